@@ -1,0 +1,1 @@
+"""gRPC client for Carnelian speech recognition."""

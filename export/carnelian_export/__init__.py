@@ -1,0 +1,1 @@
+"""Checkpoint to ONNX to a Triton model repository."""

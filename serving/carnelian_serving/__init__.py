@@ -1,0 +1,1 @@
+"""The real Triton Inference Server without a container."""

@@ -1,0 +1,1 @@
+"""CTC speech recogniser training: data, features, models, the loop, evaluation."""
