@@ -1,0 +1,79 @@
+"""Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carnelian_training.config import Config, config_from_dict, config_to_dict
+from carnelian_training.models.quartznet import QuartzNet
+
+
+class CheckpointError(ValueError):
+    """A file is not a checkpoint of ours, or does not fit its own configuration."""
+
+
+def build_model(config: Config) -> QuartzNet:
+    """The network of a configuration, with random weights; the blank is its last label."""
+    return QuartzNet(config.model, len(config.labels) + 1)
+
+
+def save(
+    path: Path,
+    config: Config,
+    weights: dict[str, Tensor],
+    *,
+    results: dict[str, Any],
+    training: dict[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint; a reader sees the old file or the new one, never half of one.
+
+    Args:
+        path: usually `<name>.pt`.
+        config: stored inside.
+        weights: the model's state dict.
+        results: what is known about it, for example {"step": 1000, "dev_wer": 0.4}.
+        training: what resuming needs beyond the weights; left out of published checkpoints.
+    """
+    content = {"format": 1, "config": config_to_dict(config), "weights": weights, "results": results, "training": training}
+    partial = path.with_suffix(".partial")
+    torch.save(content, partial)
+    partial.replace(path)
+
+
+def load(path: Path) -> tuple[Config, dict[str, Any]]:
+    """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
+
+    Raises:
+        CheckpointError: The file cannot be read or is not a checkpoint of ours.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch names no common base for what a damaged file raises
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != 1:
+        raise CheckpointError(f"{path} must be a checkpoint of carnelian-train, format 1, but is not")
+    return config_from_dict(content["config"], str(path)), content
+
+
+def load_model(path: Path) -> tuple[Config, QuartzNet]:
+    """Read a checkpoint for inference: float32 weights, evaluation mode.
+
+    Raises:
+        CheckpointError: as :func:`load`, or tensors are missing, unexpected or misshapen; each is named.
+    """
+    config, content = load(path)
+    model = build_model(config)
+    try:
+        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in content["weights"].items()})
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its own configuration: {error}") from error
+    return config, model.eval()
+
+
+def publish(source: Path, target: Path) -> None:
+    """Strip what only resuming needs and halve the weights to float16, batch-norm statistics included."""
+    config, content = load(source)
+    weights = {name: t.half() if t.is_floating_point() else t for name, t in content["weights"].items()}
+    save(target, config, weights, results=content["results"])

@@ -1,0 +1,169 @@
+"""The configuration tree and its loader: one YAML file, only what differs from the defaults, every unknown key refused."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from carnelian_training.models.quartznet import QuartzNetConfig
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the message lists every mistake with its path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestConfig:
+    """One training manifest."""
+
+    path: Path
+    """NeMo JSON lines; relative to the working directory."""
+    repeat: int = 1
+    """How often each of its clips comes in one epoch."""
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1:
+            raise ValueError(f"`repeat` must be at least 1, but is {self.repeat}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which clips, and how they are batched."""
+
+    train: tuple[ManifestConfig, ...] = ()
+    dev: Path | None = None
+    batch_s: float = 128.0
+    """Seconds of audio per batch, padding included."""
+    max_duration_s: float = 16.7
+    """Longer training clips are left out and counted in the log."""
+    min_duration_s: float = 0.2
+    num_threads: int = 2
+    """DALI threads that decode audio and compute features."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """Training only. Masks as in SpecAugment (Park et al. 2019), filled with 0, the mean of normalised features."""
+
+    speed: tuple[float, float] = (0.85, 1.15)
+    """Range of the speed factor, by resampling: tempo, pitch and formants move together."""
+    speed_probability: float = 1.0
+    frequency_masks: int = 2
+    frequency_mask_bands: int = 15
+    """Widest mask, in mel bands; the width is uniform from 0."""
+    time_masks: int = 2
+    time_mask_frames: int = 55
+    """Widest mask, in frames of 10 ms."""
+    time_mask_share: float = 0.1
+    """And never more than this share of the clip."""
+
+    def __post_init__(self) -> None:
+        low, high = self.speed
+        if not 0.5 <= low <= high <= 2.0:
+            raise ValueError(f"`speed` must be a range within 0.5 to 2.0, but is {low} to {high}")
+        if not 0.0 <= self.speed_probability <= 1.0:
+            raise ValueError(f"`speed_probability` must be within 0 to 1, but is {self.speed_probability}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Which optimiser, and the learning rate over the steps: linear warm-up, hold, then cosine down to `min_lr`."""
+
+    name: Literal["adamw", "novograd"] = "novograd"
+    lr: float = 0.01
+    betas: tuple[float, float] = (0.95, 0.0)
+    weight_decay: float = 1e-3
+    warmup_steps: int = 1000
+    hold_steps: int = 0
+    min_lr: float = 1e-5
+    max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long to train, how often to look."""
+
+    steps: int = 100_000
+    seed: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    log_every_steps: int = 50
+    evaluate_every_steps: int = 1000
+    """Also writes a checkpoint."""
+    keep_last: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that makes a model. Written beside and into each checkpoint."""
+
+    name: str
+    """Also the name of the config file, the checkpoint and the Triton model."""
+    model: QuartzNetConfig
+    labels: tuple[str, ...] = tuple(" abcdefghijklmnopqrstuvwxyz'")
+    """One character each; the CTC blank comes after the last and is not listed."""
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    def __post_init__(self) -> None:
+        wrong = [label for label in self.labels if len(label) != 1]
+        if wrong or len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"`labels` must be distinct single characters, but are {list(self.labels)}")
+
+
+# The rule reaches nested dataclasses by propagation; a test pins that.
+_ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))
+
+
+def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
+    """Read a YAML file and apply ``a.b=value`` overrides to its tree before validation.
+
+    Raises:
+        ConfigError: with every unknown key and wrong value, by path.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator:
+            raise ConfigError(f"an override must look like a.b=value, but is {override!r}")
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {override!r}: `{parent}` is a value, not a section")
+        node[leaf] = yaml.safe_load(value)
+    return config_from_dict(tree, str(path))
+
+
+def config_from_dict(tree: dict[str, Any], where: str) -> Config:
+    """Validate a plain tree, for example one out of a checkpoint.
+
+    Raises:
+        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+    """
+    try:
+        return _ADAPTER.validate_python(tree)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']} (found {e['input']!r})" for e in error.errors()]
+        raise ConfigError("\n".join([f"{where}: {len(lines)} mistake(s)", *lines])) from error
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """The plain tree of a configuration, as YAML and JSON can hold it."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
+    return plain
+
+
+def replace(config: Config, **sections: Any) -> Config:
+    """A copy with some top-level fields changed."""
+    return dataclasses.replace(config, **sections)

@@ -1,0 +1,104 @@
+"""Building blocks whose result for a clip never depends on the padding after it.
+
+Everything works on [batch, channels, 1, frames]: ONNX Runtime's and oneDNN's kernels for 2-D convolutions of height 1
+are several times faster than those for 1-D convolutions, above all with channels last.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Mask:
+    """Which frames of a padded batch are real.
+
+    Args:
+        lengths: [batch] int64, real frames of each clip; clamped to `frames`.
+        frames: frames of the padded batch.
+    """
+
+    def __init__(self, lengths: Tensor, frames: int | Tensor) -> None:
+        self.lengths = lengths
+        self.frames = frames
+        # [batch, 1, 1, frames]
+        self.valid = (torch.arange(frames, device=lengths.device) < lengths[:, None])[:, None, None, :]  # type: ignore[arg-type]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Zero the padding of `x` [batch, channels, 1, frames]. NaN in the padding goes too, so no product."""
+        return torch.where(self.valid, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+class MaskedConv(nn.Conv2d):
+    """A convolution over time of a batch whose padding is zero; the padding of its result is not."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            (1, kernel),
+            stride=(1, stride),
+            dilation=(1, dilation),
+            padding=(0, dilation * (kernel - 1) // 2),
+            groups=groups,
+            bias=bias,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve `x` [batch, channels, 1, frames]."""
+        dilation = self.dilation[1]
+        if dilation == 1:
+            return super().forward(x)
+        # A dilated convolution over time is a plain one over each of `dilation` interleaved sequences. Folding time
+        # into two axes, a view with channels last, avoids oneDNN's slow path: 12 times on QuartzNet's k87 layer.
+        frames = x.shape[3]
+        x = F.pad(x, (0, -frames % dilation))
+        # [B, C, 1, T] -> [B, C, T / d, d]
+        x = x.reshape(x.shape[0], x.shape[1], -1, dilation)
+        padding = (self.weight.shape[3] // 2, 0)
+        x = F.conv2d(x, self.weight.transpose(2, 3), self.bias, (1, 1), padding, (1, 1), self.groups)
+        return x.reshape(x.shape[0], x.shape[1], 1, -1)[..., :frames]
+
+
+def strided(lengths: Tensor, stride: int) -> Tensor:
+    """Frames that a "same" convolution with an odd kernel leaves of `lengths` frames: ceil(lengths / stride)."""
+    return (lengths + stride - 1) // stride
+
+
+class MaskedBatchNorm(nn.BatchNorm2d):
+    """Batch normalisation whose statistics see real frames only; the padding of its result is zero.
+
+    Constants as in NVIDIA's Jasper and QuartzNet: eps 1e-3, momentum 0.1.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, eps=1e-3, momentum=0.1)
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:  # type: ignore[override]
+        """Normalise `x` [batch, channels, 1, frames]."""
+        if not self.training:
+            return mask.apply(super().forward(x))
+        # [B, C, 1, T] -> [B * T, C]: a view with channels last; then the real frames alone, and back
+        rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+        valid = mask.valid.flatten().nonzero().squeeze(1)
+        normalised = F.batch_norm(
+            rows.index_select(0, valid),
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            True,
+            self.momentum or 0.0,
+            self.eps,
+        )
+        full = torch.zeros_like(rows, dtype=normalised.dtype).index_copy(0, valid, normalised)
+        return full.view(x.shape[0], 1, x.shape[3], x.shape[1]).permute(0, 3, 1, 2)

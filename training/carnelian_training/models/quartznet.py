@@ -1,0 +1,157 @@
+"""QuartzNet: B blocks of R time-channel separable convolutions (Kriman et al. 2019, https://arxiv.org/abs/1910.10261).
+
+In: [batch, 64, frames] log-mel features and their lengths. Out: [batch, frames', labels] log-probabilities and theirs.
+Differences from the paper's text, as in its released code: the last layer before the head is a plain 1x1 convolution,
+and ReLU and dropout come after the residual sum in the last sub-block of a block.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv, strided
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """`blocks` equal blocks in a row, each of `repeat` sub-blocks: convolution, batch norm, ReLU, dropout."""
+
+    filters: int
+    kernel: int
+    """Odd, in frames of the stage's input."""
+    blocks: int = 1
+    repeat: int = 1
+    stride: int = 1
+    """Of the first sub-block of each block."""
+    dilation: int = 1
+    dropout: float = 0.0
+    residual: bool = True
+    separable: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"`kernel` must be odd, so that output frames stay centred, but is {self.kernel}")
+        for name in ("filters", "kernel", "blocks", "repeat", "stride", "dilation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        if self.residual and self.stride > 1:
+            raise ValueError(f"a residual block keeps the frame rate: set `residual: false` or `stride: 1` (is {self.stride})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuartzNetConfig:
+    """Any B x R QuartzNet, stem and head included, as a list of stages."""
+
+    name: Literal["quartznet"] = "quartznet"
+    stages: tuple[StageConfig, ...]
+    num_mels: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("`stages` must name at least one stage, but is empty")
+
+    @property
+    def stride(self) -> int:
+        """Feature frames per output frame."""
+        total = 1
+        for stage in self.stages:
+            total *= stage.stride**stage.blocks
+        return total
+
+
+class SubBlock(nn.Module):
+    """Depthwise and pointwise (or one full) convolution, then batch norm. No activation: see :class:`Block`."""
+
+    def __init__(self, in_channels: int, stage: StageConfig, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        convolution = {"stride": stride, "dilation": stage.dilation}
+        if stage.separable:
+            self.depthwise: MaskedConv | None = MaskedConv(
+                in_channels, in_channels, stage.kernel, groups=in_channels, **convolution
+            )
+            self.pointwise = MaskedConv(in_channels, stage.filters, 1)
+        else:
+            self.depthwise = None
+            self.pointwise = MaskedConv(in_channels, stage.filters, stage.kernel, **convolution)
+        self.norm = MaskedBatchNorm(stage.filters)
+
+    def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        """Transform `x` [batch, in_channels, 1, frames], zero in its padding."""
+        if self.depthwise is not None:
+            x = self.depthwise(x)
+        x = self.pointwise(x)
+        if self.stride > 1:
+            mask = Mask(strided(mask.lengths, self.stride), x.shape[3])
+        return self.norm(x, mask), mask
+
+
+class Block(nn.Module):
+    """`repeat` sub-blocks and, if the stage is residual, a projection of the input added before the last ReLU."""
+
+    def __init__(self, in_channels: int, stage: StageConfig) -> None:
+        super().__init__()
+        self.dropout = stage.dropout
+        channels = [in_channels] + [stage.filters] * (stage.repeat - 1)
+        self.sub_blocks = nn.ModuleList(
+            SubBlock(size, stage, stage.stride if i == 0 else 1) for i, size in enumerate(channels)
+        )
+        self.projection = MaskedConv(in_channels, stage.filters, 1) if stage.residual else None
+        self.projection_norm = MaskedBatchNorm(stage.filters) if stage.residual else None
+
+    def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        """Transform `x` [batch, in_channels, 1, frames], zero in its padding, into the same form."""
+        block_input = x
+        for i, sub_block in enumerate(self.sub_blocks):
+            if i > 0:
+                x = F.dropout(F.relu(x), self.dropout, self.training)
+            x, mask = sub_block(x, mask)
+        if self.projection is not None and self.projection_norm is not None:
+            x = x + self.projection_norm(self.projection(block_input), mask)
+        return F.dropout(F.relu(x), self.dropout, self.training), mask
+
+
+class QuartzNet(nn.Module):
+    """The network of a :class:`QuartzNetConfig`. 15x5 with 29 labels has 18,924,381 parameters."""
+
+    def __init__(self, config: QuartzNetConfig, num_labels: int) -> None:
+        super().__init__()
+        self.config = config
+        blocks, channels = [], config.num_mels
+        for stage in config.stages:
+            for _ in range(stage.blocks):
+                blocks.append(Block(channels, stage))
+                channels = stage.filters
+        self.blocks = nn.ModuleList(blocks)
+        self.head = MaskedConv(channels, num_labels, 1, bias=True)
+        self.apply(_initialise)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every label at every frame.
+
+        Args:
+            features: [batch, num_mels, frames] float32.
+            lengths: [batch] int64, real frames of each clip.
+
+        Returns:
+            [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths,
+            ``lengths' = ceil(lengths / config.stride)``, whether or not that many frames are there.
+        """
+        mask = Mask(lengths, features.shape[2])
+        # [B, M, T] -> [B, M, 1, T]
+        x = mask.apply(features.unsqueeze(2)).to(memory_format=torch.channels_last)
+        for block in self.blocks:
+            x, mask = block(x, mask)
+        # [B, V, 1, T'] -> [B, T', V]
+        logits = self.head(x).squeeze(2).transpose(1, 2)
+        return F.log_softmax(logits.float(), dim=2), mask.lengths
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, MaskedConv):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

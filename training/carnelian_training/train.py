@@ -1,0 +1,194 @@
+"""The training run, top to bottom: clips -> batches -> loss -> step, with evaluation and checkpoints in between.
+
+In: a :class:`Config` and a folder. Out, in that folder: `<name>.yaml` (the resolved configuration), `<name>-<step>.pt`
+(all that resuming needs), `<name>.pt` (the best weights by dev WER) and `metrics.jsonl`.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from carnelian_training import checkpoint
+from carnelian_training.augment import spec_augment
+from carnelian_training.config import Config, config_to_dict
+from carnelian_training.evaluate import evaluate
+from carnelian_training.loading import Batch, load, plan_epoch, trainable
+from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.optim import build_optimizer, clip_gradients, learning_rate
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class State:
+    """Where a run is: what a checkpoint holds and resuming restores."""
+
+    model: QuartzNet
+    optimizer: Optimizer
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    """Batches of the epoch that are done."""
+    best_wer: float = float("inf")
+
+    def save(self, path: Path, config: Config) -> None:
+        """Write everything, the random state of dropout included."""
+        training = {
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "best_wer": self.best_wer,
+            "rng": torch.get_rng_state(),
+        }
+        checkpoint.save(path, config, self.model.state_dict(), results={"step": self.step}, training=training)
+
+    def restore(self, path: Path) -> None:
+        """Take over everything from a checkpoint that :meth:`save` wrote."""
+        _, content = checkpoint.load(path)
+        training = content["training"]
+        self.model.load_state_dict(content["weights"])
+        self.optimizer.load_state_dict(training["optimizer"])
+        self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
+        self.best_wer = training["best_wer"]
+        torch.set_rng_state(training["rng"])
+
+
+def train(config: Config, directory: Path) -> None:
+    """Train until `config.loop.steps`; a folder that holds checkpoints is resumed from the newest.
+
+    Raises:
+        ValueError: There is nothing to train on.
+    """
+    clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
+    clips = trainable(clips, config)
+    if not clips:
+        raise ValueError("`data.train` must name manifests with usable clips, but none is left; see the warnings above")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{config.name}.yaml").write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False))
+
+    torch.manual_seed(config.loop.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = checkpoint.build_model(config).to(device, memory_format=torch.channels_last)
+    state = State(model, build_optimizer(config.optimizer, model))
+    saved = _checkpoints(directory, config)
+    if saved:
+        state.restore(saved[-1])
+        logger.info("resuming %s at step %d", saved[-1], state.step)
+
+    progress = tqdm(total=config.loop.steps, initial=state.step, unit="step", disable=not sys.stderr.isatty())
+    window = Window()
+    for batch in batches(clips, config, state):
+        loss, grad_norm, lr = optimise(state, batch, config)
+        window.add(loss, batch)
+        state.step += 1
+        progress.update()
+        if state.step % config.loop.log_every_steps == 0:
+            record = {"step": state.step, "epoch": state.epoch, **window.close(), "lr": lr, "grad_norm": grad_norm.item()}
+            _record(directory, record)
+            progress.set_postfix(loss=record["loss"])
+        if state.step % config.loop.evaluate_every_steps == 0 or state.step == config.loop.steps:
+            look(state, config, directory)
+            window = Window()
+        if state.step >= config.loop.steps:
+            break
+    progress.close()
+
+
+def batches(clips: list[Clip], config: Config, state: State) -> Iterator[Batch]:
+    """Endless batches, from where `state` is, which is kept up to date."""
+    while True:
+        plan = plan_epoch(clips, config, state.epoch)
+        for batch in load(plan[state.batch :], config.data.num_threads):
+            state.batch += 1
+            yield batch
+        state.epoch, state.batch = state.epoch + 1, 0
+
+
+def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor, float]:
+    """One step: the loss per character, the gradient norm and the learning rate."""
+    state.model.train()
+    device = next(state.model.parameters()).device
+    generator = torch.Generator().manual_seed(config.loop.seed * 1_000_003 + state.step)
+    features = spec_augment(batch.features, batch.lengths, config.augment, generator).to(device)
+    targets, target_lengths = batch.targets(config.labels)
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.loop.precision == "bf16"):
+        log_probs, lengths = state.model(features, batch.lengths.to(device))
+    loss = F.ctc_loss(
+        log_probs.transpose(0, 1),
+        targets.to(device),
+        lengths,
+        target_lengths.to(device),
+        blank=len(config.labels),
+        reduction="sum",
+    ) / target_lengths.sum().to(device)
+    lr = learning_rate(config.optimizer, state.step, config.loop.steps)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    state.optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    grad_norm = clip_gradients(state.model, config.optimizer.max_grad_norm)
+    state.optimizer.step()
+    return loss.detach(), grad_norm, lr
+
+
+def look(state: State, config: Config, directory: Path) -> None:
+    """Evaluate on the dev manifest, write a checkpoint, keep the best weights and the newest checkpoints."""
+    if config.data.dev is not None:
+        evaluation = evaluate(state.model, config, config.data.dev)
+        rates = evaluation.error_rates()
+        record = {"step": state.step, "dev_wer": round(rates.wer, 4), "dev_cer": round(rates.cer, 4)}
+        record |= {f"dev_wer/{s}": round(evaluation.error_rates(s).wer, 4) for s in evaluation.sources()}
+        _record(directory, record)
+        for clip, transcript in list(zip(evaluation.clips, evaluation.transcripts, strict=True))[:2]:
+            logger.info("reference: %s\n    heard: %s", clip.text, transcript)
+        if rates.wer < state.best_wer:
+            state.best_wer = rates.wer
+            checkpoint.save(directory / f"{config.name}.pt", config, state.model.state_dict(), results=record)
+    state.save(directory / f"{config.name}-{state.step:08d}.pt", config)
+    for old in _checkpoints(directory, config)[: -config.loop.keep_last]:
+        old.unlink()
+
+
+class Window:
+    """Sums between two log lines."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.audio_s = 0.0
+        self.started = time.perf_counter()
+
+    def add(self, loss: Tensor, batch: Batch) -> None:
+        """Count one step; the loss stays on its device until the window closes."""
+        self.losses.append(loss)
+        self.audio_s += sum(item.duration_s for item in batch.items)
+
+    def close(self) -> dict[str, float]:
+        """Means of the window, which starts anew."""
+        seconds = time.perf_counter() - self.started
+        loss = torch.stack(self.losses).mean().item()
+        record = {"loss": round(loss, 4), "audio_s_per_s": round(self.audio_s / seconds, 1)}
+        self.__init__()  # type: ignore[misc]
+        return record
+
+
+def _checkpoints(directory: Path, config: Config) -> list[Path]:
+    return sorted(directory.glob(f"{config.name}-{'[0-9]' * 8}.pt"))
+
+
+def _record(directory: Path, record: dict[str, Any]) -> None:
+    logger.info(" ".join(f"{key}={value:.5g}" for key, value in record.items()))
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
