@@ -1,1 +1,4 @@
 """The real Triton Inference Server without a container."""
+
+THREADS_VARIABLE = "CARNELIAN_THREADS"
+"""How `--threads` reaches the Python-based backends: Triton hands them no `--backend-config`."""

@@ -1,0 +1,1 @@
+"""Triton backends written in Python, for a tritonserver that has no C++ ones."""

@@ -1,0 +1,89 @@
+"""From the requests of one `execute` to a batch of rows, and back to one response each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from carnelian_serving.backends.model_config import Array, ModelConfig
+
+Rows = dict[str, list[Array]]
+"""Tensor name -> one array for each request, batch dimension first."""
+
+RunBatch = Callable[[Rows], Rows]
+
+
+def execute(config: ModelConfig, requests: Sequence[Any], run_batch: RunBatch) -> list[Any]:
+    """Runs all requests as one batch; after an error each one by itself, so that it fails alone.
+
+    Args:
+        config: The model's configuration.
+        requests: What Triton's batcher put together.
+        run_batch: From input arrays to output arrays, request by request.
+
+    Returns:
+        One response for each request, in their order.
+    """
+    inputs = [_read_inputs(config, request) for request in requests]
+    try:
+        return _respond(config, requests, run_batch(_transpose(inputs)))
+    except Exception as error:
+        if len(requests) == 1:
+            return [_refuse(error)]
+    responses = []
+    for request, arrays in zip(requests, inputs, strict=True):
+        try:
+            responses += _respond(config, [request], run_batch(_transpose([arrays])))
+        except Exception as error:
+            responses.append(_refuse(error))
+    return responses
+
+
+def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], dtype: Any) -> None:
+    """Raises ValueError where an output of the model does not agree with the configuration.
+
+    Args:
+        config: The model's configuration.
+        position: The output's place in the configuration.
+        row_shape: Its shape without the batch dimension.
+        dtype: Its element type.
+    """
+    want = config.outputs[position]
+    if want.accepts(row_shape) and dtype == want.dtype:
+        return
+    advice = "; reshape a scalar to [1] in the model" if len(row_shape) == 0 else ""
+    raise ValueError(
+        f"output {want.name!r} of {config.name!r} (number {position}) must be {want.dtype} "
+        f"{list(want.dims)}, but the model gave {dtype} {list(row_shape)}{advice}"
+    )
+
+
+def _read_inputs(config: ModelConfig, request: Any) -> dict[str, Array]:
+    found = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    return {tensor.name: found[tensor.name] for tensor in config.inputs}
+
+
+def _transpose(inputs: Sequence[dict[str, Array]]) -> Rows:
+    return {name: [arrays[name] for arrays in inputs] for name in inputs[0]}
+
+
+def _respond(config: ModelConfig, requests: Sequence[Any], outputs: Rows) -> list[Any]:
+    responses = []
+    for index, request in enumerate(requests):
+        wanted = set(request.requested_output_names())
+        responses.append(
+            pb_utils.InferenceResponse(
+                [
+                    pb_utils.Tensor(tensor.name, outputs[tensor.name][index])
+                    for tensor in config.outputs
+                    if tensor.name in wanted
+                ]
+            )
+        )
+    return responses
+
+
+def _refuse(error: Exception) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))

@@ -1,0 +1,100 @@
+"""The `dali` backend: `model.dali` or an `@autoserialize` pipeline through the Python package `nvidia.dali`.
+
+Outputs are matched to the configuration by position, and a request's rows go in as samples, as in the native
+backend. That one copies a request's rows densely and without a check, so rows of unequal shape corrupt the
+answer; here they are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carnelian_serving.backends.batching import Rows, check_output, execute
+from carnelian_serving.backends.dali.pipeline import PipelineRunner, load_serialized
+from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
+from carnelian_serving.backends.threads import thread_count
+
+PARAMETERS = ("num_threads",)
+
+
+class TritonPythonModel:
+    """One instance of a DALI pipeline."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Builds the pipeline.
+
+        Raises:
+            ConfigError: The configuration does not agree with it.
+        """
+        folder = Path(args["model_repository"], args["model_version"])
+        self._config = read_model_config(
+            args["model_config"], folder, known_parameters=PARAMETERS, default_filename="model.dali"
+        )
+        if self._config.batch_inputs:
+            raise ConfigError(f"`batch_input` of {self._config.name!r} has no meaning for DALI; take it out")
+        self._pipeline = PipelineRunner(
+            load_serialized(self._config),
+            max_batch_size=self._config.max_batch_size,
+            num_threads=thread_count(self._config, "num_threads") or None,
+            device_id=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None,
+        )
+        self._check_pipeline()
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answers requests as one batch."""
+        return execute(self._config, requests, self._run)
+
+    def finalize(self) -> None:
+        """Frees the pipeline."""
+        del self._pipeline
+
+    def _run(self, inputs: Rows) -> Rows:
+        counts = [len(array) for array in next(iter(inputs.values()))]
+        outputs = self._pipeline.run(
+            {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
+        )
+        rows: Rows = {}
+        for position, samples in enumerate(outputs):
+            for sample in samples:
+                check_output(self._config, position, sample.shape, sample.dtype)
+            ends = np.cumsum(counts)
+            rows[self._config.outputs[position].name] = [
+                self._stack(position, samples[end - count : end])
+                for count, end in zip(counts, ends, strict=True)
+            ]
+        return rows
+
+    def _stack(self, position: int, samples: Sequence[Array]) -> Array:
+        """Makes one request's tensor of its rows.
+
+        Raises:
+            ValueError: The rows differ in shape.
+        """
+        if len(samples) == 1:
+            return samples[0][np.newaxis]
+        shapes = {sample.shape for sample in samples}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"output {self._config.outputs[position].name!r} of {self._config.name!r} must have rows "
+                f"of one shape within a request, but has {sorted(shapes)}; let it follow from the input's "
+                "shape alone"
+            )
+        return np.stack(samples)
+
+    def _check_pipeline(self) -> None:
+        config = self._config
+        for tensor in config.inputs:
+            if not self._pipeline.has_input(tensor.name):
+                raise ConfigError(
+                    f"input {tensor.name!r} of {config.name!r} must be an external source of the "
+                    "pipeline, but there is none of this name"
+                )
+        if self._pipeline.num_outputs != len(config.outputs):
+            raise ConfigError(
+                f"{config.name!r} must have the {self._pipeline.num_outputs} outputs of the pipeline, in its "
+                f"order, but the configuration has {len(config.outputs)}"
+            )

@@ -1,0 +1,145 @@
+"""A DALI pipeline as a function of one batch: rows in, rows out, usable again after an error."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from nvidia import dali
+from nvidia.dali.backend import TensorListGPU
+
+from carnelian_serving.backends.model_config import Array, ConfigError, ModelConfig
+
+_DALI: Any = dali  # its stubs leave most of Pipeline untyped
+FALLBACK_FILENAME = "dali.py"
+_OPERATOR_ERROR = re.compile(
+    r"Error in \w+ operator `(?P<operator>[^`]+)`.*?\nencountered:\n\n(?P<words>.*?)"
+    r"(?=\nC\+\+ context:|\nCurrent pipeline object|$)",
+    re.DOTALL,
+)
+
+
+class PipelineRunner:
+    """Runs batches through a serialised pipeline.
+
+    Attributes:
+        num_outputs: How many outputs the pipeline has.
+    """
+
+    def __init__(
+        self, serialized: bytes, *, max_batch_size: int, num_threads: int | None, device_id: int | None
+    ) -> None:
+        """Builds the pipeline.
+
+        Args:
+            serialized: What `Pipeline.serialize` gives.
+            max_batch_size: Rows in a batch.
+            num_threads: None keeps the pipeline's own.
+            device_id: None for the CPU alone.
+        """
+        self._serialized = serialized
+        self._options: dict[str, Any] = {
+            "batch_size": max_batch_size,
+            "device_id": device_id,
+            # One batch in, one batch out.
+            "prefetch_queue_depth": 1,
+            "exec_async": False,
+            "exec_pipelined": False,
+        }
+        if num_threads is not None:
+            self._options["num_threads"] = num_threads
+        self._pipeline: Any = self._build()
+        self.num_outputs: int = self._pipeline.num_outputs
+
+    def has_input(self, name: str) -> bool:
+        """Returns whether the pipeline has an external source of this name."""
+        pipeline = self._pipeline or self._build()
+        try:
+            pipeline.input_feed_count(name)
+        except RuntimeError:
+            return False
+        return True
+
+    def run(self, inputs: Mapping[str, Sequence[Array]]) -> list[list[Array]]:
+        """Runs one batch.
+
+        Args:
+            inputs: External source name -> the rows.
+
+        Returns:
+            For each output its rows. They are views of DALI's memory, valid until the next call.
+
+        Raises:
+            RuntimeError: DALI's error, in its words.
+        """
+        if self._pipeline is None:
+            self._pipeline = self._build()
+        try:
+            for name, rows in inputs.items():
+                self._pipeline.feed_input(name, list(rows))
+            return [self._rows(output) for output in self._pipeline.run()]
+        except RuntimeError as error:
+            self._pipeline = None  # DALI: "Current pipeline object is no longer valid."
+            raise RuntimeError(summarise_error(str(error))) from error
+
+    @staticmethod
+    def _rows(output: Any) -> list[Array]:
+        if isinstance(output, TensorListGPU):
+            output = output.as_cpu()
+        return [np.asarray(output.at(index)) for index in range(len(output))]
+
+    def _build(self) -> Any:
+        return _DALI.Pipeline.deserialize(self._serialized, **self._options)
+
+
+def summarise_error(text: str) -> str:
+    """Returns the operator and DALI's words about it, without the traceback, which names files of the server."""
+    match = _OPERATOR_ERROR.search(text)
+    if match is None:
+        return text
+    return f"DALI operator {match['operator']}: {match['words'].strip()}"
+
+
+def load_serialized(config: ModelConfig) -> bytes:
+    """Returns the model's pipeline, serialised, looked for where the native backend looks.
+
+    That is `default_model_filename` (`model.dali`), serialised or Python source, then `dali.py`.
+
+    Raises:
+        ConfigError: There is none of them, or the source has not exactly one `@autoserialize` pipeline.
+    """
+    path = config.folder / config.model_filename
+    if path.is_file() and path.suffix != ".py":
+        return path.read_bytes()
+    source = path if path.is_file() else config.folder / FALLBACK_FILENAME
+    if not source.is_file():
+        raise ConfigError(f"{config.name!r} must have a pipeline, but neither {path} nor {source} is there")
+    return _autoserialize(source, config.name)
+
+
+def _autoserialize(source: Path, name: str) -> bytes:
+    # What the native backend calls, too.
+    autoserialize: Any = importlib.import_module("nvidia.dali._utils.autoserialize")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "model.dali")
+        try:
+            autoserialize.invoke_autoserialize(_import(source), str(target))
+        except RuntimeError as error:
+            raise ConfigError(f"{source} of {name!r} cannot be serialised: {error}") from error
+        return target.read_bytes()
+
+
+def _import(source: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("carnelian_dali_model", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,175 @@
+"""What a backend reads from a model's configuration, and what it refuses in it.
+
+A native backend ignores a parameter that it does not know, and some fields that it does not support; a typo
+then costs a day. These backends name it instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+
+DTYPES: Mapping[str, DTypeLike] = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_UINT16": np.uint16,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_INT8": np.int8,
+    "TYPE_INT16": np.int16,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_FP64": np.float64,
+}
+
+
+class ConfigError(ValueError):
+    """A configuration asks for what the backend cannot do, or does not agree with the model file."""
+
+
+@dataclass(frozen=True)
+class TensorConfig:
+    """An `input` or `output` of the configuration.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: Its element type.
+        dims: Its shape without the batch dimension; -1 for any length.
+        is_ragged: Whether `allow_ragged_batch` is set.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    dims: tuple[int, ...]
+    is_ragged: bool = False
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Returns whether a row of this shape (no batch dimension) agrees with `dims`."""
+        return len(shape) == len(self.dims) and all(
+            want in (-1, got) for want, got in zip(self.dims, shape, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The part of a model's configuration that our backends obey.
+
+    Attributes:
+        name: The model's name.
+        max_batch_size: Rows in a batch, at least 1.
+        inputs: In the configuration's order.
+        outputs: In the configuration's order; DALI's outputs are matched to them by position.
+        batch_inputs: The `batch_input` messages, as Triton's JSON has them.
+        parameters: Key -> string value.
+        graph_level: `optimization { graph { level } }`, or None.
+        model_filename: `default_model_filename`, or the backend's own.
+        folder: The version's folder.
+    """
+
+    name: str
+    max_batch_size: int
+    inputs: tuple[TensorConfig, ...]
+    outputs: tuple[TensorConfig, ...]
+    batch_inputs: tuple[Mapping[str, Any], ...]
+    parameters: Mapping[str, str]
+    graph_level: int | None
+    model_filename: str
+    folder: Path = field(default_factory=Path)
+
+    def integer(self, key: str, default: int) -> int:
+        """Returns a parameter as an integer.
+
+        Raises:
+            ConfigError: Its value is not one.
+        """
+        value = self.parameters.get(key)
+        if value is None:
+            return default
+        try:
+            return int(value)
+        except ValueError:
+            raise ConfigError(
+                f"parameter {key!r} of {self.name!r} must be an integer, but is {value!r}"
+            ) from None
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """Returns a parameter as a boolean, in the spellings that Triton accepts.
+
+        Raises:
+            ConfigError: Its value is not one.
+        """
+        value = self.parameters.get(key)
+        if value is None:
+            return default
+        if value.lower() in ("1", "true"):
+            return True
+        if value.lower() in ("0", "false"):
+            return False
+        raise ConfigError(f"parameter {key!r} of {self.name!r} must be true or false, but is {value!r}")
+
+
+def read_model_config(
+    text: str, folder: Path, *, known_parameters: Collection[str], default_filename: str
+) -> ModelConfig:
+    """Reads the JSON that Triton hands to a Python backend.
+
+    Args:
+        text: `args["model_config"]`.
+        folder: The version's folder.
+        known_parameters: Keys that the backend reads; any other is refused.
+        default_filename: The model file's name where the configuration has none.
+
+    Raises:
+        ConfigError: It asks for what these backends do not do.
+    """
+    config = json.loads(text)
+    name = config["name"]
+    if config["max_batch_size"] < 1:
+        raise ConfigError(
+            f"`max_batch_size` of {name!r} must be at least 1, but is {config['max_batch_size']}"
+        )
+    parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+    if unknown := sorted(set(parameters) - set(known_parameters)):
+        raise ConfigError(
+            f"parameters of {name!r} must be among {', '.join(sorted(known_parameters))}, but there is "
+            f"{', '.join(unknown)}"
+        )
+    for unsupported in ("batch_output", "sequence_batching"):
+        if config.get(unsupported):
+            raise ConfigError(
+                f"`{unsupported}` of {name!r} is not supported here; take it out of the configuration"
+            )
+    if config.get("model_transaction_policy", {}).get("decoupled"):
+        raise ConfigError(f"{name!r} must not be decoupled: this backend sends one response for each request")
+    return ModelConfig(
+        name=name,
+        max_batch_size=config["max_batch_size"],
+        inputs=tuple(_read_tensor(tensor, name) for tensor in config["input"]),
+        outputs=tuple(_read_tensor(tensor, name) for tensor in config["output"]),
+        batch_inputs=tuple(config["batch_input"]),
+        parameters=parameters,
+        graph_level=config.get("optimization", {}).get("graph", {}).get("level"),
+        model_filename=config.get("default_model_filename") or default_filename,
+        folder=folder,
+    )
+
+
+def _read_tensor(tensor: Mapping[str, Any], model: str) -> TensorConfig:
+    name, data_type = tensor["name"], tensor["data_type"]
+    if data_type not in DTYPES:
+        raise ConfigError(f"{name!r} of {model!r} must have one of {', '.join(DTYPES)}, but has {data_type}")
+    for unsupported in ("reshape", "optional", "is_shape_tensor"):
+        if tensor.get(unsupported):
+            raise ConfigError(f"`{unsupported}` of {name!r} in {model!r} is not supported here; take it out")
+    dims = tuple(int(size) for size in tensor["dims"])
+    return TensorConfig(name, np.dtype(DTYPES[data_type]), dims, bool(tensor.get("allow_ragged_batch")))

@@ -1,0 +1,144 @@
+"""The `onnxruntime` backend: `model.onnx` through the Python package `onnxruntime`.
+
+Reads the fields of the configuration that the native backend reads, and builds the same tensors from them: an
+input with `allow_ragged_batch` arrives in the graph as one flat tensor of all rows of all requests, and
+`batch_input` tells their shapes; every other input is concatenated along the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from carnelian_serving.backends.batching import Rows, check_output, execute
+from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
+from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
+from carnelian_serving.backends.threads import thread_count
+
+PARAMETERS = (
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "execution_mode",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+)
+GRAPH_LEVELS = {
+    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+
+class TritonPythonModel:
+    """One instance of an ONNX model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the session.
+
+        Raises:
+            ConfigError: The configuration does not agree with the graph.
+        """
+        folder = Path(args["model_repository"], args["model_version"])
+        self._config = read_model_config(
+            args["model_config"], folder, known_parameters=PARAMETERS, default_filename="model.onnx"
+        )
+        self._batch_inputs = read_batch_inputs(self._config)
+        self._session = load_session(
+            self._config, args["model_instance_kind"], args["model_instance_device_id"]
+        )
+        check_graph(self._config, self._session, [tensor.target for tensor in self._batch_inputs])
+        self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
+        self._outputs = [tensor.name for tensor in self._config.outputs]
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answers requests as one batch."""
+        return execute(self._config, requests, self._run)
+
+    def finalize(self) -> None:
+        """Frees the session."""
+        del self._session
+
+    def _run(self, inputs: Rows) -> Rows:
+        feeds = {name: self._join(name, arrays) for name, arrays in inputs.items()}
+        for tensor in self._batch_inputs:
+            feeds[tensor.target] = tensor([array.shape for array in inputs[tensor.source]])
+        outputs = self._session.run(self._outputs, feeds)
+        counts = [len(array) for array in next(iter(inputs.values()))]
+        ends = np.cumsum(counts)
+        rows = {}
+        for position, (name, output) in enumerate(zip(self._outputs, outputs, strict=True)):
+            if output.ndim == 0 or len(output) != ends[-1]:
+                raise ValueError(
+                    f"output {name!r} of {self._config.name!r} must have a row for each of the {ends[-1]} "
+                    f"rows of the batch, but its shape is {list(output.shape)}"
+                )
+            check_output(self._config, position, output.shape[1:], output.dtype)
+            rows[name] = [output[end - count : end] for count, end in zip(counts, ends, strict=True)]
+        return rows
+
+    def _join(self, name: str, arrays: Sequence[Any]) -> Any:
+        if name in self._ragged:
+            arrays = [array.reshape(-1) for array in arrays]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onnxruntime.InferenceSession:
+    """Builds the session that the configuration asks for.
+
+    Args:
+        config: Its parameters are named as the native backend names them.
+        instance_kind: `CPU` or `GPU`.
+        device_id: Of the GPU.
+
+    Raises:
+        ConfigError: The model file is missing, or a parameter has no meaning.
+    """
+    path = config.folder / config.model_filename
+    if not path.is_file():
+        raise ConfigError(f"{config.name!r} must have a model file, but {path} is not there")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = thread_count(config, "intra_op_thread_count")
+    options.inter_op_num_threads = config.integer("inter_op_thread_count", 0)
+    mode = config.integer("execution_mode", 0)
+    if mode not in (0, 1):
+        raise ConfigError(f"parameter 'execution_mode' of {config.name!r} must be 0 or 1, but is {mode}")
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL if mode else options.execution_mode
+    options.enable_cpu_mem_arena = config.boolean("enable_mem_arena", True)
+    options.enable_mem_pattern = config.boolean("enable_mem_pattern", True)
+    if config.graph_level in GRAPH_LEVELS:
+        options.graph_optimization_level = GRAPH_LEVELS[config.graph_level]
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if instance_kind == "GPU" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device_id}))
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+
+
+def check_graph(
+    config: ModelConfig, session: onnxruntime.InferenceSession, batch_inputs: Sequence[str]
+) -> None:
+    """Raises ConfigError unless the graph's inputs and outputs are the configuration's."""
+    wanted = {tensor.name for tensor in config.inputs} | set(batch_inputs)
+    found = {tensor.name for tensor in session.get_inputs()}
+    if wanted != found:
+        raise ConfigError(
+            f"inputs and batch inputs of {config.name!r} must be those of the graph, {sorted(found)}, "
+            f"but are {sorted(wanted)}"
+        )
+    available = {tensor.name for tensor in session.get_outputs()}
+    if missing := sorted({tensor.name for tensor in config.outputs} - available):
+        raise ConfigError(
+            f"outputs of {config.name!r} must be among {sorted(available)}, but there is {missing}"
+        )
+    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    for tensor in config.inputs:
+        rank = 1 if tensor.is_ragged else len(tensor.dims) + 1
+        if len(shapes[tensor.name]) != rank:
+            advice = " (`allow_ragged_batch` makes it flat)" if tensor.is_ragged else ""
+            raise ConfigError(
+                f"input {tensor.name!r} of {config.name!r} must have {rank} dimensions in the graph{advice}, "
+                f"but has {shapes[tensor.name]}"
+            )

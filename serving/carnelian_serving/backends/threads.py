@@ -1,0 +1,21 @@
+"""How many threads an instance gets."""
+
+from __future__ import annotations
+
+import os
+
+from carnelian_serving import THREADS_VARIABLE
+from carnelian_serving.backends.model_config import ModelConfig
+
+
+def thread_count(config: ModelConfig, parameter: str) -> int:
+    """Returns what `carnelian-serve --threads` says, else the parameter, else 0 (the library chooses).
+
+    Args:
+        config: The model's configuration.
+        parameter: The key under which this backend's native twin reads it.
+
+    Raises:
+        ConfigError: The parameter is not an integer.
+    """
+    return int(os.environ.get(THREADS_VARIABLE, 0)) or config.integer(parameter, 0)

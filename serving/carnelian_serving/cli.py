@@ -1,0 +1,101 @@
+"""The command `carnelian-serve`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Optional
+
+import typer
+
+from carnelian_serving.installation import InstallationError
+from carnelian_serving.launcher import Server, ServerError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class LogLevel(str, Enum):
+    """How much of Triton's log is shown."""
+
+    error = "error"
+    warning = "warning"
+    info = "info"
+    verbose = "verbose"
+
+
+@app.command()
+def serve(
+    repository: Annotated[Path, typer.Option(help="Folder of Triton models.")] = Path("model_repository"),
+    model: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        typer.Option(help="Load this model only, with what an ensemble is composed of. Repeatable."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0 takes any free one.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port, the one for clients.", min=0, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=0, max=65535)] = 8002,
+    threads: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            help="Threads of each ONNX Runtime and DALI instance.", min=1, show_default="the configs'"
+        ),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="What of Triton's log to show.")] = LogLevel.warning,
+) -> None:
+    """Serve a model repository with Triton Inference Server until SIGTERM or Ctrl-C.
+
+    Uses the Triton of the container where there is one, else the one in the wheel nvidia-pytriton.
+    """
+    server = Server(
+        repository,
+        models=model or (),
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        threads=threads,
+        log_level=log_level.value,
+        on_log=_print_log,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _raise_stop)
+    try:
+        with server:
+            print(
+                f"carnelian-serve: ready; gRPC {server.grpc_url}, HTTP {server.http_url}, "
+                f"metrics {server.metrics_url}",
+                flush=True,
+            )
+            status = server.wait()
+    except _Stop:
+        return
+    except (InstallationError, ServerError) as error:
+        print(f"carnelian-serve: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"carnelian-serve: tritonserver ended by itself with status {status}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+class _Stop(BaseException):
+    """A signal asked the command to end."""
+
+
+def _raise_stop(number: int, frame: FrameType | None) -> None:
+    # A second signal would interrupt the clean-up; the server is ended by force if it does not end by itself.
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise _Stop
+
+
+def _print_log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,338 @@
+"""Starts `tritonserver` on a model repository, waits until it answers, and leaves nothing behind.
+
+`with Server("model_repository", http_port=0, grpc_port=0, metrics_port=0) as server: ...`
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from carnelian_serving import THREADS_VARIABLE
+from carnelian_serving.installation import Installation, find_installation
+from carnelian_serving.startup_log import find_reasons, is_noise
+
+LogLevel = Literal["error", "warning", "info", "verbose"]
+
+SHARED_MEMORY = Path("/dev/shm")
+MIN_SHARED_MEMORY_BYTES = 32 * 2**20
+"""A Python-based instance maps 1 MiB at start and grows by what passes: a minute of audio is 4 MiB."""
+
+KEPT_LOG_LINES = 1000
+STOP_TIMEOUT_S = 35.0
+"""A little more than Triton's own --exit-timeout-secs, 30."""
+
+_LOG_OPTIONS: dict[str, tuple[str, ...]] = {
+    "error": ("--log-info=false", "--log-warning=false"),
+    "warning": ("--log-info=false",),
+    "info": (),
+    "verbose": ("--log-verbose=1",),
+}
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ServerError(RuntimeError):
+    """The server could not be started, or ended by itself; the message says why."""
+
+
+class Server:
+    """A running `tritonserver`; a context manager whose body runs once every model is ready.
+
+    Attributes:
+        repository: The model repository that is served.
+        grpc_url: `host:port`, as clients take it.
+        http_url: `host:port` likewise.
+        metrics_url: `http://host:port/metrics`.
+    """
+
+    def __init__(
+        self,
+        repository: str | Path,
+        *,
+        models: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        http_port: int = 8000,
+        grpc_port: int = 8001,
+        metrics_port: int = 8002,
+        threads: int | None = None,
+        log_level: LogLevel = "warning",
+        ready_timeout_s: float = 180.0,
+        on_log: Callable[[str], None] | None = None,
+    ) -> None:
+        """Describes a server; `start` starts it.
+
+        Args:
+            repository: The folder of model folders.
+            models: Load these only, and what an ensemble among them is composed of; all when empty.
+            host: The address to listen on.
+            http_port: 0 takes any free port, here and below.
+            grpc_port: What the SDK talks to.
+            metrics_port: Prometheus metrics.
+            threads: Threads of each ONNX Runtime and DALI instance, over what the configs say.
+            log_level: What of Triton's log reaches `on_log`.
+            ready_timeout_s: How long loading may take.
+            on_log: Called with each line of the log, from another thread; None keeps the log in memory only.
+        """
+        self.repository = Path(repository).resolve()
+        self._models = tuple(models)
+        self._host = host
+        self._ports = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
+        self._threads = threads
+        self._log_level: LogLevel = log_level
+        self._ready_timeout_s = ready_timeout_s
+        self._on_log = on_log
+        self._log: collections.deque[str] = collections.deque(maxlen=KEPT_LOG_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._scratch: Path | None = None
+        self._shm_prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
+
+    @property
+    def grpc_url(self) -> str:
+        """`host:port` of the gRPC endpoint."""
+        return self._url("--grpc-port")
+
+    @property
+    def http_url(self) -> str:
+        """`host:port` of the HTTP endpoint."""
+        return self._url("--http-port")
+
+    @property
+    def metrics_url(self) -> str:
+        """The address that Prometheus scrapes."""
+        return f"http://{self._url('--metrics-port')}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """Process id of `tritonserver`."""
+        return self._running().pid
+
+    @property
+    def log(self) -> list[str]:
+        """The last lines of the server's log."""
+        return list(self._log)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the server and returns once it is ready.
+
+        Raises:
+            InstallationError: There is no whole Triton.
+            ServerError: The repository, a port, /dev/shm or a model is at fault.
+        """
+        check_repository(self.repository, self._models)
+        self._ports = choose_ports(self._host, self._ports)
+        self._scratch = Path(tempfile.mkdtemp(prefix="carnelian-serve-"))
+        try:
+            installation = find_installation(self._scratch)
+            if not installation.is_native:
+                check_shared_memory(shutil.disk_usage(SHARED_MEMORY).free)
+            self._launch(installation)
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self) -> int:
+        """Blocks until the server ends and returns its exit status."""
+        return self._running().wait()
+
+    def stop(self) -> None:
+        """Asks the server to finish what is in flight and end; kills what does not. May be called twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            # Stubs share the server's process group; none outlives it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if self._reader is not None:
+            self._reader.join()
+            self._reader = None
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
+        for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def _url(self, option: str) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return f"[{host}]:{self._ports[option]}" if ":" in host else f"{host}:{self._ports[option]}"
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise ServerError("the server must be started first")
+        return self._process
+
+    def _launch(self, installation: Installation) -> None:
+        environment = {**os.environ, **installation.environment}
+        if self._threads is not None:
+            environment[THREADS_VARIABLE] = str(self._threads)
+        # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
+        # the server, so it is asked for only where that thread lives as long as the process.
+        dies_with_launcher = threading.current_thread() is threading.main_thread()
+        self._process = subprocess.Popen(
+            self._command(installation),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
+            preexec_fn=_die_with_parent if dies_with_launcher else None,
+        )
+        self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def _command(self, installation: Installation) -> list[str]:
+        command = [
+            str(installation.binary),
+            f"--model-repository={self.repository}",
+            f"--http-address={self._host}",
+            f"--grpc-address={self._host}",
+            f"--metrics-address={self._host}",
+            *(f"{option}={port}" for option, port in self._ports.items()),
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *_LOG_OPTIONS[self._log_level],
+        ]
+        if installation.backend_directory is not None:
+            command.append(f"--backend-directory={installation.backend_directory}")
+        elif self._threads is not None:
+            # Natively the count belongs to one pool for all models; DALI keeps its config's `num_threads`.
+            command.append("--backend-config=onnxruntime,enable-global-threadpool=1")
+            command.append(f"--backend-config=onnxruntime,intra_op_thread_count={self._threads}")
+        if self._models:
+            command.append("--model-control-mode=explicit")
+            command.extend(f"--load-model={name}" for name in self._models)
+        return command
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            line = line.rstrip("\n")
+            self._log.append(line)
+            if self._on_log is not None and (self._log_level == "verbose" or not is_noise(line)):
+                self._on_log(line)
+
+    def _wait_until_ready(self) -> None:
+        process = self._running()
+        deadline = time.monotonic() + self._ready_timeout_s
+        while not self._is_ready():
+            if process.poll() is not None:
+                assert self._reader is not None
+                self._reader.join()
+                raise ServerError(self._explain_exit(process.returncode))
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
+                    "are not; last lines of the log:\n" + "\n".join(self.log[-10:])
+                )
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def _explain_exit(self, status: int) -> str:
+        reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
+        return f"tritonserver ended with status {status} before it was ready:\n  " + "\n  ".join(reasons)
+
+
+def check_repository(repository: Path, models: Sequence[str]) -> None:
+    """Raises ServerError unless the repository holds models, and all that are asked for."""
+    if not repository.is_dir():
+        raise ServerError(f"`--repository` must be a folder of models, but {repository} is not there")
+    found = sorted(
+        path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
+    if not found:
+        raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
+    for name in models:
+        if name not in found:
+            raise ServerError(
+                f"`--model` must name a model of {repository}, but {name!r} is not there; it has "
+                f"{', '.join(found)}"
+            )
+
+
+def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
+    """Returns the ports to use, each seen to be free on `host` now.
+
+    Args:
+        host: The address to listen on.
+        wanted: Option name -> port, 0 for any.
+
+    Raises:
+        ServerError: A port is taken or asked for twice, or the host is not an address of this machine.
+    """
+    chosen: dict[str, int] = {}
+    sockets = []
+    try:
+        for option, port in wanted.items():
+            if port in chosen.values():
+                raise ServerError(f"the ports must differ, but `{option}` is {port} as well; give it another")
+            try:
+                bound = socket.create_server((host, port), family=_family(host))
+            except OSError as error:
+                raise ServerError(
+                    f"`{option}` must be a free port, but {port} on {host} cannot be had: "
+                    f"{error.strerror or error}; give another (`{option} {port + 1}`), or end what has it"
+                ) from error
+            sockets.append(bound)
+            chosen[option] = bound.getsockname()[1]
+    finally:
+        for bound in sockets:
+            bound.close()
+    return chosen
+
+
+def check_shared_memory(free_bytes: int) -> None:
+    """Raises ServerError where /dev/shm has no room for what passes through the Python backend."""
+    if free_bytes < MIN_SHARED_MEMORY_BYTES:
+        raise ServerError(
+            f"the Python backend needs at least {MIN_SHARED_MEMORY_BYTES // 2**20} MiB in {SHARED_MEMORY}, "
+            f"but {free_bytes / 2**20:.1f} MiB are free; in a container, start it with --shm-size=1g"
+        )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
