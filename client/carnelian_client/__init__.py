@@ -1,1 +1,49 @@
-"""gRPC client for Carnelian speech recognition."""
+"""gRPC client for Carnelian speech recognition.
+
+    from carnelian_client import CarnelianClient
+
+    with CarnelianClient("localhost:8001") as client:
+        print(client.transcribe("clip.flac").text)
+
+Import from here only; the modules beside this one are private.
+"""
+
+from ._aio import AsyncCarnelianClient
+from ._client import CarnelianClient, Outcome
+from ._errors import (
+    AccessDenied,
+    CarnelianClientError,
+    ConnectError,
+    DeadlineExceeded,
+    InvalidAudio,
+    ModelNotFound,
+    ModelNotReady,
+    ServerBusy,
+    ServerError,
+    TransportError,
+)
+from ._retry import RetryPolicy
+from ._types import TLS, Audio, Health, Model, Transcript, Word
+
+__all__ = [
+    "TLS",
+    "AccessDenied",
+    "AsyncCarnelianClient",
+    "Audio",
+    "CarnelianClient",
+    "CarnelianClientError",
+    "ConnectError",
+    "DeadlineExceeded",
+    "Health",
+    "InvalidAudio",
+    "Model",
+    "ModelNotFound",
+    "ModelNotReady",
+    "Outcome",
+    "RetryPolicy",
+    "ServerBusy",
+    "ServerError",
+    "Transcript",
+    "TransportError",
+    "Word",
+]

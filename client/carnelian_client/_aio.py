@@ -1,0 +1,212 @@
+"""The asyncio client: the names of `_client.py`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, overload
+
+from ._client import Outcome
+from ._errors import CarnelianClientError, TransportError
+from ._retry import RetryPolicy, retry_arguments
+from ._settings import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_MODEL,
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    Settings,
+    window_size,
+)
+from ._types import TLS, Audio, Health, Model, Transcript
+
+if TYPE_CHECKING:
+    from ._transport import AsyncTransport
+
+
+class AsyncCarnelianClient:
+    """A connection to one server for asyncio, with the arguments of `CarnelianClient`.
+
+        async with AsyncCarnelianClient("localhost:8001", timeout_s=5) as client:
+            print((await client.transcribe("clip.flac")).text)
+
+    It belongs to the event loop of its first call. Cancelling a task cancels its request on the server too.
+
+    Raises:
+        ValueError: an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        model: str = DEFAULT_MODEL,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        tls: TLS | None = None,
+        headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        self._settings = Settings(
+            url=url,
+            model=model,
+            timeout_s=timeout_s,
+            retry=retry or RetryPolicy(),
+            tls=tls,
+            headers=headers,
+            api_key=api_key,
+        )
+        self._opened: AsyncTransport | None = None
+        self._is_closed = False
+
+    async def transcribe(
+        self,
+        audio: Audio,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Transcript:
+        """Transcribe one clip; see `CarnelianClient.transcribe`. A thread reads and encodes it."""
+        import tenacity
+
+        transport = self._transport()
+        request = await asyncio.to_thread(self._settings.request, audio, model, request_id)
+        deadline = self._settings.deadline(timeout_s)
+        retrying = tenacity.AsyncRetrying(**retry_arguments(self._settings.retry, deadline))
+        return await retrying(transport.infer, request, deadline)
+
+    @overload
+    def transcribe_many(
+        self,
+        clips: Iterable[Audio] | AsyncIterable[Audio],
+        *,
+        concurrency: int = ...,
+        model: str | None = ...,
+        timeout_s: float | None = ...,
+        return_exceptions: Literal[True] = ...,
+    ) -> AsyncIterator[Outcome]: ...
+
+    @overload
+    def transcribe_many(
+        self,
+        clips: Iterable[Audio] | AsyncIterable[Audio],
+        *,
+        concurrency: int = ...,
+        model: str | None = ...,
+        timeout_s: float | None = ...,
+        return_exceptions: Literal[False],
+    ) -> AsyncIterator[Transcript]: ...
+
+    def transcribe_many(
+        self,
+        clips: Iterable[Audio] | AsyncIterable[Audio],
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        return_exceptions: bool = True,
+    ) -> AsyncIterator[Outcome]:
+        """Transcribe many clips, in their order; see `CarnelianClient.transcribe_many`.
+
+        The iterable may be asynchronous. Ending the loop early cancels what is in flight: at once if
+        `contextlib.aclosing` closes the iterator, else when it is collected.
+        """
+        window = window_size(concurrency)
+        free = asyncio.Semaphore(concurrency)
+
+        async def transcribe(audio: Audio) -> Outcome:
+            async with free:
+                try:
+                    return await self.transcribe(audio, model=model, timeout_s=timeout_s)
+                except (CarnelianClientError, OSError) as error:
+                    if not return_exceptions:
+                        raise
+                    return error
+
+        async def outcomes() -> AsyncIterator[Outcome]:
+            pending: deque[asyncio.Task[Outcome]] = deque()
+            source: AsyncIterator[Audio] | None = _iterate(clips)
+            source_error: Exception | None = None
+            try:
+                while True:
+                    while (
+                        source is not None and len(pending) < window and not (pending and pending[0].done())
+                    ):
+                        try:
+                            pending.append(asyncio.create_task(transcribe(await anext(source))))
+                        except StopAsyncIteration:
+                            source = None
+                        except Exception as error:
+                            source, source_error = None, error
+                    if not pending:
+                        break
+                    # Stays in `pending` while awaited, so that a cancelled loop cancels it below.
+                    outcome = await pending[0]
+                    pending.popleft()
+                    yield outcome
+                if source_error is not None:
+                    raise source_error
+            finally:
+                for task in pending:
+                    task.cancel()
+                await asyncio.gather(*pending, return_exceptions=True)
+
+        return outcomes()
+
+    async def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
+        """Say whether a model can be called now; see `CarnelianClient.is_ready`."""
+        transport = self._transport()
+        try:
+            return await transport.is_model_ready(
+                model or self._settings.model, self._settings.deadline(timeout_s)
+            )
+        except TransportError:
+            return False
+
+    async def health(self, *, timeout_s: float | None = None) -> Health:
+        """Ask the server how it is, once; see `CarnelianClient.health`."""
+        return await self._transport().health(self._settings.deadline(timeout_s))
+
+    async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """List what is in the server's model repository; see `CarnelianClient.models`."""
+        return await self._transport().models(self._settings.deadline(timeout_s))
+
+    async def close(self) -> None:
+        """Close the connection. Calls in flight end with an error."""
+        self._is_closed = True
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def __aenter__(self) -> AsyncCarnelianClient:
+        self._transport()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
+
+    def _transport(self) -> AsyncTransport:
+        """The channel, opened by the first call: gRPC ties it to the loop that runs then."""
+        from ._transport import AsyncTransport
+
+        if self._is_closed:
+            raise RuntimeError("the client is closed; make a new one.")
+        if self._opened is None:
+            self._opened = AsyncTransport(self._settings.url, self._settings.tls, self._settings.metadata)
+        return self._opened
+
+
+async def _iterate(clips: Iterable[Audio] | AsyncIterable[Audio]) -> AsyncIterator[Audio]:
+    if isinstance(clips, AsyncIterable):
+        async for clip in clips:
+            yield clip
+    else:
+        for clip in clips:
+            yield clip
+            await asyncio.sleep(0)  # let requests start while a long list is walked

@@ -1,0 +1,170 @@
+"""From what a caller has (a path, bytes, samples) to the bytes of one audio file that the server reads.
+
+WAV, FLAC and Ogg go as they are. What only this side can read (MP3, AIFF, ... through libsndfile) is sent as
+FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is resampled or mixed
+down here: the server has the one definition of that.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ._types import Audio
+
+MAX_BYTES = 2**31 - 2**16
+"""Triton takes messages of up to 2 GiB less one byte; all else in a request needs far less than 64 KiB."""
+MAX_CHANNELS = 64
+"""More "channels" than this are samples in the wrong axis."""
+BLOCK_FRAMES = 1 << 16
+
+_WAVE_PCM, _WAVE_FLOAT = 1, 3
+_FLAC_SUBTYPES = {
+    "PCM_S8": "PCM_16",
+    "PCM_U8": "PCM_16",
+    "PCM_16": "PCM_16",
+    "ULAW": "PCM_16",
+    "ALAW": "PCM_16",
+    "PCM_24": "PCM_24",
+    # Lossy already: 16 bits are what any player makes of it.
+    "MPEG_LAYER_I": "PCM_16",
+    "MPEG_LAYER_II": "PCM_16",
+    "MPEG_LAYER_III": "PCM_16",
+}
+"""libsndfile subtype of the source -> FLAC subtype that keeps it; others (float, 32 bit) go as float WAV."""
+_FLAC_MAX_CHANNELS = 8
+
+
+def describe_audio(audio: Audio) -> str:
+    """Name a clip for error messages."""
+    if isinstance(audio, (str, os.PathLike)):
+        return os.fspath(audio)
+    if isinstance(audio, (bytes, bytearray, memoryview)):
+        return f"{memoryview(audio).nbytes} bytes"
+    if isinstance(audio, tuple) and len(audio) == 2:
+        return f"samples of shape {getattr(audio[0], 'shape', '?')} at {audio[1]} Hz"
+    return type(audio).__name__
+
+
+def encode_audio(audio: Audio) -> bytes:
+    """Make the bytes of one WAV, FLAC or Ogg file from a clip.
+
+    Raises:
+        InvalidAudio: the clip is empty, not finite, too large, or in a format that neither side reads.
+        OSError: the path cannot be read.
+        TypeError: `audio` is none of the forms of `Audio`.
+    """
+    if isinstance(audio, (str, os.PathLike)):
+        data = Path(audio).read_bytes()
+    elif isinstance(audio, (bytes, bytearray, memoryview)):
+        data = bytes(audio)
+    elif isinstance(audio, tuple) and len(audio) == 2:
+        data = wav_from_samples(*audio)
+    else:
+        raise TypeError(
+            "`audio` must be a path, the bytes of an audio file, or a tuple `(samples, rate)`, "
+            f"but is {type(audio).__name__}."
+        )
+    if not data:
+        raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
+    if not _is_served_container(data):
+        data = _transcode(data, clip=describe_audio(audio))
+    if len(data) > MAX_BYTES:
+        raise InvalidAudio(
+            f"a request must be smaller than {MAX_BYTES} bytes, but has {len(data)}; send shorter clips",
+            clip=describe_audio(audio),
+        )
+    return data
+
+
+def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
+    """Write samples as a WAV file: int16 as 16-bit PCM, floating point as float32.
+
+    Args:
+        samples: [samples] or [samples, channels], int16 or floating point in [-1, 1].
+        rate: Samples per second and channel.
+
+    Raises:
+        InvalidAudio: no samples, a NaN or an infinity, or a shape that is no clip.
+        TypeError: a sample type other than these.
+    """
+    import numpy as np
+
+    array = np.asarray(samples)
+    rate = operator.index(rate)
+    clip = describe_audio((array, rate))
+    if rate < 1:
+        raise InvalidAudio(f"`rate` must be at least 1 Hz, but is {rate}", clip=clip)
+    if array.ndim not in (1, 2) or (array.ndim == 2 and not 1 <= array.shape[1] <= MAX_CHANNELS):
+        raise InvalidAudio(
+            f"samples must be [samples] or [samples, channels] with up to {MAX_CHANNELS} channels, "
+            f"but have shape {list(array.shape)}; transpose them if channels come first",
+            clip=clip,
+        )
+    if array.size == 0:
+        raise InvalidAudio("no samples", clip=clip)
+    if np.issubdtype(array.dtype, np.floating):
+        with np.errstate(over="ignore"):  # what overflows is refused below
+            array = array.astype("<f4")
+        if not np.isfinite(array).all():
+            raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them", clip=clip)
+        return _wav(array, rate, _WAVE_FLOAT)
+    if array.dtype.kind == "i" and array.itemsize == 2:  # in either byte order
+        return _wav(array.astype("<i2"), rate, _WAVE_PCM)
+    raise TypeError(
+        f"samples must be floating point in [-1, 1] or int16, but are {array.dtype}; convert them, "
+        "for example with `(samples / 2**31).astype('float32')` for int32."
+    )
+
+
+def _wav(array: npt.NDArray[np.generic], rate: int, form: int) -> bytes:
+    """Put a RIFF header before [samples] or [samples, channels] of little-endian numbers."""
+    channels = 1 if array.ndim == 1 else array.shape[1]
+    width = array.itemsize
+    data = array.tobytes()
+    frame = channels * width
+    fmt = struct.pack("<HHIIHH", form, channels, rate, rate * frame, frame, 8 * width)
+    chunks = b"fmt " + struct.pack("<I", len(fmt)) + fmt
+    if form != _WAVE_PCM:  # the format asks for the number of frames where samples are not PCM
+        chunks += b"fact" + struct.pack("<II", 4, len(array))
+    chunks += b"data" + struct.pack("<I", len(data))
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks) + len(data)) + b"WAVE" + chunks + data
+
+
+def _is_served_container(data: bytes) -> bool:
+    return data[:4] in (b"fLaC", b"OggS") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
+
+
+def _transcode(data: bytes, clip: str) -> bytes:
+    """Decode and encode without loss, block by block: an hour of MP3 must not fill the memory."""
+    try:
+        import soundfile
+    except ModuleNotFoundError:
+        raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}", clip=clip) from None
+    sink = io.BytesIO()
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as source:
+            flac = _FLAC_SUBTYPES.get(source.subtype)
+            form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
+            if flac and source.channels <= _FLAC_MAX_CHANNELS:
+                form = {"format": "FLAC", "subtype": flac}
+            # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
+            with soundfile.SoundFile(sink, "w", source.samplerate, source.channels, **form) as target:
+                for block in source.blocks(BLOCK_FRAMES, dtype="float32"):
+                    target.write(block)
+    except soundfile.LibsndfileError as error:
+        raise InvalidAudio(
+            f"neither the server nor libsndfile can decode it ({error.error_string}); {CONVERT_ADVICE}",
+            clip=clip,
+        ) from error
+    return sink.getvalue()

@@ -1,0 +1,242 @@
+"""The blocking client: clips in, transcripts out. `_aio.py` is its twin for asyncio.
+
+A call goes through `_settings` (encode the clip), `_retry` (again, while there is time) and `_transport`
+(Triton's protocol), and ends as one of `_types` or of `_errors`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Literal, TypeAlias, overload
+
+from ._errors import CarnelianClientError, TransportError
+from ._retry import RetryPolicy, retry_arguments
+from ._settings import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_MODEL,
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    Settings,
+    window_size,
+)
+from ._types import TLS, Audio, Health, Model, Transcript
+
+Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
+"""What `transcribe_many` yields for a clip: its transcript, or what `transcribe` would have raised."""
+
+
+class CarnelianClient:
+    """A connection to one server. Threads may share it; a forked process needs its own.
+
+        with CarnelianClient("localhost:8001", timeout_s=5) as client:
+            print(client.transcribe("clip.flac").text)
+
+    Args:
+        url: `host:port` of Triton's gRPC endpoint, or another gRPC target. The addresses of a name that has
+            several, such as a headless service's `dns:///carnelian.speech:8001`, are used in turn.
+        model: Name of the ensemble, unless a call names another.
+        timeout_s: Time for one call, retries included. The server hears of it too.
+        retry: When to try again.
+        tls: Encrypt the connection; None sends in the clear.
+        headers: Sent with every call, such as the one that Triton's restricted protocols want.
+        api_key: Sent as `authorization: Bearer ...`, for a gateway before the server.
+
+    Raises:
+        ValueError: an argument that cannot work.
+        OSError: a certificate file that cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        model: str = DEFAULT_MODEL,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        tls: TLS | None = None,
+        headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        from ._transport import Transport  # gRPC takes its time, and `import carnelian_client` should not
+
+        self._settings = Settings(
+            url=url,
+            model=model,
+            timeout_s=timeout_s,
+            retry=retry or RetryPolicy(),
+            tls=tls,
+            headers=headers,
+            api_key=api_key,
+        )
+        self._transport = Transport(url, tls, self._settings.metadata)
+        self._is_closed = False
+
+    def transcribe(
+        self,
+        audio: Audio,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Transcript:
+        """Transcribe one clip.
+
+        Args:
+            audio: A path, the bytes of an audio file, or `(samples, rate)`; see `Audio`.
+            model: Instead of the client's.
+            timeout_s: Instead of the client's.
+            request_id: Appears in the server's log and in errors; made up if not given.
+
+        Raises:
+            InvalidAudio: the clip cannot be transcribed.
+            TransportError: no answer came (in time).
+            ServerError: the server could not do it.
+            OSError: the path cannot be read.
+        """
+        import tenacity
+
+        self._check_open()
+        request = self._settings.request(audio, model, request_id)
+        deadline = self._settings.deadline(timeout_s)
+        retrying = tenacity.Retrying(**retry_arguments(self._settings.retry, deadline))
+        return retrying(self._transport.infer, request, deadline)
+
+    @overload
+    def transcribe_many(
+        self,
+        clips: Iterable[Audio],
+        *,
+        concurrency: int = ...,
+        model: str | None = ...,
+        timeout_s: float | None = ...,
+        return_exceptions: Literal[True] = ...,
+    ) -> Iterator[Outcome]: ...
+
+    @overload
+    def transcribe_many(
+        self,
+        clips: Iterable[Audio],
+        *,
+        concurrency: int = ...,
+        model: str | None = ...,
+        timeout_s: float | None = ...,
+        return_exceptions: Literal[False],
+    ) -> Iterator[Transcript]: ...
+
+    def transcribe_many(
+        self,
+        clips: Iterable[Audio],
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        return_exceptions: bool = True,
+    ) -> Iterator[Outcome]:
+        """Transcribe many clips, `concurrency` at a time, and yield one outcome for each, in their order.
+
+        A clip that fails does not cost the others theirs: its outcome is the error. So test each one:
+
+            for path, outcome in zip(paths, client.transcribe_many(paths)):
+                print(path, outcome.text if isinstance(outcome, Transcript) else f"failed: {outcome}")
+
+        The clips are taken from the iterable as room comes free, at most `2 * concurrency` ahead, so that a
+        generator over any number of files needs little memory. Ending the loop early drops what is not sent.
+
+        Args:
+            clips: What `transcribe` takes, each.
+            concurrency: Requests in flight at once; the server makes batches of them.
+            model: Instead of the client's.
+            timeout_s: For each clip, instead of the client's.
+            return_exceptions: False raises the first failure in its place, and gives up the clips after it.
+
+        Raises:
+            TypeError: an item is no clip at all.
+            Exception: what the iterable itself raises, after the outcomes of the clips before.
+        """
+        window = window_size(concurrency)
+        self._check_open()
+
+        def transcribe(audio: Audio) -> Outcome:
+            try:
+                return self.transcribe(audio, model=model, timeout_s=timeout_s)
+            except (CarnelianClientError, OSError) as error:
+                if not return_exceptions:
+                    raise
+                return error
+
+        def outcomes() -> Iterator[Outcome]:
+            pool = ThreadPoolExecutor(concurrency, thread_name_prefix="carnelian")
+            pending: deque[Future[Outcome]] = deque()
+            source: Iterator[Audio] | None = iter(clips)
+            source_error: Exception | None = None
+            try:
+                while True:
+                    while (
+                        source is not None and len(pending) < window and not (pending and pending[0].done())
+                    ):
+                        try:
+                            pending.append(pool.submit(transcribe, next(source)))
+                        except StopIteration:
+                            source = None
+                        except Exception as error:
+                            source, source_error = None, error
+                    if not pending:
+                        break
+                    yield pending.popleft().result()
+                if source_error is not None:
+                    raise source_error
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+        return outcomes()
+
+    def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
+        """Say whether a model can be called now: False also if the server cannot be reached."""
+        self._check_open()
+        try:
+            return self._transport.is_model_ready(
+                model or self._settings.model, self._settings.deadline(timeout_s)
+            )
+        except TransportError:
+            return False
+
+    def health(self, *, timeout_s: float | None = None) -> Health:
+        """Ask the server how it is, once.
+
+        Raises:
+            CarnelianClientError: it did not say; ConnectError if it cannot be reached.
+        """
+        self._check_open()
+        return self._transport.health(self._settings.deadline(timeout_s))
+
+    def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """List what is in the server's model repository, stages of ensembles included.
+
+        Raises:
+            CarnelianClientError: there was no answer, or an error.
+        """
+        self._check_open()
+        return self._transport.models(self._settings.deadline(timeout_s))
+
+    def close(self) -> None:
+        """Close the connection. Calls in flight in other threads end with an error."""
+        self._is_closed = True
+        self._transport.close()
+
+    def __enter__(self) -> CarnelianClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the client is closed; make a new one.")

@@ -1,0 +1,201 @@
+"""The errors of the SDK, and the one place where the server's answers become them.
+
+    CarnelianClientError
+    ├── TransportError           no answer came from the server
+    │   ├── ConnectError         it could not be reached                              (retried)
+    │   └── DeadlineExceeded     `timeout_s` passed; also a built-in TimeoutError
+    ├── ServerError              the server answered that it could not do it
+    │   ├── ServerBusy           its queue is full                                    (retried)
+    │   ├── ModelNotReady        the model is loading, unloading or being replaced    (retried)
+    │   ├── ModelNotFound        no model of that name
+    │   └── AccessDenied         a header or an API key is missing or wrong
+    └── InvalidAudio             this clip cannot be transcribed; sending it again is useless
+
+A path that cannot be opened raises the built-in OSError, a mistake in the arguments ValueError or TypeError.
+"""
+# ruff: noqa: N818  (ServerBusy, InvalidAudio, ... name a state; "Error" behind each would say nothing more)
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, NamedTuple
+
+
+class CarnelianClientError(Exception):
+    """Base of every error that the server, the network or a clip causes."""
+
+    retryable: ClassVar[bool] = False
+    """Whether the same call may succeed a little later; `RetryPolicy` retries these."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        clip: str | None = None,
+        model: str | None = None,
+        request_id: str | None = None,
+        status: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.clip = clip
+        self.model = model
+        self.request_id = request_id
+        self.status = status
+        """Name of the gRPC status, such as "UNAVAILABLE"; None if the error arose on this side."""
+
+    def __str__(self) -> str:
+        where = f"{self.clip}: " if self.clip else ""
+        facts = (("model", self.model), ("request", self.request_id), (None, self.status))
+        context = ", ".join(f"{name} {value}" if name else value for name, value in facts if value)
+        return f"{where}{self.message}" + (f" [{context}]" if context else "")
+
+
+class TransportError(CarnelianClientError):
+    """No answer came from the server."""
+
+
+class ConnectError(TransportError):
+    """The server could not be reached, or the connection broke."""
+
+    retryable = True
+
+
+class DeadlineExceeded(TransportError, TimeoutError):
+    """The call, its retries included, took longer than `timeout_s`."""
+
+
+class ServerError(CarnelianClientError):
+    """The server answered with an error that is not known to be the clip's fault."""
+
+
+class ServerBusy(ServerError):
+    """The server refused the request because its queue is full."""
+
+    retryable = True
+
+
+class ModelNotReady(ServerError):
+    """The model is known but has no version that can answer now."""
+
+    retryable = True
+
+
+class ModelNotFound(ServerError):
+    """The server has no model of that name."""
+
+
+class AccessDenied(ServerError):
+    """The server wants a header or an API key that was not sent, or not a right one."""
+
+
+class InvalidAudio(CarnelianClientError):
+    """This clip cannot be transcribed: unreadable, empty, not finite, or too long."""
+
+
+STATUS_ERRORS: dict[str, type[CarnelianClientError]] = {
+    "CANCELLED": TransportError,
+    "UNKNOWN": ServerError,
+    "INVALID_ARGUMENT": ServerError,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "NOT_FOUND": ModelNotFound,
+    "ALREADY_EXISTS": ServerError,
+    "PERMISSION_DENIED": AccessDenied,
+    "RESOURCE_EXHAUSTED": ServerBusy,
+    "FAILED_PRECONDITION": ServerError,
+    "ABORTED": ServerError,
+    "OUT_OF_RANGE": ServerError,
+    "UNIMPLEMENTED": ServerError,
+    "INTERNAL": ServerError,
+    "UNAVAILABLE": ConnectError,
+    "DATA_LOSS": ServerError,
+    "UNAUTHENTICATED": AccessDenied,
+}
+"""Every gRPC status but OK. Triton uses few of them for many things, so `_WORDINGS` come first."""
+
+
+class _Wording(NamedTuple):
+    pattern: re.Pattern[str]
+    error: type[CarnelianClientError]
+    advice: str = ""
+
+
+def _wording(pattern: str, error: type[CarnelianClientError], advice: str = "") -> _Wording:
+    return _Wording(re.compile(pattern, re.IGNORECASE), error, advice)
+
+
+CONVERT_ADVICE = "convert the file, for example with `ffmpeg -i clip.m4a clip.flac`"
+FORMAT_ADVICE = (
+    "the server reads WAV, FLAC, Ogg Vorbis and Opus; "
+    f"install carnelian-client[audio] for MP3, AIFF and others, or {CONVERT_ADVICE}"
+)
+
+# The first match decides, whatever the status. Wordings were seen on Triton 2.51 and gRPC 1.8x.
+_WORDINGS = (
+    _wording("exceeds maximum queue size", ServerBusy),
+    _wording("request timeout expired", DeadlineExceeded),
+    _wording(
+        "protocol is restricted",
+        AccessDenied,
+        "send the header it names: headers={'triton-grpc-protocol-...': key}",
+    ),
+    _wording("has no available versions|not at ready state|is stopping|server not ready", ModelNotReady),
+    _wording("unknown model", ModelNotFound, "`models()` lists those the server has"),
+    _wording(
+        "unexpected inference (input|output)|data-type is|batch-size must|byte size mismatch|"
+        "expected \\d+ inputs|unexpected shape",
+        ServerError,
+        "the model must take AUDIO and give TRANSCRIPT and RESULT, as the ensemble `<model>` does; "
+        "its stages and `<model>_pcm` do not",
+    ),
+    _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
+    _wording("no samples|empty audio", InvalidAudio),
+    _wording("not finite|non-finite", InvalidAudio),
+    _wording("too long|longer than .* limit", InvalidAudio, "cut the clip into shorter ones"),
+    _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
+    _wording(
+        "encoded data|(unsupported|unimplemented|unknown) .*format|format not recogni[sz]ed",
+        InvalidAudio,
+        FORMAT_ADVICE,
+    ),
+    _wording("socket closed|http1", ConnectError, "8001 is Triton's usual gRPC port; 8000 speaks HTTP"),
+    _wording(
+        "tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"
+    ),
+    _wording("resolv", ConnectError, "check the host name in `url`"),
+    _wording("failed to connect", ConnectError, "check `url` and that the server runs"),
+)
+
+# "in ensemble 'demo', [request id: 7] Failed to process the request(s) for model 'demo_0_0', message: words
+#  At: model.py(9): execute", and from DALI "Critical error in pipeline: ... encountered: words
+#  C++ context: ...": people need the words.
+_WRAPPING = re.compile(
+    r"^(?:in ensemble '[^']*',\s*"
+    r"|\[request id: [^\]]*\]\s*"
+    r"|Failed to process the request\(s\) for model '[^']*',\s*message:\s*"
+    r"|(?:RuntimeError: )?Critical error in pipeline:.*?encountered:\s*)*"
+    r"(?P<words>.*?)(?:\s*\n\s*(?:At:\n|C\+\+ context:).*)?$",
+    re.DOTALL,
+)
+
+
+def error_from_answer(
+    status: str | None,
+    details: str,
+    *,
+    clip: str | None = None,
+    model: str | None = None,
+    request_id: str | None = None,
+) -> CarnelianClientError:
+    """Turn a gRPC status (or an error inside RESULT: status None) and its words into an error of the tree."""
+    match = _WRAPPING.match(details)
+    words = match["words"].strip() if match else details
+    kind, advice = STATUS_ERRORS.get(status or "UNKNOWN", ServerError), ""
+    for wording in _WORDINGS:
+        if wording.pattern.search(words):
+            kind, advice = wording.error, wording.advice
+            break
+    message = words or "no reason was given"
+    if advice:
+        message = f"{message.rstrip('.')}; {advice}"
+    return kind(message, clip=clip, model=model, request_id=request_id, status=status)

@@ -1,0 +1,88 @@
+"""When to try again, and how long to wait: one policy for the blocking and the asynchronous client."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from ._errors import CarnelianClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenacity import RetryCallState
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Exponential backoff with full jitter, for errors that are `retryable`, within the call's `timeout_s`.
+
+    Before its n-th repetition a call waits for a random time below `first_wait_s * 2**(n - 1)`, and never
+    longer than `longest_wait_s`.
+    Transcribing changes nothing on the server, so a repeated request does no harm.
+    """
+
+    num_attempts: int = 5
+    """Tries in all; 1 never retries."""
+    first_wait_s: float = 0.2
+    longest_wait_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.num_attempts < 1:
+            raise ValueError(
+                f"`num_attempts` must be at least 1, but is {self.num_attempts}; 1 never retries."
+            )
+        if not 0 < self.first_wait_s <= self.longest_wait_s:
+            raise ValueError(
+                "`first_wait_s` must be above 0 and at most `longest_wait_s`, but they are "
+                f"{self.first_wait_s} and {self.longest_wait_s}."
+            )
+
+
+class Deadline:
+    """A point in time, so that every attempt of a call shares one `timeout_s`."""
+
+    def __init__(self, timeout_s: float) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"`timeout_s` must be above 0, but is {timeout_s}.")
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; a millisecond once it has passed, for gRPC refuses a timeout of 0."""
+        return max(self._end - time.monotonic(), 1e-3)
+
+
+class RetryArguments(TypedDict):
+    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` are called with."""
+
+    stop: Callable[[RetryCallState], bool]
+    wait: Callable[[RetryCallState], float]
+    retry: Callable[[RetryCallState], bool]
+    before_sleep: Callable[[RetryCallState], None]
+    reraise: bool
+
+
+def retry_arguments(policy: RetryPolicy, deadline: Deadline) -> RetryArguments:
+    """Translate a policy. The last error is raised as it is, when waiting would outlast the deadline too."""
+    import tenacity
+
+    return {
+        "stop": tenacity.stop_after_attempt(policy.num_attempts)
+        | tenacity.stop_before_delay(deadline.left_s),
+        "wait": tenacity.wait_random_exponential(multiplier=policy.first_wait_s, max=policy.longest_wait_s),
+        "retry": tenacity.retry_if_exception(lambda e: isinstance(e, CarnelianClientError) and e.retryable),
+        "before_sleep": _log_retry,
+        "reraise": True,
+    }
+
+
+def _log_retry(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    # Not a warning: without any handler Python would print it, and the SDK never prints.
+    _logger.info("attempt %d failed, again in %.2f s: %s", state.attempt_number, state.upcoming_sleep, error)

@@ -1,0 +1,78 @@
+"""What both clients are made with, checked once."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ._audio import describe_audio, encode_audio
+from ._retry import Deadline, RetryPolicy
+from ._types import TLS, Audio, Request
+
+DEFAULT_URL = "localhost:8001"
+DEFAULT_MODEL = "quartznet_demo"
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_CONCURRENCY = 8
+
+_OTHER_SCHEME = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
+_HEADER_NAME = re.compile(r"[a-z0-9_.-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The arguments of a client; see `CarnelianClient` for their meaning."""
+
+    url: str
+    model: str
+    timeout_s: float
+    retry: RetryPolicy
+    tls: TLS | None
+    headers: Mapping[str, str] | None = field(repr=False)  # secrets do not belong into logs
+    api_key: str | None = field(repr=False)
+
+    def __post_init__(self) -> None:
+        # gRPC would take the first for a name to resolve, and add port 443 to the second.
+        if _OTHER_SCHEME.match(self.url) or ":" not in self.url:
+            raise ValueError(
+                f"`url` must be the host:port of Triton's gRPC endpoint, but is {self.url!r}; "
+                "write for example localhost:8001, and turn encryption on with `tls`."
+            )
+        for name, value in self.metadata:
+            if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+                raise ValueError(
+                    f"header {name!r} must have a name of letters, digits, -, _ and . and a value of "
+                    "printable ASCII in one line; strip a key that was read from a file."
+                )
+        self.deadline(None)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Headers and API key as gRPC wants them: lower-case names."""
+        headers = {name.lower(): value for name, value in (self.headers or {}).items()}
+        if self.api_key is not None:
+            if "authorization" in headers:
+                raise ValueError(
+                    "`api_key` is sent as the header authorization, which `headers` has; choose one."
+                )
+            headers["authorization"] = f"Bearer {self.api_key}"
+        return tuple(headers.items())
+
+    def request(self, audio: Audio, model: str | None, request_id: str | None) -> Request:
+        """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
+        return Request(
+            encode_audio(audio), describe_audio(audio), model or self.model, request_id or uuid.uuid4().hex
+        )
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """Start the clock of one call."""
+        return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+
+
+def window_size(concurrency: int) -> int:
+    """How many clips `transcribe_many` takes ahead: a slow one at the front leaves work for the others."""
+    if concurrency < 1:
+        raise ValueError(f"`concurrency` must be at least 1, but is {concurrency}.")
+    return 2 * concurrency

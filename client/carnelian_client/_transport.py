@@ -1,0 +1,189 @@
+"""Triton's gRPC protocol, and the only module that imports tritonclient.
+
+Of tritonclient it takes the generated messages and stubs. Its client classes would bring a second way to
+build each request, errors that keep the status as text, and a destructor that can hang when Python ends.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from ._errors import CarnelianClientError, ServerError, error_from_answer
+from ._types import TLS, Health, Model, Request, Transcript, Word
+
+if TYPE_CHECKING:
+    from ._retry import Deadline
+
+Metadata = Sequence[tuple[str, str]]
+
+_CHANNEL_OPTIONS = (
+    # A name that resolves to several pods: take them in turn. The default stays with the first one for ever.
+    ("grpc.lb_policy_name", "round_robin"),
+    # Reconnect at the pace of the retries: by default nothing is tried for a second after a refusal.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+class Transport:
+    """A blocking channel to one server; threads may share it."""
+
+    def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
+        self._metadata = metadata
+        if tls is None:
+            self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(url, _credentials(tls), options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def infer(self, request: Request, deadline: Deadline) -> Transcript:
+        """Transcribe one clip, in one attempt.
+
+        Raises:
+            CarnelianClientError: the answer was an error, or there was none; so for every method here.
+        """
+        answer = self._call("ModelInfer", _infer_message(request, deadline), deadline, request)
+        return _transcript(answer, request)
+
+    def is_model_ready(self, model: str, deadline: Deadline) -> bool:
+        """Ask for one model."""
+        answer = self._call("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline)
+        return bool(answer.ready)
+
+    def health(self, deadline: Deadline) -> Health:
+        """Ask for the server as a whole."""
+        live = self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline)
+        ready = self._call("ServerReady", service_pb2.ServerReadyRequest(), deadline)
+        metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline)
+        return Health(live.live, ready.ready, metadata.version)
+
+    def models(self, deadline: Deadline) -> tuple[Model, ...]:
+        """List the model repository."""
+        return _models(self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), deadline))
+
+    def close(self) -> None:
+        """Close the connection; calls in flight end with an error."""
+        self._channel.close()
+
+    def _call(self, method: str, message: Any, deadline: Deadline, request: Request | None = None) -> Any:
+        try:
+            return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _error(error, request) from error
+
+
+class AsyncTransport:
+    """The same methods for asyncio; it belongs to the event loop in which it is made."""
+
+    def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
+        import grpc.aio
+
+        self._metadata = metadata
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(url, _credentials(tls), options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def infer(self, request: Request, deadline: Deadline) -> Transcript:
+        """See `Transport.infer`."""
+        answer = await self._call("ModelInfer", _infer_message(request, deadline), deadline, request)
+        return _transcript(answer, request)
+
+    async def is_model_ready(self, model: str, deadline: Deadline) -> bool:
+        """See `Transport.is_model_ready`."""
+        answer = await self._call("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline)
+        return bool(answer.ready)
+
+    async def health(self, deadline: Deadline) -> Health:
+        """See `Transport.health`."""
+        live = await self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline)
+        ready = await self._call("ServerReady", service_pb2.ServerReadyRequest(), deadline)
+        metadata = await self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline)
+        return Health(live.live, ready.ready, metadata.version)
+
+    async def models(self, deadline: Deadline) -> tuple[Model, ...]:
+        """See `Transport.models`."""
+        return _models(await self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), deadline))
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        await self._channel.close()
+
+    async def _call(
+        self, method: str, message: Any, deadline: Deadline, request: Request | None = None
+    ) -> Any:
+        call = getattr(self._stub, method)
+        try:
+            return await call(message, timeout=deadline.left_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _error(error, request) from error
+
+
+def _credentials(tls: TLS) -> grpc.ChannelCredentials:
+    ca, key, cert = (
+        None if path is None else Path(path).read_bytes()
+        for path in (tls.ca_path, tls.key_path, tls.cert_path)
+    )
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def _infer_message(request: Request, deadline: Deadline) -> service_pb2.ModelInferRequest:
+    """AUDIO is UINT8 [1, bytes]. No outputs are listed, which means all of them."""
+    message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
+    message.inputs.add(name="AUDIO", datatype="UINT8", shape=[1, len(request.audio)])
+    message.raw_input_contents.append(request.audio)
+    # gRPC's own deadline ends the call; this one, in microseconds, lets Triton drop a request that has waited
+    # longer in a queue (where the model's queue policy allows it).
+    message.parameters["timeout"].int64_param = round(deadline.left_s * 1e6)
+    return message
+
+
+def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Transcript:
+    context = {"clip": request.clip, "model": request.model, "request_id": request.request_id}
+    names = [output.name for output in answer.outputs]
+    try:
+        encoded = answer.raw_output_contents[names.index("RESULT")]
+        (size,) = struct.unpack_from("<I", encoded)  # BYTES tensors: a length before each element
+        raw = json.loads(encoded[4 : 4 + size])
+        if "error" in raw:
+            raise error_from_answer(None, raw["error"], **context)
+        return Transcript(
+            text=raw["text"],
+            words=tuple(Word(w["word"], w["start"], w["end"], w["confidence"]) for w in raw["words"]),
+            confidence=raw["confidence"],
+            duration_s=raw["duration"],
+            model=raw["model"],
+            request_id=answer.id,
+            raw=raw,
+        )
+    except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
+        raise ServerError(
+            "the answer must hold RESULT, a JSON object with text, words, confidence, duration and model, "
+            f"but its outputs are {names} ({type(error).__name__}: {error}); "
+            "is this a model of Carnelian, of this version?",
+            **context,
+        ) from error
+
+
+def _models(answer: service_pb2.RepositoryIndexResponse) -> tuple[Model, ...]:
+    return tuple(Model(m.name, m.version, m.state == "READY", m.state, m.reason) for m in answer.models)
+
+
+def _error(error: grpc.RpcError, request: Request | None) -> CarnelianClientError:
+    # Whatever a call raises is a grpc.Call as well, which the base class does not say.
+    status, details = error.code().name, error.details() or ""
+    if request is None:
+        return error_from_answer(status, details)
+    return error_from_answer(
+        status, details, clip=request.clip, model=request.model, request_id=request.request_id
+    )

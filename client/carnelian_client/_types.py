@@ -1,0 +1,96 @@
+"""What goes in and what comes out: clips, transcripts, and what the server says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Audio: TypeAlias = Union[
+    str, "PathLike[str]", bytes, bytearray, memoryview, tuple["npt.NDArray[np.number[Any]]", int]
+]
+"""A path, the bytes of an audio file, or `(samples, rate)`: samples [samples] or [samples, channels], int16
+or floating point in [-1, 1]; rate in Hz. The server resamples and mixes down."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a transcript."""
+
+    word: str
+    start_s: float
+    end_s: float
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What the server understood in one clip."""
+
+    text: str
+    words: tuple[Word, ...]
+    confidence: float
+    duration_s: float
+    """Length of the clip as the server decoded it."""
+    model: str
+    request_id: str
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+    """The server's RESULT as it came, with fields that this version of the SDK may not know."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """The server's own word on its state."""
+
+    is_live: bool
+    is_ready: bool
+    """Every model that should be loaded is loaded."""
+    server_version: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """One entry of the server's model repository; stages of an ensemble are entries too."""
+
+    name: str
+    version: str
+    is_ready: bool
+    state: str
+    """Triton's word, such as READY, LOADING or UNAVAILABLE; empty if it was never loaded."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TLS:
+    """Encrypt the connection. `TLS()` trusts the authorities that gRPC ships; paths name PEM files."""
+
+    ca_path: str | Path | None = None
+    """Authorities to trust instead, for a private CA."""
+    cert_path: str | Path | None = None
+    """This client's certificate chain, for servers that want one (mutual TLS)."""
+    key_path: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert_path is None) != (self.key_path is None):
+            given, missing = ("key_path", "cert_path") if self.key_path else ("cert_path", "key_path")
+            raise ValueError(
+                f"a client certificate needs both files, but only `{given}` is given; add `{missing}`."
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call, ready to be sent (and to be sent again)."""
+
+    audio: bytes = field(repr=False)
+    """A whole WAV, FLAC or Ogg file."""
+    clip: str
+    """What to call the clip in errors."""
+    model: str
+    request_id: str

@@ -1,0 +1,149 @@
+"""A gRPC server that speaks Triton's protocol over a real socket and answers what a test tells it to."""
+
+# ruff: noqa: N802  (the methods are named as in the protocol)
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from carnelian_client._audio import wav_from_samples
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+Answer = Callable[[Any, grpc.ServicerContext], dict[str, Any]]
+
+
+def result(text: str = "a b") -> dict[str, Any]:
+    """What `<model>_ctc` writes into RESULT."""
+    words = [
+        {"word": w, "start": float(i), "end": i + 0.5, "confidence": 0.9} for i, w in enumerate(text.split())
+    ]
+    return {
+        "text": text,
+        "words": words,
+        "confidence": 0.9,
+        "duration": 1.5,
+        "model": "m",
+        "decoder": "greedy",
+    }
+
+
+class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Takes its answers from `script` while there are any, then answers every clip with its size in bytes."""
+
+    def __init__(self) -> None:
+        self.script: list[tuple[str, str] | Answer] = []
+        self.requests: list[Any] = []
+        self.metadata: list[dict[str, str]] = []
+        self.time_left_s: list[float] = []
+        self.models: dict[str, str] = {"quartznet_demo": "READY", "other": "LOADING"}
+        self.num_running = 0
+        self.most_running = 0
+        self._lock = threading.Lock()
+
+    def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:
+        with self._lock:
+            self.requests.append(request)
+            self.metadata.append(dict(context.invocation_metadata()))
+            self.time_left_s.append(context.time_remaining())
+            step = self.script.pop(0) if self.script else _say_size
+            self.num_running += 1
+            self.most_running = max(self.most_running, self.num_running)
+        try:
+            if isinstance(step, tuple):
+                context.abort(grpc.StatusCode[step[0]], step[1])
+            encoded = json.dumps(step(request, context)).encode()
+        finally:
+            with self._lock:
+                self.num_running -= 1
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+        for name, value in (("TRANSCRIPT", b"not read"), ("RESULT", encoded)):
+            answer.outputs.add(name=name, datatype="BYTES", shape=[1, 1])
+            answer.raw_output_contents.append(struct.pack("<I", len(value)) + value)
+        return answer
+
+    def ServerLive(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return service_pb2.ServerReadyResponse(ready=all(s == "READY" for s in self.models.values()))
+
+    def ServerMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return service_pb2.ServerMetadataResponse(name="triton", version="2.51.0")
+
+    def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.metadata.append(dict(context.invocation_metadata()))
+        return service_pb2.ModelReadyResponse(ready=self.models.get(request.name) == "READY")
+
+    def RepositoryIndex(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = service_pb2.RepositoryIndexResponse()
+        for name, state in self.models.items():
+            answer.models.add(name=name, version="1", state=state, reason="")
+        return answer
+
+
+def _say_size(request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
+    return result(f"{len(request.raw_input_contents[0])} bytes")
+
+
+class Endpoint:
+    """A `ScriptedTriton` behind an address."""
+
+    def __init__(
+        self, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+    ) -> None:
+        self.triton = ScriptedTriton()
+        self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.triton, self._server)
+        port = (
+            self._server.add_secure_port(address, credentials)
+            if credentials
+            else self._server.add_insecure_port(address)
+        )
+        self.url = f"{address.rsplit(':', 1)[0]}:{port}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def start_endpoint() -> Iterator[Callable[..., Endpoint]]:
+    running: list[Endpoint] = []
+
+    def start(*args: Any, **kwargs: Any) -> Endpoint:
+        running.append(Endpoint(*args, **kwargs))
+        return running[-1]
+
+    yield start
+    for endpoint in running:
+        endpoint.stop()
+
+
+@pytest.fixture
+def endpoint(start_endpoint: Callable[..., Endpoint]) -> Endpoint:
+    return start_endpoint()
+
+
+@pytest.fixture
+def triton(endpoint: Endpoint) -> ScriptedTriton:
+    return endpoint.triton
+
+
+@pytest.fixture
+def make_result() -> Callable[[str], dict[str, Any]]:
+    return result
+
+
+@pytest.fixture(scope="session")
+def wav() -> bytes:
+    """Half a second of a tone, 16 kHz, 16 bit."""
+    tone = 8000 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
+    return wav_from_samples(tone.astype(np.int16), 16000)

@@ -1,0 +1,136 @@
+import io
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+from carnelian_client import InvalidAudio
+from carnelian_client._audio import encode_audio, wav_from_samples
+
+RATE = 8000
+
+
+def file_of(samples, fmt, subtype=None):
+    sink = io.BytesIO()
+    soundfile.write(sink, samples, RATE, format=fmt, subtype=subtype)
+    return sink.getvalue()
+
+
+def read(data, dtype="float32"):
+    return soundfile.read(io.BytesIO(data), dtype=dtype)
+
+
+@pytest.fixture
+def noise():
+    return np.random.default_rng(0).uniform(-1, 1, 3000)
+
+
+@pytest.mark.parametrize(
+    "fmt", [("WAV", "ULAW"), ("WAV", "DOUBLE"), ("FLAC", None), ("OGG", "VORBIS"), ("OGG", "OPUS")]
+)
+def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path):
+    data = file_of(noise, *fmt)
+    path = tmp_path / "clip"
+    path.write_bytes(data)
+    for audio in (path, str(path), data, bytearray(data), memoryview(data)):
+        assert encode_audio(audio) == data
+
+
+@pytest.mark.parametrize(("subtype", "bits"), [("PCM_S8", 8), ("PCM_16", 16), ("PCM_24", 24)])
+def test_integers_become_flac_without_loss(subtype, bits):
+    exact = np.random.default_rng(0).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (5000, 2)) << (32 - bits)
+    sent = encode_audio(file_of(exact.astype(np.int32), "AIFF", subtype))
+    assert sent[:4] == b"fLaC"
+    samples, rate = read(sent, "int32")
+    np.testing.assert_array_equal(samples, exact)
+    assert rate == RATE
+
+
+def test_floats_become_float_wav_without_loss(noise):
+    sent = encode_audio(file_of(2 * noise, "AIFF", "FLOAT"))
+    assert sent[:4] == b"RIFF"
+    np.testing.assert_array_equal(read(sent)[0], (2 * noise).astype(np.float32))
+
+
+def test_mp3_is_decoded_here():
+    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)
+    samples, rate = read(encode_audio(file_of(tone, "MP3")))
+    assert rate == RATE
+    assert len(samples) == pytest.approx(RATE, rel=0.2)  # MP3 pads to whole frames
+    assert np.abs(np.fft.rfft(samples[:RATE])).argmax() * RATE / min(RATE, len(samples)) == pytest.approx(
+        440, abs=2
+    )
+
+
+def test_without_soundfile_the_error_names_the_extra(monkeypatch):
+    data = file_of(np.zeros(1000), "MP3")
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(InvalidAudio, match=r"install carnelian-client\[audio\]"):
+        encode_audio(data)
+
+
+def test_what_nobody_reads_is_refused_with_advice(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("hello world")
+    with pytest.raises(InvalidAudio, match=r"notes\.txt: neither .* \(Format not recognised\.\); .*ffmpeg"):
+        encode_audio(path)
+
+
+@pytest.mark.parametrize("shape", [(3000,), (1000, 3)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
+def test_samples_become_a_wav_at_their_own_rate(shape, dtype):
+    rng = np.random.default_rng(0)
+    exact = rng.integers(-(2**15), 2**15, shape) if dtype == "int16" else rng.uniform(-1, 1, shape)
+    samples = exact.astype(dtype)
+    sent, rate = read(encode_audio((samples, 44100)), "int16" if dtype == "int16" else "float32")
+    assert rate == 44100
+    np.testing.assert_array_equal(sent, samples.astype(sent.dtype))
+
+
+def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
+    samples = np.arange(100, dtype=">i2").reshape(2, 50).T
+    np.testing.assert_array_equal(read(wav_from_samples(samples, 16000), "int16")[0], samples)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (np.zeros(0, np.float32), "no samples"),
+        (np.array([0, np.nan]), "not finite"),
+        (np.array([0, -np.inf]), "not finite"),
+        (np.array([1e300]), "not finite"),
+        (np.zeros((2, 16000)), "transpose"),
+        (np.zeros((1, 2, 3)), r"\[1, 2, 3\]"),
+        (np.float32(0), r"shape \[\]"),
+    ],
+)
+def test_samples_that_are_no_clip_are_invalid(samples, words):
+    with pytest.raises(InvalidAudio, match=words):
+        encode_audio((samples, 16000))
+
+
+def test_a_rate_must_be_a_whole_positive_number():
+    with pytest.raises(InvalidAudio, match="at least 1 Hz"):
+        encode_audio((np.zeros(10), 0))
+    with pytest.raises(TypeError):
+        encode_audio((np.zeros(10), 16000.5))
+
+
+@pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),), (np.zeros(3, np.int32), 16000)])
+def test_other_types_are_the_callers_mistake(audio):
+    with pytest.raises(TypeError, match="must be"):
+        encode_audio(audio)
+
+
+def test_an_empty_file_is_invalid_and_a_missing_one_is_the_systems_error(tmp_path):
+    (tmp_path / "empty.wav").touch()
+    with pytest.raises(InvalidAudio, match=r"empty\.wav: empty audio"):
+        encode_audio(tmp_path / "empty.wav")
+    with pytest.raises(FileNotFoundError):
+        encode_audio(tmp_path / "missing.wav")
+
+
+def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav):
+    monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
+    with pytest.raises(InvalidAudio, match="smaller than 100 bytes"):
+        encode_audio(wav)

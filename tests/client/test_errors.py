@@ -1,0 +1,99 @@
+import pickle
+
+import grpc
+import pytest
+from carnelian_client import (
+    AccessDenied,
+    CarnelianClientError,
+    ConnectError,
+    DeadlineExceeded,
+    InvalidAudio,
+    ModelNotFound,
+    ModelNotReady,
+    ServerBusy,
+    ServerError,
+    TransportError,
+)
+from carnelian_client._errors import STATUS_ERRORS, error_from_answer
+
+
+def test_every_grpc_status_has_an_error():
+    assert set(STATUS_ERRORS) == {status.name for status in grpc.StatusCode} - {"OK"}
+
+
+def test_the_tree_is_the_one_that_is_drawn():
+    assert {c for c in TransportError.__subclasses__()} == {ConnectError, DeadlineExceeded}
+    assert {c for c in ServerError.__subclasses__()} == {
+        ServerBusy,
+        ModelNotReady,
+        ModelNotFound,
+        AccessDenied,
+    }
+    assert {c for c in CarnelianClientError.__subclasses__()} == {TransportError, ServerError, InvalidAudio}
+
+
+def test_only_what_may_pass_is_retryable():
+    kinds = [CarnelianClientError, InvalidAudio, *STATUS_ERRORS.values(), ModelNotReady]
+    assert {kind for kind in kinds if kind.retryable} == {ConnectError, ServerBusy, ModelNotReady}
+
+
+# Status and words as Triton 2.51, DALI and gRPC gave them.
+ANSWERS = [
+    ("UNAVAILABLE", "in ensemble 'm', [request id: abc] Exceeds maximum queue size", ServerBusy),
+    ("UNAVAILABLE", "in ensemble 'm', Request timeout expired", DeadlineExceeded),
+    (
+        "UNAVAILABLE",
+        "This protocol is restricted, expecting header 'triton-grpc-protocol-infer-key'",
+        AccessDenied,
+    ),
+    ("NOT_FOUND", "Request for unknown model: 'm' is not found", ModelNotFound),
+    ("NOT_FOUND", "Request for unknown model: 'm' has no available versions", ModelNotReady),
+    ("INVALID_ARGUMENT", "unexpected inference input 'AUDIO' for model 'm_pcm'", ServerError),
+    ("INVALID_ARGUMENT", "[request id: abc] inference request batch-size must be <= 1 for 'm'", ServerError),
+    ("INVALID_ARGUMENT", "in ensemble 'm', no samples", InvalidAudio),
+    ("INVALID_ARGUMENT", "in ensemble 'm', samples are not finite", InvalidAudio),
+    ("INVALID_ARGUMENT", "in ensemble 'm', the clip is too long: 61 s, the limit is 60 s", InvalidAudio),
+    ("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)", InvalidAudio),
+    ("RESOURCE_EXHAUSTED", "quota", ServerBusy),
+    ("INTERNAL", "in ensemble 'm', CUDA out of memory", ServerError),
+    ("INTERNAL", "in ensemble 'm', Failed to open encoded data: Format not recognised.", InvalidAudio),
+    ("INTERNAL", "Error decoding file . Error: Requested 16000 samples but got 4096 samples.", InvalidAudio),
+    ("UNAVAILABLE", "failed to connect to all addresses; last error: Connection refused", ConnectError),
+    ("UNAVAILABLE", "Socket closed", ConnectError),
+    ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded),
+    (None, "no samples", InvalidAudio),
+]
+
+
+@pytest.mark.parametrize(("status", "words", "kind"), ANSWERS)
+def test_an_answer_becomes_the_error_its_words_mean(status, words, kind):
+    assert type(error_from_answer(status, words)) is kind
+
+
+def test_the_message_is_the_words_without_their_wrapping_and_says_what_to_do():
+    details = (
+        "in ensemble 'm', Failed to process the request(s) for model 'audio_decode_0_0', message: "
+        "RuntimeError: Critical error in pipeline:\n"
+        "Error in CPU operator `nvidia.dali.fn.decoders.audio`,\n\nencountered:\n\n"
+        "Failed to open encoded data: File contains data in an unimplemented format.\n"
+        "C++ context: [generic_decoder.cc:208] \nCurrent pipeline object is no longer valid.\n\n"
+        "At:\n  model.py(9)\n"
+    )
+    error = error_from_answer("INTERNAL", details, clip="a.mp3", model="m", request_id="7")
+    assert error.message.startswith(
+        "Failed to open encoded data: File contains data in an unimplemented format; the server reads WAV"
+    )
+    assert "carnelian-client[audio]" in error.message
+    assert str(error).startswith("a.mp3: Failed")
+    assert str(error).endswith("[model m, request 7, INTERNAL]")
+
+
+def test_a_deadline_is_also_pythons_timeout_error():
+    assert issubclass(DeadlineExceeded, TimeoutError)
+
+
+@pytest.mark.parametrize("kind", [InvalidAudio, DeadlineExceeded])
+def test_errors_travel_between_processes(kind):
+    error = pickle.loads(pickle.dumps(kind("words", clip="a.wav", request_id="7")))
+    assert type(error) is kind
+    assert (str(error), error.clip) == ("a.wav: words [request 7]", "a.wav")
