@@ -1,0 +1,113 @@
+import subprocess
+from pathlib import Path
+
+import grpc
+import pytest
+from carnelian_client import TLS, AsyncCarnelianClient, CarnelianClient, ConnectError, RetryPolicy
+
+NO_RETRY = RetryPolicy(num_attempts=1)
+
+
+@pytest.mark.parametrize("kind", [CarnelianClient, AsyncCarnelianClient])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"url": "http://localhost:8000"}, "host:port of Triton's gRPC endpoint"),
+        ({"url": "grpcs://localhost:8001"}, "host:port"),
+        ({"url": "localhost"}, "host:port"),
+        ({"timeout_s": 0}, "`timeout_s` must be above 0"),
+        ({"timeout_s": float("nan")}, "`timeout_s` must be above 0"),
+        ({"api_key": "secret\n"}, "'authorization' must have .* strip a key"),
+        ({"headers": {"a b": "c"}}, "header 'a b'"),
+        ({"headers": {"Authorization": "Basic x"}, "api_key": "k"}, "choose one"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_at_once(kind, arguments, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        kind(**arguments)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"num_attempts": 0}, {"first_wait_s": 0}, {"first_wait_s": 2, "longest_wait_s": 1}]
+)
+def test_a_retry_policy_checks_its_fields(arguments):
+    with pytest.raises(ValueError, match="must be"):
+        RetryPolicy(**arguments)
+
+
+def test_a_client_certificate_needs_its_key():
+    with pytest.raises(ValueError, match="add `key_path`"):
+        TLS(cert_path="cert.pem")
+
+
+def test_headers_and_the_api_key_are_sent_with_every_call(endpoint, triton, wav):
+    headers = {"Triton-Grpc-Protocol-Infer-Key": "open sesame"}
+    with CarnelianClient(endpoint.url, headers=headers, api_key="secret") as client:
+        client.transcribe(wav)
+        client.is_ready()
+        assert "secret" not in repr(client)
+        assert "secret" not in repr(client._settings)
+    for metadata in triton.metadata:
+        assert metadata["triton-grpc-protocol-infer-key"] == "open sesame"
+        assert metadata["authorization"] == "Bearer secret"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Path:
+    """A private authority, and what it signed for a server on 127.0.0.1 and for a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new_key = ("-newkey", "rsa:2048", "-nodes")
+    openssl(
+        "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2"
+    )
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+    return folder
+
+
+@pytest.fixture
+def start_tls_endpoint(certificates, start_endpoint):
+    def start(*, wants_client_certificate: bool):
+        pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
+        ca = (certificates / "ca.pem").read_bytes() if wants_client_certificate else None
+        credentials = grpc.ssl_server_credentials([pair], ca, wants_client_certificate)
+        return start_endpoint(credentials=credentials)
+
+    return start
+
+
+def test_tls_with_a_private_authority(certificates, start_tls_endpoint, wav):
+    endpoint = start_tls_endpoint(wants_client_certificate=False)
+    with CarnelianClient(endpoint.url, tls=TLS(ca_path=certificates / "ca.pem")) as client:
+        assert client.transcribe(wav).text
+
+
+def test_tls_refuses_a_server_that_no_known_authority_signed(start_tls_endpoint, wav):
+    endpoint = start_tls_endpoint(wants_client_certificate=False)
+    with CarnelianClient(endpoint.url, tls=TLS(), retry=NO_RETRY) as client:
+        with pytest.raises(ConnectError, match="check `tls`"):
+            client.transcribe(wav)
+
+
+def test_mutual_tls(certificates, start_tls_endpoint, wav):
+    endpoint = start_tls_endpoint(wants_client_certificate=True)
+    ca = certificates / "ca.pem"
+    pair = {"cert_path": certificates / "client.pem", "key_path": certificates / "client.key"}
+    with CarnelianClient(endpoint.url, tls=TLS(ca_path=ca, **pair)) as client:
+        assert client.transcribe(wav).text
+    with CarnelianClient(endpoint.url, tls=TLS(ca_path=ca), retry=NO_RETRY) as client:
+        with pytest.raises(ConnectError):
+            client.transcribe(wav)
+
+
+def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        CarnelianClient("localhost:8001", tls=TLS(ca_path=tmp_path / "ca.pem"))
