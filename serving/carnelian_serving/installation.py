@@ -107,11 +107,9 @@ def prepare_wheel(scratch: Path) -> Installation:
         backends,
         {
             "LD_LIBRARY_PATH": os.pathsep.join(str(path) for path in library_path if str(path)),
-            # The stub embeds Python: `python3` on PATH gives it this environment, PYTHONPATH its imports.
+            # The stub embeds an isolated Python, deaf to PYTHONPATH and its kin: it is the environment of the
+            # first `python3` on PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            # A model repository may be read-only, and is not the place for __pycache__.
-            "PYTHONDONTWRITEBYTECODE": "1",
         },
         is_native=False,
     )

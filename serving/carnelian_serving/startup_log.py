@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_RECORD = re.compile(r'^[IWEF]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$')
-_MODEL_FAILED = re.compile(r"^failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.+)$", re.DOTALL)
-_POLL_FAILED = re.compile(r"^Poll failed for model directory '(?P<model>[^']+)': (?P<reason>.+)$", re.DOTALL)
-_START_FAILED = re.compile(r"^error: (?P<reason>.+)$")
+_RECORD = re.compile(r'^(?P<level>[IWEF])\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$')
+_MODEL_FAILED = re.compile(
+    r"^(?:failed to load '(?P<version_of>[^']+)' version \d+|failed to load model '(?P<model>[^']+)'"
+    r"|Poll failed for model directory '(?P<folder>[^']+)'): (?P<reason>.+)$",
+    re.DOTALL,
+)
+_SYNTAX_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<where>.+)$")
+_START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
 # What tritonserver says at every level: on each machine without a GPU, and when the launcher ends it.
@@ -27,24 +31,30 @@ def is_noise(line: str) -> bool:
 
 
 def find_reasons(lines: Iterable[str]) -> list[str]:
-    """Returns why the server did not start, one sentence for each model that failed, or its last error.
+    """Returns why the server did not start: a sentence for each model that failed, else the log's errors.
 
     Args:
         lines: The log, in order.
     """
     models: dict[str, str] = {}
-    last_error = None
+    errors: list[str] = []
+    syntax_error = ""
     for line in lines:
+        if is_noise(line):
+            continue
         record = _RECORD.match(line)
         text = (record["text"] if record else line).replace("\\n", "\n").replace('\\"', '"')
-        failed = _MODEL_FAILED.match(text) or _POLL_FAILED.match(text)
-        if failed:
-            models[failed["model"]] = _shorten(failed["reason"])
-        elif start := _START_FAILED.match(text):
-            last_error = _shorten(start["reason"])
-    if models:
-        return [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()]
-    return [last_error] if last_error else []
+        if syntax := _SYNTAX_ERROR.search(text):
+            syntax_error = (
+                f" (line {syntax['where']})"  # protobuf tells it just before Triton names the model
+            )
+        elif failed := _MODEL_FAILED.match(text):
+            name = failed["version_of"] or failed["model"] or failed["folder"]
+            models[name] = _shorten(failed["reason"]) + syntax_error
+            syntax_error = ""
+        elif (record and record["level"] in "EF") or _START_FAILED.match(text):
+            errors.append(_shorten(text))
+    return [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()] or errors
 
 
 def _shorten(reason: str) -> str:

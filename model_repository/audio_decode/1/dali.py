@@ -16,8 +16,8 @@ MAX_AUDIO_S = 60
 def decode() -> tuple[DataNode, DataNode]:
     """Build the graph.
 
-    SIGNAL_LENGTH is always the clip's own length. Of a clip over the limit SIGNAL holds a single sample, cut off before
-    the resampling, so that an hour costs its decoding and nothing after it; the decoder at the end words the error.
+    SIGNAL_LENGTH is always the clip's own length. Of a clip over the limit SIGNAL holds a sample or two, cut
+    off before the resampling: an hour costs its decoding and no more. The last stage words the error.
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
     clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)

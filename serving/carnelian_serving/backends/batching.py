@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from carnelian_serving.backends.model_config import Array, ModelConfig
@@ -21,7 +22,8 @@ def execute(config: ModelConfig, requests: Sequence[Any], run_batch: RunBatch) -
     Args:
         config: The model's configuration.
         requests: What Triton's batcher put together.
-        run_batch: From input arrays to output arrays, request by request.
+        run_batch: From input arrays to output arrays, request by request. Those may be views that the next
+            call overwrites: Triton has copied them by then, but for the single runs.
 
     Returns:
         One response for each request, in their order.
@@ -35,7 +37,9 @@ def execute(config: ModelConfig, requests: Sequence[Any], run_batch: RunBatch) -
     responses = []
     for request, arrays in zip(requests, inputs, strict=True):
         try:
-            responses += _respond(config, [request], run_batch(_transpose([arrays])))
+            outputs = run_batch(_transpose([arrays]))
+            copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
+            responses += _respond(config, [request], copies)
         except Exception as error:
             responses.append(_refuse(error))
     return responses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ class PipelineRunner:
 
 
 def summarise_error(text: str) -> str:
-    """Returns the operator and DALI's words about it, without the traceback, which names files of the server."""
+    """Returns the operator and DALI's words, without the traceback, which names the server's files."""
     match = _OPERATOR_ERROR.search(text)
     if match is None:
         return text
@@ -141,5 +142,6 @@ def _import(source: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode = True  # a model repository is not the place for __pycache__
     spec.loader.exec_module(module)
     return module

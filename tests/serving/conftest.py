@@ -1,0 +1,227 @@
+"""Tiny repositories, made here: one server holds all of the well-formed models."""
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from carnelian_serving.launcher import Server
+from onnx import TensorProto, helper
+from tritonclient import grpc as triton
+
+TRITON_TYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
+
+
+def write_model(repository: Path, name: str, config: str, files: Mapping[str, str | bytes]) -> Path:
+    """Writes a model folder with version 1."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(f'name: "{name}"\n{config}')
+    for file, content in files.items():
+        (version / file).write_bytes(content.encode() if isinstance(content, str) else content)
+    return repository / name
+
+
+def ragged_onnx() -> bytes:
+    """Sums each row of a flat FEATURES; tells positions up to the longest row, and the batch's elements."""
+    nodes = [
+        helper.make_node("ReduceProd", ["FEATURES_SHAPE"], ["counts"], axes=[1], keepdims=0),
+        helper.make_node("CumSum", ["counts", "axis"], ["ends"]),
+        helper.make_node("Sub", ["ends", "counts"], ["starts"]),
+        helper.make_node("CumSum", ["FEATURES", "axis"], ["sums"]),
+        helper.make_node("Concat", ["zero", "sums"], ["padded"], axis=0),
+        helper.make_node("Gather", ["padded", "ends"], ["upto_end"]),
+        helper.make_node("Gather", ["padded", "starts"], ["upto_start"]),
+        helper.make_node("Sub", ["upto_end", "upto_start"], ["row_sums"]),
+        helper.make_node("Unsqueeze", ["row_sums", "last"], ["SUM"]),
+        helper.make_node("Gather", ["FEATURES_SHAPE", "one"], ["frames"], axis=1),
+        helper.make_node("ReduceMax", ["frames"], ["longest"], keepdims=0),
+        helper.make_node("Range", ["nought", "longest", "unit"], ["range"]),
+        helper.make_node("Unsqueeze", ["range", "first"], ["one_range"]),
+        helper.make_node("Unsqueeze", ["frames", "last"], ["frames_column"]),
+        helper.make_node("Mul", ["frames_column", "nought"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "one_range"], ["POSITION"]),
+        helper.make_node("Shape", ["FEATURES"], ["total"]),
+        helper.make_node("Cast", ["total"], ["total32"], to=TensorProto.INT32),
+        helper.make_node("Add", ["zeros", "total32"], ["BATCH_ELEMENTS"]),
+    ]
+    constants = {
+        "axis": np.array(0, np.int32),
+        "zero": np.zeros(1, np.float32),
+        "one": np.array(1, np.int64),
+        "first": np.array([0], np.int64),
+        "last": np.array([1], np.int64),
+        "nought": np.array(0, np.int32),
+        "unit": np.array(1, np.int32),
+    }
+    return onnx_model(
+        nodes,
+        {"FEATURES": (TensorProto.FLOAT, [None]), "FEATURES_SHAPE": (TensorProto.INT32, [None, 2])},
+        {
+            "SUM": (TensorProto.FLOAT, [None, 1]),
+            "POSITION": (TensorProto.INT32, [None, None]),
+            "BATCH_ELEMENTS": (TensorProto.INT32, [None, 1]),
+        },
+        constants,
+    )
+
+
+def lookup_onnx() -> bytes:
+    """Looks INDEX up in 0, 10, ... 90; an index out of range fails the whole batch in ONNX Runtime."""
+    return onnx_model(
+        [helper.make_node("Gather", ["table", "INDEX"], ["VALUE"])],
+        {"INDEX": (TensorProto.INT32, [None, 1])},
+        {"VALUE": (TensorProto.FLOAT, [None, 1])},
+        {"table": np.arange(0, 100, 10, dtype=np.float32)},
+    )
+
+
+def onnx_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int, list[int | None]]],
+    outputs: Mapping[str, tuple[int, list[int | None]]],
+    constants: Mapping[str, np.ndarray],
+) -> bytes:
+    """Serialises a graph."""
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
+        [helper.make_tensor_value_info(name, *what) for name, what in outputs.items()],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+RAGGED_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "FEATURES" data_type: TYPE_FP32 dims: [ 4, -1 ] allow_ragged_batch: true }
+batch_input {
+  kind: BATCH_ITEM_SHAPE target_name: "FEATURES_SHAPE" data_type: TYPE_INT32 source_input: "FEATURES"
+}
+output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "POSITION" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "BATCH_ELEMENTS" data_type: TYPE_INT32 dims: [ 1 ] }
+dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 4 ] }
+instance_group { kind: KIND_AUTO count: 1 }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+"""
+LOOKUP_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "INDEX" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "VALUE" data_type: TYPE_FP32 dims: [ 1 ] }
+dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 3 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+CUT_CONFIG = """
+backend: "dali"
+max_batch_size: 4
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 3 ] }
+instance_group { kind: KIND_CPU count: 1 }
+parameters { key: "num_threads" value { string_value: "1" } }
+"""
+CUT_PIPELINE = """
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin.triton import autoserialize
+
+
+@autoserialize
+@pipeline_def(batch_size=1, num_threads=1, device_id=None)
+def cut():
+    signal = fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1)
+    length = fn.external_source(name="LENGTH", dtype=types.INT32, ndim=1)
+    return fn.slice(signal, start=0, shape=length, axes=[0]), signal * 2
+"""
+SCALAR_PIPELINE = CUT_PIPELINE.replace(
+    "fn.slice(signal, start=0, shape=length, axes=[0])",
+    "fn.reductions.sum(signal) + fn.reductions.sum(length)",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("tiny")
+    write_model(repository, "ragged", RAGGED_CONFIG, {"model.onnx": ragged_onnx()})
+    write_model(repository, "lookup", LOOKUP_CONFIG, {"model.onnx": lookup_onnx()})
+    write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
+    write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})
+    with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
+        yield running
+
+
+class Client:
+    """What the tests ask a server."""
+
+    def __init__(self, grpc_url: str) -> None:
+        self._client = triton.InferenceServerClient(grpc_url)
+
+    def infer(self, model: str, outputs: Sequence[str] = (), **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Sends one request; returns every output, or those asked for."""
+        tensors = []
+        for name, array in inputs.items():
+            tensors.append(triton.InferInput(name, list(array.shape), TRITON_TYPES[array.dtype.name]))
+            tensors[-1].set_data_from_numpy(array)
+        wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
+        answer = self._client.infer(model, tensors, outputs=wanted, client_timeout=60)
+        return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
+
+    def infer_together(
+        self, model: str, requests: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[dict[str, np.ndarray] | BaseException]:
+        """Sends requests at once, for the batcher to join; returns answers or errors, in order."""
+        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+            futures = [pool.submit(self.infer, model, **request) for request in requests]
+        return [future.exception() or future.result() for future in futures]
+
+    def executions(self, model: str) -> int:
+        """Returns how many batches the model has run."""
+        return int(self._client.get_inference_statistics(model).model_stats[0].execution_count)
+
+    def ready_models(self) -> set[str]:
+        """Returns the names of the models that are ready."""
+        index = self._client.get_model_repository_index().models
+        return {model.name for model in index if model.state == "READY"}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture(scope="session")
+def connect() -> Iterator[Callable[[str], Client]]:
+    """Opens clients, which are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def open_client(grpc_url: str) -> Client:
+            opened = Client(grpc_url)
+            stack.callback(opened.close)
+            return opened
+
+        yield open_client
+
+
+@pytest.fixture(scope="session")
+def client(tiny_server: Server, connect: Callable[[str], Client]) -> Client:
+    return connect(tiny_server.grpc_url)
+
+
+@pytest.fixture
+def add_model() -> Callable[..., Path]:
+    return write_model
+
+
+@pytest.fixture
+def cut_repository(tmp_path: Path) -> Path:
+    """A repository of one small model, for tests that start a server of their own."""
+    write_model(tmp_path / "models", "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
+    return tmp_path / "models"

@@ -1,0 +1,160 @@
+"""The stage `audio_decode` of the real repository, through gRPC."""
+
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+RATE = 16_000
+LIMIT_SAMPLES = 60 * RATE
+# PCM16 and the 16-bit FLAC round to 2^-15; mu-law and the lossy codecs are coarser.
+EXACT, COARSE, LOSSY = 1e-4, 0.02, 0.05
+
+
+def tone(seconds: float, rate: int = RATE) -> np.ndarray:
+    """Returns [samples] float64 of a 440 Hz tone."""
+    return 0.5 * np.sin(2 * np.pi * 440 * np.arange(round(seconds * rate)) / rate)
+
+
+def encode(
+    samples: np.ndarray, rate: int = RATE, container: str = "WAV", subtype: str = "PCM_16"
+) -> np.ndarray:
+    """Returns the bytes of a file."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=container, subtype=subtype)
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def served(server: Any, connect: Callable[[str], Any]) -> Any:
+    return connect(server.grpc_url)
+
+
+def decode(served: Any, file: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns SIGNAL [samples] and SIGNAL_LENGTH."""
+    answer = served.infer("audio_decode", AUDIO=file[None])
+    assert answer["SIGNAL"].dtype == np.float32
+    assert answer["SIGNAL_LENGTH"].dtype == np.int32
+    assert answer["SIGNAL_LENGTH"].shape == (1, 1)
+    return answer["SIGNAL"][0], int(answer["SIGNAL_LENGTH"].item())
+
+
+@pytest.mark.parametrize(
+    ("container", "subtype", "tolerance"),
+    [
+        ("WAV", "PCM_16", EXACT),
+        ("WAV", "PCM_24", EXACT),
+        ("WAV", "FLOAT", EXACT),
+        ("WAV", "PCM_U8", COARSE),
+        ("WAV", "ULAW", COARSE),
+        ("WAV", "ALAW", COARSE),
+        ("FLAC", "PCM_16", EXACT),
+        ("OGG", "VORBIS", LOSSY),
+        ("OGG", "OPUS", LOSSY),
+    ],
+)
+def test_each_format_gives_the_samples(served: Any, container: str, subtype: str, tolerance: float) -> None:
+    wanted = tone(1.0)
+    signal, length = decode(served, encode(wanted, RATE, container, subtype))
+    assert length == len(signal) == RATE
+    # A codec rings where the tone starts and ends.
+    np.testing.assert_allclose(signal[400:-400], wanted[400:-400], atol=tolerance)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
+def test_each_rate_becomes_16_khz(served: Any, rate: int) -> None:
+    signal, length = decode(served, encode(tone(1.0, rate), rate))
+    assert length == len(signal) == RATE
+    np.testing.assert_allclose(signal[400:-400], tone(1.0)[400:-400], atol=COARSE)
+
+
+def test_channels_are_averaged(served: Any) -> None:
+    stereo = np.stack([tone(0.5), np.zeros(RATE // 2)], axis=1)
+    signal, _ = decode(served, encode(stereo))
+    np.testing.assert_allclose(signal, tone(0.5) / 2, atol=EXACT)
+
+
+def test_an_odd_length_is_rounded_up_when_resampled(served: Any) -> None:
+    signal, length = decode(served, encode(np.zeros(44_101), 44_100))
+    assert length == len(signal) == RATE + 1
+
+
+def test_a_file_without_samples_has_length_0_and_one_sample(served: Any) -> None:
+    signal, length = decode(served, encode(np.zeros(0)))
+    assert length == 0
+    assert signal.tolist() == [0.0]
+
+
+def test_zeros_after_the_file_are_ignored(served: Any) -> None:
+    padded = np.concatenate([encode(tone(0.25)), np.zeros(1000, np.uint8)])
+    assert decode(served, padded)[1] == RATE // 4
+
+
+def test_not_finite_samples_pass(served: Any) -> None:
+    samples = tone(0.1)
+    samples[[5, 700]] = np.nan, np.inf
+    signal, length = decode(served, encode(samples, subtype="FLOAT"))
+    assert length == 1600
+    assert np.isnan(signal[5])
+    assert np.isinf(signal[700])
+    assert decode(served, encode(samples, 8_000, subtype="FLOAT"))[1] == 3200
+
+
+def test_a_clip_of_the_limit_is_whole_and_a_longer_one_is_cut_with_an_honest_length(served: Any) -> None:
+    signal, length = decode(served, encode(np.zeros(LIMIT_SAMPLES)))
+    assert length == len(signal) == LIMIT_SAMPLES
+    signal, length = decode(served, encode(np.zeros(LIMIT_SAMPLES + 1)))
+    assert (len(signal), length) == (1, LIMIT_SAMPLES + 1)
+    signal, length = decode(served, encode(np.zeros((61 * 48_000, 2)), 48_000, "FLAC"))
+    assert (len(signal), length) == (1, 61 * RATE)
+
+
+WAV = encode(tone(0.5))
+FLAC = encode(tone(0.5), container="FLAC")
+BROKEN = {
+    "empty": WAV[:0],
+    "text": np.frombuffer(b"What is this? " * 50, np.uint8),
+    "zeros": np.zeros(5000, np.uint8),
+    "wav header cut": WAV[:30],
+    "flac header cut": FLAC[:40],
+    "flac cut": FLAC[: len(FLAC) // 2],
+    "mp3": encode(tone(0.5), container="MP3", subtype="MPEG_LAYER_III"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_answered_in_the_words_of_dali_and_alone(served: Any, name: str) -> None:
+    files = [WAV, BROKEN[name], FLAC, BROKEN[name], WAV]
+    answers = served.infer_together("audio_decode", [{"AUDIO": file[None]} for file in files])
+    for file, answer in zip(files, answers, strict=True):
+        if file is BROKEN[name]:
+            assert isinstance(answer, Exception)
+            assert "nvidia.dali.fn.decoders.audio" in str(answer)
+        else:
+            assert answer["SIGNAL_LENGTH"].item() == RATE // 2
+
+
+@pytest.mark.parametrize(("bytes_kept", "samples"), [(44, 0), (1044, 500)])
+def test_a_wav_that_ends_early_keeps_what_it_has(served: Any, bytes_kept: int, samples: int) -> None:
+    assert decode(served, WAV[:bytes_kept])[1] == samples
+
+
+def test_a_forged_flac_length_is_an_error_and_not_an_outage(served: Any) -> None:
+    forged = FLAC.copy()
+    forged[21] |= 0x0F  # STREAMINFO's 36-bit number of samples
+    forged[22:26] = 0xFF
+    (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
+    assert isinstance(answer, Exception)
+    assert decode(served, WAV)[1] == RATE // 2
+
+
+def test_no_audio_and_no_error_of_a_client_reaches_the_log(server: Any, served: Any) -> None:
+    before = len(server.log)
+    decode(served, WAV)
+    served.infer_together("audio_decode", [{"AUDIO": BROKEN["text"][None]}])
+    time.sleep(0.2)
+    assert "What is this?" not in "\n".join(server.log[before:])

@@ -1,0 +1,62 @@
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import InferenceServerException
+
+
+def signal(samples: int, length: int, rows: int = 1) -> dict[str, np.ndarray]:
+    values = np.random.default_rng(samples).standard_normal((rows, samples)).astype(np.float32)
+    return {"SIGNAL": values, "LENGTH": np.full((rows, 1), length, np.int32)}
+
+
+def test_requests_of_different_lengths_run_as_one_batch(client: Any) -> None:
+    requests = [signal(5, 3), signal(7, 2), signal(6, 6)]
+    before = client.executions("cut")
+    answers = client.infer_together("cut", requests)
+    assert client.executions("cut") == before + 1
+    for request, answer in zip(requests, answers, strict=True):
+        length = request["LENGTH"].item()
+        np.testing.assert_array_equal(answer["CUT"], request["SIGNAL"][:, :length])
+        np.testing.assert_array_equal(answer["DOUBLE"], request["SIGNAL"] * 2)
+
+
+def test_rows_of_a_request_come_back_in_order(client: Any) -> None:
+    request = signal(5, 4, rows=3)
+    np.testing.assert_array_equal(client.infer("cut", **request)["CUT"], request["SIGNAL"][:, :4])
+
+
+def test_a_request_without_samples_passes(client: Any) -> None:
+    empty, full = client.infer_together("cut", [signal(0, 0), signal(4, 2)])
+    assert empty["DOUBLE"].shape == (1, 0)
+    assert full["DOUBLE"].shape == (1, 4)
+
+
+def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(
+    client: Any,
+) -> None:
+    requests = [signal(5, 3), signal(6, 9), signal(7, 2)]
+    before = client.executions("cut")
+    first, bad, last = client.infer_together("cut", requests)
+    assert client.executions("cut") == before + 1
+    np.testing.assert_array_equal(first["CUT"], requests[0]["SIGNAL"][:, :3])
+    np.testing.assert_array_equal(last["CUT"], requests[2]["SIGNAL"][:, :2])
+    assert isinstance(bad, InferenceServerException)
+    assert "DALI operator nvidia.dali.fn.slice: Slice can't be placed out of bounds" in bad.message()
+    assert "dali.py" not in bad.message()  # no paths of the server
+    np.testing.assert_array_equal(client.infer("cut", **requests[0])["CUT"], first["CUT"])
+
+
+def test_rows_of_unequal_shape_within_a_request_are_refused(client: Any) -> None:
+    uneven = signal(5, 3, rows=2)
+    uneven["LENGTH"][1] = 4
+    bad, good = client.infer_together("cut", [uneven, signal(7, 2)])
+    assert isinstance(bad, InferenceServerException)
+    assert "must have rows of one shape within a request, but has [(3,), (4,)]" in bad.message()
+    assert good["CUT"].shape == (1, 2)
+
+
+def test_a_scalar_output_is_refused_with_advice(client: Any) -> None:
+    (bad,) = client.infer_together("scalar", [signal(5, 3)])
+    assert isinstance(bad, InferenceServerException)
+    assert "output 'CUT' of 'scalar' (number 0) must be float32 [-1]" in bad.message()
+    assert "reshape a scalar to [1]" in bad.message()

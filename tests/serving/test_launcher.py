@@ -1,0 +1,222 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from carnelian_serving.installation import InstallationError, find_libpython, find_native
+from carnelian_serving.launcher import SHARED_MEMORY, Server, ServerError, check_shared_memory, choose_ports
+
+COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
+FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+def group_members(group: int) -> list[str]:
+    """Returns the commands of the processes in a process group."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, fields = status.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields.split()[2]) == group:
+            found.append(name)
+    return found
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
+    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Callable[[str], Any]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        group = server.pid
+        signals = np.ones((1, 4), np.float32)
+        answer = connect(server.grpc_url).infer("cut", SIGNAL=signals, LENGTH=np.full((1, 1), 2, np.int32))
+        assert answer["CUT"].shape == (1, 2)
+        assert any("triton_python" in name for name in group_members(group))
+        assert list(SHARED_MEMORY.glob(f"carnelian-{os.getpid()}-*"))
+        assert list(tmp_path.glob("carnelian-serve-*"))
+    assert group_members(group) == []
+    assert not list(SHARED_MEMORY.glob(f"carnelian-{os.getpid()}-*"))
+    assert not list(tmp_path.glob("carnelian-serve-*"))
+    written = {path.name for path in (cut_repository / "cut" / "1").iterdir()}
+    assert written == {"dali.py"}  # no __pycache__ in a repository
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS, "--threads=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("carnelian-serve: ready; gRPC 127.0.0.1:")
+    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert group_members(int(server))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert errors == ""  # at the default log level a good run says nothing
+    assert group_members(int(server)) == []
+    assert not list(SHARED_MEMORY.glob(f"carnelian-{process.pid}-*"))
+
+
+def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:
+    process = subprocess.Popen(
+        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while group_members(int(server)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert group_members(int(server)) == []
+
+
+def test_a_taken_port_is_named_with_its_option(cut_repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = (f"--repository={cut_repository}", *FREE_PORTS, f"--grpc-port={port}")
+        result = run_command(*arguments)
+    assert result.returncode == 1
+    assert f"`--grpc-port` must be a free port, but {port} on 127.0.0.1 cannot be had" in result.stderr
+    assert f"`--grpc-port {port + 1}`" in result.stderr
+
+
+def test_ports_must_differ() -> None:
+    [port] = choose_ports("127.0.0.1", {"--http-port": 0}).values()
+    with pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"):
+        choose_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--repository=nowhere",), "nowhere is not there"),
+        (("--repository=empty",), "must hold at least one model folder"),
+        (("--repository=models", "--model=cot"), "'cot' is not there; it has cut"),
+    ],
+)
+def test_a_wrong_repository_is_named(
+    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(cut_repository.parent)
+    Path("empty").mkdir()
+    result = run_command(*arguments, *FREE_PORTS)
+    assert result.returncode == 1
+    assert words in result.stderr
+
+
+def test_wrong_use_ends_with_status_2() -> None:
+    assert run_command("--log-level=loud").returncode == 2
+    assert run_command("--threads=0").returncode == 2
+
+
+CUT_WITHOUT_LENGTH = """
+backend: "dali"
+max_batch_size: 4
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 1
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
+input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling {
+  step {
+    model_name: "cut" model_version: -1
+    input_map { key: "SIGNAL" value: "SIGNAL" }
+    input_map { key: "LENGTH" value: "LENGTH" }
+    output_map { key: "CUT" value: "CUT" }
+    output_map { key: "DOUBLE" value: "DOUBLE" }
+  }
+}
+"""
+
+
+def test_each_bad_model_is_named_with_its_reason(
+    cut_repository: Path, add_model: Callable[..., Path]
+) -> None:
+    pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
+    add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
+    add_model(cut_repository, "short", CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
+    add_model(cut_repository, "broken", CUT_WITHOUT_LENGTH, {"dali.py": "raise KeyError('mel')"})
+    add_model(cut_repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
+    with (
+        pytest.raises(ServerError) as caught,
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+    ):
+        pass
+    message = str(caught.value)
+    assert "model 'typo' could not be loaded" in message
+    assert 'has no field named "max_batch_sise"' in message
+    assert "model 'short' could not be loaded" in message
+    assert "must have the 2 outputs of the pipeline" in message
+    assert "model 'broken' could not be loaded" in message
+    assert "KeyError: 'mel'" in message
+    assert "model 'absent' could not be loaded" in message
+    assert "neither" in message
+    assert "model 'foreign' could not be loaded" in message
+    assert "tensorrt" in message
+    assert "model 'cut'" not in message
+
+
+def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(
+    cut_repository: Path, add_model: Callable[..., Path], connect: Callable[[str], Any]
+) -> None:
+    add_model(cut_repository, "both", ENSEMBLE, {"ensemble.txt": ""})
+    add_model(cut_repository, "unloadable", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    with Server(cut_repository, models=["both"], http_port=0, grpc_port=0, metrics_port=0) as server:
+        assert connect(server.grpc_url).ready_models() == {"both", "cut"}
+
+
+def test_metrics_are_served(tiny_server: Server, client: Any) -> None:
+    client.infer("ragged", FEATURES=np.ones((1, 4, 3), np.float32))
+    with urllib.request.urlopen(tiny_server.metrics_url, timeout=5) as answer:
+        text = answer.read().decode()
+    assert 'nv_inference_request_success{model="ragged",version="1"}' in text
+
+
+def test_little_shared_memory_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ServerError, match=r"but 8\.0 MiB are free; in a container, start it with --shm-size"):
+        check_shared_memory(8 * 2**20)
+
+
+def test_a_missing_libpython_is_told_with_its_package(tmp_path: Path) -> None:
+    with pytest.raises(InstallationError, match=r"apt-get install libpython3\.99"):
+        find_libpython("3.99", [tmp_path])
+    library = tmp_path / "libpython3.99.so.1.0"
+    library.touch()
+    assert find_libpython("3.99", [tmp_path]) == library
+
+
+def test_a_native_installation_needs_every_backend(tmp_path: Path) -> None:
+    binary = tmp_path / "bin" / "tritonserver"
+    binary.parent.mkdir()
+    binary.touch()
+    for name in ("dali", "onnxruntime", "python"):
+        assert find_native(str(binary), tmp_path / "elsewhere") is None
+        (tmp_path / "backends" / name).mkdir(parents=True)
+        (tmp_path / "backends" / name / f"libtriton_{name}.so").touch()
+    assert find_native(str(binary), tmp_path / "elsewhere") == binary
+    assert find_native(None, tmp_path) == binary

@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from carnelian_serving.backends.model_config import ConfigError, read_model_config
+from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
+from tritonclient.utils import InferenceServerException
+
+
+def features(frames: int, rows: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed + frames).standard_normal((rows, 4, frames)).astype(np.float32)
+
+
+def test_ragged_requests_run_as_one_batch_with_the_rows_they_have_alone(
+    client: Any,
+) -> None:
+    clips = [features(frames) for frames in (8, 5, 3, 1)]
+    before = client.executions("ragged")
+    together = client.infer_together("ragged", [{"FEATURES": clip} for clip in clips])
+    assert client.executions("ragged") == before + 1
+    for clip, answer in zip(clips, together, strict=True):
+        assert answer["BATCH_ELEMENTS"].item() == sum(other.size for other in clips)
+        assert answer["POSITION"].shape == (1, 8)  # padded to the longest of the batch, in each request
+        np.testing.assert_allclose(answer["SUM"], clip.reshape(1, -1).sum(1, keepdims=True), atol=1e-5)
+        alone = client.infer("ragged", FEATURES=clip)
+        np.testing.assert_allclose(answer["SUM"], alone["SUM"], atol=1e-5)  # float32 sums in another order
+
+
+def test_a_request_of_several_rows_gets_its_rows_back(client: Any) -> None:
+    two, one = features(6, rows=2), features(9)
+    first, second = client.infer_together("ragged", [{"FEATURES": two}, {"FEATURES": one}])
+    np.testing.assert_allclose(first["SUM"], two.sum((1, 2))[:, None], atol=1e-5)
+    np.testing.assert_allclose(second["SUM"], one.sum((1, 2))[:, None], atol=1e-5)
+
+
+def test_only_the_outputs_that_are_asked_for_are_sent(client: Any) -> None:
+    assert set(client.infer("ragged", ["SUM"], FEATURES=features(3))) == {"SUM"}
+
+
+def test_a_failing_request_fails_alone(client: Any) -> None:
+    indices = [{"INDEX": np.array([[index]], np.int32)} for index in (8, 99, 3)]
+    before = client.executions("lookup")
+    first, bad, last = client.infer_together("lookup", indices)
+    assert client.executions("lookup") == before + 1
+    assert first["VALUE"].item() == 80
+    assert last["VALUE"].item() == 30
+    assert isinstance(bad, InferenceServerException)
+    assert "out of data bounds" in str(bad)
+
+
+BASE = {
+    "name": "m",
+    "max_batch_size": 4,
+    "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": ["4", "-1"], "allow_ragged_batch": True}],
+    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "batch_input": [],
+    "parameters": {},
+}
+
+
+def read(**changes: object) -> object:
+    text = json.dumps({**BASE, **changes})
+    return read_model_config(text, Path(), known_parameters=("num_threads",), default_filename="model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("BATCH_ITEM_SHAPE", [[4, 9], [4, 9], [4, 5]]),
+        ("BATCH_ITEM_SHAPE_FLATTEN", [4, 9, 4, 9, 4, 5]),
+        ("BATCH_ELEMENT_COUNT", [72, 20]),
+        ("BATCH_ACCUMULATED_ELEMENT_COUNT", [72, 92]),
+        ("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", [0, 72, 92]),
+    ],
+)
+def test_batch_input_kinds(kind: str, expected: list[object]) -> None:
+    message = {
+        "kind": kind,
+        "data_type": "TYPE_INT32",
+        "target_name": ["SHAPE"],
+        "source_input": ["X"],
+    }
+    (tensor,) = read_batch_inputs(read(batch_input=[message]))
+    made = tensor([(2, 4, 9), (1, 4, 5)])
+    assert made.dtype == np.int32
+    assert made.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parameters": {"nun_threads": {"string_value": "1"}}}, "must be among num_threads"),
+        ({"max_batch_size": 0}, "at least 1"),
+        ({"sequence_batching": {"oldest": {}}}, "not supported here"),
+        ({"input": [{**BASE["input"][0], "data_type": "TYPE_STRING"}]}, "TYPE_STRING"),
+        ({"input": [{**BASE["input"][0], "optional": True}]}, "`optional` of 'X'"),
+        ({"output": [{**BASE["output"][0], "reshape": {"shape": [1]}}]}, "`reshape` of 'Y'"),
+        ({"model_transaction_policy": {"decoupled": True}}, "must not be decoupled"),
+    ],
+)
+def test_what_the_backends_cannot_do_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(**changes)
+
+
+def test_an_unknown_batch_input_kind_is_refused() -> None:
+    message = {"kind": "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "data_type": "TYPE_INT32"}
+    with pytest.raises(ConfigError, match="must be one of BATCH_ELEMENT_COUNT"):
+        read_batch_inputs(read(batch_input=[message]))
+
+
+def test_parameters_are_typed() -> None:
+    config = read(parameters={"num_threads": {"string_value": "two"}})
+    with pytest.raises(ConfigError, match="must be an integer, but is 'two'"):
+        config.integer("num_threads", 1)
+    with pytest.raises(ConfigError, match="must be true or false, but is 'two'"):
+        config.boolean("num_threads", True)
