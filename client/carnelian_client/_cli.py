@@ -48,6 +48,7 @@ def transcribe(
     from ._client import CarnelianClient
     from ._types import Transcript
 
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
             url,

@@ -36,10 +36,11 @@ def result(text: str = "a b") -> dict[str, Any]:
 
 
 class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Takes its answers from `script` while there are any, then answers every clip with its size in bytes."""
+    """Answers from `script` while there is any, then with `answer`: by default the clip's size in bytes."""
 
     def __init__(self) -> None:
         self.script: list[tuple[str, str] | Answer] = []
+        self.answer: Answer = _say_size
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
         self.time_left_s: list[float] = []
@@ -53,7 +54,7 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.requests.append(request)
             self.metadata.append(dict(context.invocation_metadata()))
             self.time_left_s.append(context.time_remaining())
-            step = self.script.pop(0) if self.script else _say_size
+            step = self.script.pop(0) if self.script else self.answer
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)
         try:

@@ -239,14 +239,16 @@ def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
 
 
 def test_many_keep_their_order_and_their_number(client, triton, wav, make_result):
-    def slow_first(request, context):
-        time.sleep(0.3)
-        return make_result("first")
+    def slow_for_the_first(request, context):
+        size = len(request.raw_input_contents[0])
+        time.sleep(0.3 if size == len(wav) else 0)
+        return make_result(f"{size} bytes")
 
-    triton.script = [slow_first]
+    triton.answer = slow_for_the_first
     clips = [wav + bytes(i) for i in range(40)]
     outcomes = list(client.transcribe_many(clips, concurrency=4))
-    assert [o.text for o in outcomes] == ["first", *[f"{len(c)} bytes" for c in clips[1:]]]
+    assert [o.text for o in outcomes] == [f"{len(c)} bytes" for c in clips]
+    assert len(triton.requests) == len(clips)
     assert triton.most_running <= 4
 
 

@@ -1,0 +1,204 @@
+import asyncio
+import contextlib
+import inspect
+import time
+
+import numpy as np
+import pytest
+from carnelian_client import (
+    AsyncCarnelianClient,
+    CarnelianClient,
+    ConnectError,
+    DeadlineExceeded,
+    Health,
+    InvalidAudio,
+    Model,
+    RetryPolicy,
+    ServerBusy,
+    Transcript,
+)
+
+FAST = RetryPolicy(num_attempts=4, first_wait_s=0.01, longest_wait_s=0.02)
+BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue size")
+
+
+@pytest.fixture
+def run(endpoint):
+    """Run a coroutine function with an open client."""
+
+    def run(use):
+        async def main():
+            async with AsyncCarnelianClient(endpoint.url, retry=FAST, timeout_s=5) as client:
+                return await use(client)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def public(kind):
+    return {n: m for n, m in inspect.getmembers(kind, inspect.isfunction) if not n.startswith("_")}
+
+
+def test_the_twin_has_the_same_names_and_arguments():
+    blocking, awaited = public(CarnelianClient), public(AsyncCarnelianClient)
+    assert blocking.keys() == awaited.keys()
+    for name in ["__init__", *blocking]:
+        one, other = (inspect.signature(getattr(k, name)) for k in (CarnelianClient, AsyncCarnelianClient))
+        assert [(p.name, p.kind, p.default) for p in one.parameters.values()] == [
+            (p.name, p.kind, p.default) for p in other.parameters.values()
+        ]
+
+
+def test_a_clip_becomes_a_transcript(run, triton, wav):
+    transcript = run(lambda client: client.transcribe(wav, request_id="7", timeout_s=3))
+    assert isinstance(transcript, Transcript)
+    assert (transcript.text, transcript.request_id) == (f"{len(wav)} bytes", "7")
+    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.05)
+
+
+def test_a_busy_server_is_asked_again(run, triton, wav):
+    triton.script = [BUSY] * 2
+    assert run(lambda client: client.transcribe(wav)).text
+    triton.script = [BUSY] * 9
+    with pytest.raises(ServerBusy):
+        run(lambda client: client.transcribe(wav))
+
+
+def test_invalid_audio_is_not_retried(run, triton, wav):
+    triton.script = [("INVALID_ARGUMENT", "in ensemble 'm', no samples")]
+    with pytest.raises(InvalidAudio, match="no samples"):
+        run(lambda client: client.transcribe(wav))
+    assert len(triton.requests) == 1
+
+
+def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, make_result):
+    triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
+    with pytest.raises(DeadlineExceeded):
+        run(lambda client: client.transcribe(wav, timeout_s=0.1))
+
+
+def test_cancelling_a_task_cancels_the_call_on_the_server(run, triton, wav, make_result):
+    seen = []
+
+    def watch(request, context):
+        end = time.monotonic() + 3
+        while context.is_active() and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(context.is_active())
+        return make_result("late")
+
+    async def use(client):
+        task = asyncio.create_task(client.transcribe(wav))
+        while not triton.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while not seen:
+            await asyncio.sleep(0.01)
+
+    triton.script = [watch]
+    run(use)
+    assert seen == [False]
+
+
+def test_health_readiness_and_models(run):
+    async def use(client):
+        return (
+            await client.health(),
+            await client.is_ready(),
+            await client.is_ready("other"),
+            await client.models(),
+        )
+
+    health, is_ready, is_other_ready, models = run(use)
+    assert health == Health(is_live=True, is_ready=False, server_version="2.51.0")
+    assert (is_ready, is_other_ready) == (True, False)
+    assert Model("other", "1", False, "LOADING", "") in models
+
+
+def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav):
+    endpoint = start_endpoint()
+    endpoint.stop()
+
+    async def main():
+        async with AsyncCarnelianClient(endpoint.url, retry=FAST) as client:
+            assert not await client.is_ready()
+            await client.transcribe(wav)
+
+    with pytest.raises(ConnectError):
+        asyncio.run(main())
+
+
+def test_a_closed_client_says_so(endpoint, wav):
+    async def main():
+        client = AsyncCarnelianClient(endpoint.url)
+        await client.close()
+        await client.transcribe(wav)
+
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(main())
+
+
+async def listed(outcomes):
+    return [outcome async for outcome in outcomes]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_many_keep_their_order_and_lose_nothing(run, triton, wav, make_result, tmp_path, is_async):
+    def slow_for_the_first(request, context):
+        size = len(request.raw_input_contents[0])
+        time.sleep(0.2 if size == len(wav) else 0)
+        return make_result(f"{size} bytes")
+
+    good = [wav + bytes(i) for i in range(20)]
+    clips = [*good, (np.zeros(0), 16000), tmp_path / "missing.wav", wav]
+
+    async def walked():
+        for clip in clips:
+            yield clip
+
+    triton.answer = slow_for_the_first
+    source = walked() if is_async else clips
+    outcomes = run(lambda client: listed(client.transcribe_many(source, concurrency=4)))
+    assert [o.text for o in outcomes[:-3]] == [f"{len(c)} bytes" for c in good]
+    assert isinstance(outcomes[-3], InvalidAudio)
+    assert isinstance(outcomes[-2], FileNotFoundError)
+    assert outcomes[-1].text == f"{len(wav)} bytes"
+    assert 1 < triton.most_running <= 4
+
+
+def test_failures_can_be_raised_in_their_place(run, wav):
+    async def use(client):
+        outcomes = client.transcribe_many([wav, b"", wav], return_exceptions=False)
+        assert (await anext(outcomes)).text
+        with pytest.raises(InvalidAudio):
+            await anext(outcomes)
+
+    run(use)
+
+
+def test_ending_the_loop_early_cancels_the_rest(run, triton, wav):
+    async def use(client):
+        async with contextlib.aclosing(client.transcribe_many([wav] * 1000, concurrency=2)) as outcomes:
+            async for _ in outcomes:
+                break
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert run(use) == set()
+    assert len(triton.requests) < 10
+
+
+def test_an_error_of_the_iterable_comes_after_the_outcomes_due(run, wav):
+    async def clips():
+        yield wav
+        raise LookupError("no more")
+
+    async def use(client):
+        outcomes = client.transcribe_many(clips())
+        assert (await anext(outcomes)).text
+        with pytest.raises(LookupError, match="no more"):
+            await anext(outcomes)
+
+    run(use)

@@ -1,0 +1,108 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "carnelian_client"]
+
+
+def transcribe(*words, stdin=None, env=None):
+    done = subprocess.run(
+        [*COMMAND, *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, **(env or {})},
+        timeout=60,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture
+def clip(tmp_path, wav):
+    path = tmp_path / "clip.wav"
+    path.write_bytes(wav)
+    return path
+
+
+def test_one_file_prints_its_text_alone(endpoint, clip, wav):
+    assert transcribe(clip, "--url", endpoint.url) == (0, f"{len(wav)} bytes\n", "")
+
+
+def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(endpoint, clip, wav, tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("hello world")
+    status, out, err = transcribe(clip, text, tmp_path / "missing.wav", clip, "--url", endpoint.url)
+    assert status == 1
+    assert out == f"{clip}\t{len(wav)} bytes\n" * 2
+    first, second = err.splitlines()
+    assert first.startswith(f"carnelian-transcribe: {text}: neither the server")
+    assert "ffmpeg" in first
+    assert second == f"carnelian-transcribe: {tmp_path / 'missing.wav'}: No such file or directory"
+
+
+def test_json_is_one_object_a_line(endpoint, clip, wav):
+    status, out, _ = transcribe("--json", "--url", endpoint.url, clip, clip)
+    first, second = map(json.loads, out.splitlines())
+    assert status == 0
+    assert first["file"] == str(clip)
+    assert first["text"] == f"{len(wav)} bytes"
+    assert first["words"][1] == {"word": "bytes", "start": 1.0, "end": 1.5, "confidence": 0.9}
+    assert first["request_id"] != second["request_id"]
+
+
+def test_dash_is_the_standard_input(endpoint, wav):
+    assert transcribe("-", "--url", endpoint.url, stdin=wav) == (0, f"{len(wav)} bytes\n", "")
+    status, out, err = transcribe("-", "--url", endpoint.url, stdin=b"")
+    assert (status, out) == (1, "")
+    assert err.startswith("carnelian-transcribe: -: ")
+
+
+def test_options_reach_the_server(endpoint, triton, clip):
+    words = ("--model", "jasper", "--timeout", "3", "--url", endpoint.url)
+    assert transcribe(clip, *words, env={"CARNELIAN_API_KEY": "secret"})[0] == 0
+    assert triton.requests[0].model_name == "jasper"
+    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.1)
+    assert triton.metadata[0]["authorization"] == "Bearer secret"
+
+
+def test_a_server_that_is_not_there_is_one_line_of_advice(start_endpoint, clip):
+    endpoint = start_endpoint()
+    endpoint.stop()
+    status, out, err = transcribe(clip, "--url", endpoint.url, "--timeout", "0.5")
+    assert (status, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert "check `url`" in err
+
+
+def test_a_refused_certificate_is_one_line_too(endpoint, clip):
+    status, out, err = transcribe(clip, "--tls", "--url", endpoint.url, "--timeout", "0.5")
+    assert (status, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert "check `tls`" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["a.wav", "--url", "http://localhost:8000"],
+        ["a.wav", "--concurrency", "0"],
+        ["a.wav", "--timeout", "-1"],
+        ["a.wav", "--cert", "cert.pem"],
+        ["a.wav", "--ca", "missing.pem"],
+        ["a.wav", "--loud"],
+    ],
+)
+def test_wrong_use_exits_with_2(words):
+    status, out, err = transcribe(*words)
+    assert (status, out) == (2, "")
+    assert "Traceback" not in err
+
+
+def test_without_typer_the_command_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; from carnelian_client.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'carnelian-client[cli,audio]'" in done.stderr
