@@ -1,7 +1,9 @@
 """Tiny repositories, made here: one server holds all of the well-formed models."""
 
+import collections
 import concurrent.futures
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -115,15 +117,13 @@ parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 LOOKUP_CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 4
-input { name: "INDEX" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "VALUE" data_type: TYPE_FP32 dims: [ 1 ] }
 dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 3 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
 CUT_CONFIG = """
 backend: "dali"
 max_batch_size: 4
-input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
 input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
@@ -165,9 +165,11 @@ class Client:
 
     def __init__(self, grpc_url: str) -> None:
         self._client = triton.InferenceServerClient(grpc_url)
+        self._sent: collections.Counter[str] = collections.Counter()
 
     def infer(self, model: str, outputs: Sequence[str] = (), **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Sends one request; returns every output, or those asked for."""
+        self._sent[model] += 1
         tensors = []
         for name, array in inputs.items():
             tensors.append(triton.InferInput(name, list(array.shape), TRITON_TYPES[array.dtype.name]))
@@ -185,8 +187,14 @@ class Client:
         return [future.exception() or future.result() for future in futures]
 
     def executions(self, model: str) -> int:
-        """Returns how many batches the model has run."""
-        return int(self._client.get_inference_statistics(model).model_stats[0].execution_count)
+        """Returns how many batches the model has run, counting all that this client has sent."""
+        deadline = time.monotonic() + 5  # Triton counts a request after it has answered it
+        while True:
+            statistics = self._client.get_inference_statistics(model).model_stats[0]
+            counted = statistics.inference_stats.success.count + statistics.inference_stats.fail.count
+            if counted >= self._sent[model] or time.monotonic() > deadline:
+                return int(statistics.execution_count)
+            time.sleep(0.02)
 
     def ready_models(self) -> set[str]:
         """Returns the names of the models that are ready."""

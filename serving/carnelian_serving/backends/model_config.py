@@ -144,6 +144,8 @@ def read_model_config(
             f"parameters of {name!r} must be among {', '.join(sorted(known_parameters))}, but there is "
             f"{', '.join(unknown)}"
         )
+    if not config["input"] or not config["output"]:
+        raise ConfigError(f"{name!r} must name its inputs and outputs in the configuration, but does not")
     for unsupported in ("batch_output", "sequence_batching"):
         if config.get(unsupported):
             raise ConfigError(

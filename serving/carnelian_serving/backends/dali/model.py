@@ -24,6 +24,14 @@ PARAMETERS = ("num_threads",)
 class TritonPythonModel:
     """One instance of a DALI pipeline."""
 
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Adds what the native backend adds: dynamic batching, of requests of different lengths too."""
+        config.set_dynamic_batching()
+        for tensor in config.as_dict()["input"]:
+            tensor["allow_ragged_batch"] = True
+        return config
+
     def initialize(self, args: dict[str, str]) -> None:
         """Builds the pipeline.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import triton_python_backend_utils as pb_utils
 
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
@@ -26,6 +27,18 @@ PARAMETERS = (
     "enable_mem_arena",
     "enable_mem_pattern",
 )
+DEFAULT_FILENAME = "model.onnx"
+ONNX_TYPES = {
+    "tensor(bool)": "TYPE_BOOL",
+    "tensor(uint8)": "TYPE_UINT8",
+    "tensor(int8)": "TYPE_INT8",
+    "tensor(int16)": "TYPE_INT16",
+    "tensor(int32)": "TYPE_INT32",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(float16)": "TYPE_FP16",
+    "tensor(float)": "TYPE_FP32",
+    "tensor(double)": "TYPE_FP64",
+}
 GRAPH_LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -36,6 +49,13 @@ GRAPH_LEVELS = {
 class TritonPythonModel:
     """One instance of an ONNX model."""
 
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Takes the inputs and outputs from the graph where the configuration names none."""
+        if not config.as_dict()["input"] or not config.as_dict()["output"]:
+            complete_tensors(config, Path(pb_utils.get_model_dir()))
+        return config
+
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the session.
 
@@ -44,7 +64,7 @@ class TritonPythonModel:
         """
         folder = Path(args["model_repository"], args["model_version"])
         self._config = read_model_config(
-            args["model_config"], folder, known_parameters=PARAMETERS, default_filename="model.onnx"
+            args["model_config"], folder, known_parameters=PARAMETERS, default_filename=DEFAULT_FILENAME
         )
         self._batch_inputs = read_batch_inputs(self._config)
         self._session = load_session(
@@ -84,6 +104,19 @@ class TritonPythonModel:
         if name in self._ragged:
             arrays = [array.reshape(-1) for array in arrays]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def complete_tensors(config: Any, folder: Path) -> None:
+    """Adds the graph's inputs and outputs to Triton's `ModelConfig`, without their batch dimension."""
+    path = folder / (config.as_dict()["default_model_filename"] or DEFAULT_FILENAME)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for tensors, add in (
+        (session.get_inputs(), config.add_input),
+        (session.get_outputs(), config.add_output),
+    ):
+        for tensor in tensors:
+            dims = [size if isinstance(size, int) else -1 for size in tensor.shape[1:]]
+            add({"name": tensor.name, "data_type": ONNX_TYPES[tensor.type], "dims": dims})
 
 
 def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onnxruntime.InferenceSession:
