@@ -27,6 +27,7 @@ from typing import Literal
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.startup_log import find_reasons, is_noise
+from carnelian_serving.stubs import StubWatch
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -37,6 +38,8 @@ MIN_SHARED_MEMORY_BYTES = 32 * 2**20
 KEPT_LOG_LINES = 1000
 STOP_TIMEOUT_S = 35.0
 """A little more than Triton's own --exit-timeout-secs, 30."""
+
+STUB_CHECK_INTERVAL_S = 1.0
 
 _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "error": ("--log-info=false", "--log-warning=false"),
@@ -102,6 +105,7 @@ class Server:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._scratch: Path | None = None
+        self._stubs: StubWatch | None = None
         self._shm_prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
 
     @property
@@ -159,16 +163,31 @@ class Server:
             raise
 
     def wait(self) -> int:
-        """Blocks until the server ends and returns its exit status."""
-        return self._running().wait()
+        """Blocks until the server ends by itself and returns its exit status.
+
+        Raises:
+            ServerError: A model instance has crashed. Triton does not start it again, so the server must be.
+        """
+        process = self._running()
+        while True:
+            try:
+                return process.wait(STUB_CHECK_INTERVAL_S)
+            except subprocess.TimeoutExpired:
+                if crashed := self._crashed_instances():
+                    raise ServerError(
+                        f"every model instance must be alive, but the process of {', '.join(crashed)} has "
+                        "crashed and Triton does not start it again; start carnelian-serve anew"
+                    ) from None
 
     def stop(self) -> None:
         """Asks the server to finish what is in flight and end; kills what does not. May be called twice."""
         process, self._process = self._process, None
         if process is not None:
+            # Triton waits for a crashed instance in vain, and for as long as it can.
+            timeout_s = 0.0 if self._crashed_instances() else STOP_TIMEOUT_S
             process.terminate()
             try:
-                process.wait(STOP_TIMEOUT_S)
+                process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -185,6 +204,9 @@ class Server:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+
+    def _crashed_instances(self) -> list[str]:
+        return [] if self._stubs is None else self._stubs.crashed()
 
     def _url(self, option: str) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
@@ -213,6 +235,7 @@ class Server:
             start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
             preexec_fn=_die_with_parent if dies_with_launcher else None,
         )
+        self._stubs = StubWatch(self._process.pid)
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
 
@@ -250,6 +273,7 @@ class Server:
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._is_ready():
+            self._crashed_instances()  # learns the names while the stubs live
             if process.poll() is not None:
                 assert self._reader is not None
                 self._reader.join()

@@ -18,17 +18,23 @@ COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
-def group_members(group: int) -> list[str]:
-    """Returns the commands of the processes in a process group."""
-    found = []
+def group_pids(group: int) -> dict[int, str]:
+    """Returns the living processes of a process group, pid -> command."""
+    found = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, fields = status.read_text().partition("(")[2].rpartition(")")
         except OSError:
             continue  # it ended meanwhile
-        if int(fields.split()[2]) == group:
-            found.append(name)
+        state, _, group_of_process = fields.split()[:3]
+        if int(group_of_process) == group and state != "Z":
+            found[int(status.parent.name)] = name
     return found
+
+
+def group_members(group: int) -> list[str]:
+    """Returns the commands of the processes in a process group."""
+    return list(group_pids(group).values())
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +78,24 @@ def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number
     assert errors == ""  # at the default log level a good run says nothing
     assert group_members(int(server)) == []
     assert not list(SHARED_MEMORY.glob(f"carnelian-{process.pid}-*"))
+
+
+def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path) -> None:
+    process = subprocess.Popen(
+        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    [stub] = [pid for pid in group_pids(int(server)) if pid != int(server)]
+    os.kill(stub, signal.SIGSEGV)
+    _, errors = process.communicate(timeout=15)  # far below the half minute that Triton would wait for it
+    assert process.returncode == 1
+    assert "the process of cut_0_0 has crashed" in errors
+    assert group_members(int(server)) == []
 
 
 def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:

@@ -1,0 +1,50 @@
+"""Watches the stub processes in which tritonserver runs Python-based models.
+
+Triton 2.51 does not start a stub again that has crashed: it stays a zombie, its instance answers every
+request with "Stub process ... is not healthy", and the server goes on calling itself ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+_PROC = Path("/proc")
+_INSTANCE_ARGUMENT = 8  # of the stub's command line: the name of the model instance
+
+
+class StubWatch:
+    """Tells which instances of a server have lost their stub."""
+
+    def __init__(self, server_pid: int) -> None:
+        """Watches the children of a server.
+
+        Args:
+            server_pid: Process id of `tritonserver`.
+        """
+        self._server_pid = server_pid
+        self._instances: dict[int, str] = {}
+
+    def crashed(self) -> list[str]:
+        """Returns the instances whose stub has ended uncollected; Triton collects those that it unloads."""
+        found = []
+        for pid in _children(self._server_pid):
+            with contextlib.suppress(OSError):
+                state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+                if state == "Z":
+                    found.append(self._instances.get(pid, f"process {pid}"))
+                elif pid not in self._instances:
+                    arguments = (_PROC / str(pid) / "cmdline").read_text().split("\0")
+                    if len(arguments) > _INSTANCE_ARGUMENT:  # else it is between fork and exec
+                        self._instances[pid] = arguments[_INSTANCE_ARGUMENT]
+        return sorted(found)
+
+
+def _children(pid: int) -> list[int]:
+    """Returns the children of all threads of a process; none where the kernel does not list them."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in (_PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
