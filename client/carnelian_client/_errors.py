@@ -133,7 +133,12 @@ FORMAT_ADVICE = (
 # The first match decides, whatever the status. Wordings were seen on Triton 2.51 and gRPC 1.8x.
 _WORDINGS = (
     _wording("exceeds maximum queue size", ServerBusy),
-    _wording("request timeout expired", DeadlineExceeded),
+    _wording("request timeout expired", DeadlineExceeded, "it waited too long in a queue of the server"),
+    _wording(
+        "no answer within",
+        DeadlineExceeded,
+        "allow more with `timeout_s`, or see if the server is overloaded",
+    ),
     _wording(
         "protocol is restricted",
         AccessDenied,
@@ -151,12 +156,15 @@ _WORDINGS = (
     _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
-    _wording("too long|longer than .* limit", InvalidAudio, "cut the clip into shorter ones"),
-    _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
+    _wording("too long", InvalidAudio),
+    _wording(
+        "error decoding|malformed|chunk marker|flac decoder", InvalidAudio, "the file is damaged or cut short"
+    ),
+    # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.
     _wording(
         "encoded data|(unsupported|unimplemented|unknown) .*format|format not recogni[sz]ed",
         InvalidAudio,
-        FORMAT_ADVICE,
+        CONVERT_ADVICE,
     ),
     _wording("socket closed|http1", ConnectError, "8001 is Triton's usual gRPC port; 8000 speaks HTTP"),
     _wording(
@@ -173,7 +181,8 @@ _WRAPPING = re.compile(
     r"^(?:in ensemble '[^']*',\s*"
     r"|\[request id: [^\]]*\]\s*"
     r"|Failed to process the request\(s\) for model '[^']*',\s*message:\s*"
-    r"|(?:RuntimeError: )?Critical error in pipeline:.*?encountered:\s*)*"
+    r"|(?:RuntimeError: )?Critical error in pipeline:.*?encountered:\s*"
+    r"|DALI operator [\w.]+:\s*)*"
     r"(?P<words>.*?)(?:\s*\n\s*(?:At:\n|C\+\+ context:).*)?$",
     re.DOTALL,
 )

@@ -78,7 +78,7 @@ class Transport:
         try:
             return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _error(error, request) from error
+            raise _error(error, deadline, request) from error
 
 
 class AsyncTransport:
@@ -126,7 +126,7 @@ class AsyncTransport:
         try:
             return await call(message, timeout=deadline.left_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _error(error, request) from error
+            raise _error(error, deadline, request) from error
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:
@@ -179,9 +179,11 @@ def _models(answer: service_pb2.RepositoryIndexResponse) -> tuple[Model, ...]:
     return tuple(Model(m.name, m.version, m.state == "READY", m.state, m.reason) for m in answer.models)
 
 
-def _error(error: grpc.RpcError, request: Request | None) -> CarnelianClientError:
+def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
     # Whatever a call raises is a grpc.Call as well, which the base class does not say.
     status, details = error.code().name, error.details() or ""
+    if status == "DEADLINE_EXCEEDED":
+        details = f"no answer within {deadline.timeout_s:g} s"
     if request is None:
         return error_from_answer(status, details)
     return error_from_answer(

@@ -37,7 +37,7 @@ class Transcript:
     words: tuple[Word, ...]
     confidence: float
     duration_s: float
-    """Length of the clip as the server decoded it."""
+    """Length of the clip as the server decoded it, in whole frames of the model."""
     model: str
     request_id: str
     raw: Mapping[str, Any] = field(repr=False, compare=False)

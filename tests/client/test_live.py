@@ -23,6 +23,8 @@ from carnelian_client import (
 
 MODEL = "quartznet_demo"
 RATE = 16_000
+FRAME_S = 0.05
+"""The server counts in whole frames, of which the last may pass the end; the demo model's are 0.04 s."""
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +55,14 @@ def reference(client, clip):
 
 
 def test_a_transcript_is_complete(reference):
-    assert reference.duration_s == 2.0
+    assert reference.duration_s == pytest.approx(2.0, abs=FRAME_S)
     assert reference.model == MODEL
     assert reference.request_id == "reference"
     assert reference.text == " ".join(word.word for word in reference.words)
     assert 0 <= reference.confidence <= 1
     assert reference.raw["decoder"] == "greedy"
     for word in reference.words:
-        assert 0 <= word.start_s < word.end_s <= 2.1
+        assert 0 <= word.start_s < word.end_s <= reference.duration_s
         assert 0 <= word.confidence <= 1
 
 
@@ -77,7 +79,7 @@ def test_one_clip_in_every_form_has_one_transcript(client, clip, reference, tmp_
 def test_other_rates_and_codecs_are_the_servers_work(client, clip):
     for audio in ((clip, 8000), (clip, 44100), file_of(clip, "OGG", "VORBIS"), file_of(clip, "MP3", None)):
         assert isinstance(client.transcribe(audio), Transcript)
-    assert client.transcribe((clip, 8000)).duration_s == 4.0
+    assert client.transcribe((clip, 8000)).duration_s == pytest.approx(4.0, abs=FRAME_S)
 
 
 def bad_clips(clip):
@@ -89,13 +91,11 @@ def bad_clips(clip):
         "finite": file_of(tone, subtype="FLOAT"),
         "60": file_of(np.zeros(61 * RATE, np.int16), "FLAC"),
         "damaged or cut short": flac[: len(flac) // 2],
-        r"carnelian-client\[audio\]": b"fLaC, it claims, but this is text " * 50,
+        "convert the file": b"OggS, it claims, but this is text " * 50,
     }
 
 
-@pytest.mark.parametrize(
-    "words", ["no samples", "finite", "60", "damaged or cut short", r"carnelian-client\[audio\]"]
-)
+@pytest.mark.parametrize("words", ["no samples", "finite", "60", "damaged or cut short", "convert the file"])
 def test_a_bad_clip_is_invalid_audio_and_says_why(client, clip, words):
     with pytest.raises(InvalidAudio, match=words) as caught:
         client.transcribe(bad_clips(clip)[words], request_id="7")
@@ -113,7 +113,7 @@ def test_many_keep_their_order_around_bad_clips(client, clip, reference):
         *(InvalidAudio, InvalidAudio, InvalidAudio, InvalidAudio, Transcript),
     ]
     assert outcomes[0].text == outcomes[7].text == reference.text
-    assert [outcomes[i].duration_s for i in (0, 2, 7)] == [2.0, 1.0, 2.0]
+    assert [outcomes[i].duration_s for i in (0, 2, 7)] == pytest.approx([2.0, 1.0, 2.0], abs=FRAME_S)
 
 
 def test_asyncio_gives_the_same(server, clip, reference):
