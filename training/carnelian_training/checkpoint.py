@@ -36,7 +36,13 @@ def save(
         results: what is known about it, for example {"step": 1000, "dev_wer": 0.4}.
         training: what resuming needs beyond the weights; left out of published checkpoints.
     """
-    content = {"format": 1, "config": config_to_dict(config), "weights": weights, "results": results, "training": training}
+    content = {
+        "format": 1,
+        "config": config_to_dict(config),
+        "weights": weights,
+        "results": results,
+        "training": training,
+    }
     partial = path.with_suffix(".partial")
     torch.save(content, partial)
     partial.replace(path)
@@ -66,7 +72,8 @@ def load_model(path: Path) -> tuple[Config, QuartzNet]:
     config, content = load(path)
     model = build_model(config)
     try:
-        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in content["weights"].items()})
+        weights = content["weights"].items()
+        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in weights})
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit its own configuration: {error}") from error
     return config, model.eval()

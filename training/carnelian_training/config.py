@@ -1,6 +1,5 @@
-"""The configuration tree and its loader: one YAML file, only what differs from the defaults, every unknown key refused."""
+"""The configuration tree and its loader: one YAML file, only what differs from the defaults, no unknown keys."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +80,10 @@ class OptimizerConfig:
     min_lr: float = 1e-5
     max_grad_norm: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.name == "adamw" and not 0 < self.betas[1] < 1:
+            raise ValueError(f"AdamW's second beta must lie between 0 and 1, for example 0.98, but is {self.betas[1]}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
@@ -154,7 +157,8 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
     try:
         return _ADAPTER.validate_python(tree)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']} (found {e['input']!r})" for e in error.errors()]
+        mistakes = [(".".join(map(str, e["loc"])) or "config", e["msg"], e["input"]) for e in error.errors()]
+        lines = [f"  {path}: {message} (found {found!r})" for path, message, found in mistakes]
         raise ConfigError("\n".join([f"{where}: {len(lines)} mistake(s)", *lines])) from error
 
 
@@ -162,8 +166,3 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     """The plain tree of a configuration, as YAML and JSON can hold it."""
     plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
     return plain
-
-
-def replace(config: Config, **sections: Any) -> Config:
-    """A copy with some top-level fields changed."""
-    return dataclasses.replace(config, **sections)

@@ -68,7 +68,8 @@ def evaluate(model: QuartzNet, config: Config, manifest: Path) -> Evaluation:
     position = 0
     for batch in load(group([Item(clips[i]) for i in order], config.data.batch_s), config.data.num_threads):
         log_probs, lengths = model(batch.features.to(device), batch.lengths.to(device))
-        hypotheses = ctc.greedy(log_probs.cpu().numpy(), lengths.cpu().numpy(), list(config.labels), frame_duration_s(config))
+        labels, frame_s = list(config.labels), frame_duration_s(config)
+        hypotheses = ctc.greedy(log_probs.cpu().numpy(), lengths.cpu().numpy(), labels, frame_s)
         for hypothesis in hypotheses:
             transcripts[order[position]] = hypothesis.text
             position += 1

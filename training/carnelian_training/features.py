@@ -11,7 +11,8 @@ import json
 import math
 from pathlib import Path
 
-from nvidia.dali import fn, math as graph_math, pipeline_def, types
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import math as graph_math
 from nvidia.dali.pipeline import DataNode
 from nvidia.dali.plugin.triton import autoserialize
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
@@ -82,10 +83,11 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
 
 def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[Item]]:
     """Draw speeds, group clips of about equal length under the budget of seconds, shuffle the groups."""
-    draw = random.Random(f"{config.loop.seed}/{epoch}")  # noqa: S311 (no secret)
+    draw = random.Random(f"{config.loop.seed}/{epoch}")
     low, high = config.augment.speed
     items = [
-        Item(clip, draw.uniform(low, high) if draw.random() < config.augment.speed_probability else 1.0) for clip in clips
+        Item(clip, draw.uniform(low, high) if draw.random() < config.augment.speed_probability else 1.0)
+        for clip in clips
     ]
     # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
@@ -117,7 +119,7 @@ def load(batches: Sequence[Sequence[Item]], num_threads: int) -> Iterator[Batch]
         return
     pending = iter(batches)
 
-    def read() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def read() -> tuple[list[npt.NDArray[np.uint8]], list[npt.NDArray[np.float32]]]:
         items = next(pending)
         encoded = [np.fromfile(item.clip.audio_filepath, np.uint8) for item in items]
         return encoded, [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items]

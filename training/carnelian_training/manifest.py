@@ -48,14 +48,17 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
     folder = path.parent.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as file:
-        for clip in clips:
-            audio = clip.audio_filepath.absolute()
-            if audio.is_relative_to(folder):
-                audio = audio.relative_to(folder)
-            row = {"audio_filepath": audio.as_posix(), "duration": clip.duration, "text": clip.text}
-            file.write(json.dumps(row | dict(clip.extra), ensure_ascii=False) + "\n")
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            for clip in clips:
+                audio = clip.audio_filepath.absolute()
+                if audio.is_relative_to(folder):
+                    audio = audio.relative_to(folder)
+                row = {"audio_filepath": audio.as_posix(), "duration": clip.duration, "text": clip.text}
+                file.write(json.dumps(row | dict(clip.extra), ensure_ascii=False) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _parse_line(line: str, folder: Path, where: str) -> Clip:

@@ -18,7 +18,12 @@ class NovoGrad(Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float, eps: float = 1e-8
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        eps: float = 1e-8,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
 
@@ -44,7 +49,7 @@ class NovoGrad(Optimizer):
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """The configured optimiser. AdamW leaves norms and biases without weight decay; NovoGrad, as published, decays all."""
+    """The configured optimiser. AdamW leaves norms and biases undecayed; NovoGrad, as published, decays all."""
     if config.name == "novograd":
         return NovoGrad(model.parameters(), config.lr, config.betas, config.weight_decay)
     matrices = [p for p in model.parameters() if p.ndim > 1]

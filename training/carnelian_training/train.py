@@ -81,7 +81,7 @@ def train(config: Config, directory: Path) -> None:
 
     torch.manual_seed(config.loop.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = checkpoint.build_model(config).to(device, memory_format=torch.channels_last)
+    model = checkpoint.build_model(config).to(device)
     state = State(model, build_optimizer(config.optimizer, model))
     saved = _checkpoints(directory, config)
     if saved:
@@ -96,7 +96,13 @@ def train(config: Config, directory: Path) -> None:
         state.step += 1
         progress.update()
         if state.step % config.loop.log_every_steps == 0:
-            record = {"step": state.step, "epoch": state.epoch, **window.close(), "lr": lr, "grad_norm": grad_norm.item()}
+            record = {
+                "step": state.step,
+                "epoch": state.epoch,
+                **window.close(),
+                "lr": lr,
+                "grad_norm": grad_norm.item(),
+            }
             _record(directory, record)
             progress.set_postfix(loss=record["loss"])
         if state.step % config.loop.evaluate_every_steps == 0 or state.step == config.loop.steps:

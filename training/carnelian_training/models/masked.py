@@ -4,6 +4,8 @@ Everything works on [batch, channels, 1, frames]: ONNX Runtime's and oneDNN's ke
 are several times faster than those for 1-D convolutions, above all with channels last.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,15 +19,23 @@ class Mask:
         frames: frames of the padded batch.
     """
 
-    def __init__(self, lengths: Tensor, frames: int | Tensor) -> None:
+    def __init__(self, lengths: Tensor, frames: int) -> None:
         self.lengths = lengths
         self.frames = frames
         # [batch, 1, 1, frames]
-        self.valid = (torch.arange(frames, device=lengths.device) < lengths[:, None])[:, None, None, :]  # type: ignore[arg-type]
+        self.valid = (torch.arange(frames, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
     def apply(self, x: Tensor) -> Tensor:
         """Zero the padding of `x` [batch, channels, 1, frames]. NaN in the padding goes too, so no product."""
         return torch.where(self.valid, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    def strided(self, stride: int) -> "Mask":
+        """The mask after a convolution with this stride.
+
+        The convolution's own shape is not read: a second reader of its output keeps ONNX Runtime from folding the
+        batch norm.
+        """
+        return Mask(strided(self.lengths, stride), strided(self.frames, stride))
 
 
 class MaskedConv(nn.Conv2d):
@@ -69,7 +79,10 @@ class MaskedConv(nn.Conv2d):
         return x.reshape(x.shape[0], x.shape[1], 1, -1)[..., :frames]
 
 
-def strided(lengths: Tensor, stride: int) -> Tensor:
+Frames = TypeVar("Frames", int, Tensor)
+
+
+def strided(lengths: Frames, stride: int) -> Frames:
     """Frames that a "same" convolution with an odd kernel leaves of `lengths` frames: ceil(lengths / stride)."""
     return (lengths + stride - 1) // stride
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv, strided
+from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,9 @@ class StageConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
         if self.residual and self.stride > 1:
-            raise ValueError(f"a residual block keeps the frame rate: set `residual: false` or `stride: 1` (is {self.stride})")
+            raise ValueError(
+                f"a residual block keeps the frame rate: set `residual: false` or `stride: 1` (is {self.stride})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +70,15 @@ class SubBlock(nn.Module):
     def __init__(self, in_channels: int, stage: StageConfig, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        convolution = {"stride": stride, "dilation": stage.dilation}
+        kernel, dilation = stage.kernel, stage.dilation
+        self.depthwise: MaskedConv | None = None
         if stage.separable:
-            self.depthwise: MaskedConv | None = MaskedConv(
-                in_channels, in_channels, stage.kernel, groups=in_channels, **convolution
+            self.depthwise = MaskedConv(
+                in_channels, in_channels, kernel, stride=stride, dilation=dilation, groups=in_channels
             )
             self.pointwise = MaskedConv(in_channels, stage.filters, 1)
         else:
-            self.depthwise = None
-            self.pointwise = MaskedConv(in_channels, stage.filters, stage.kernel, **convolution)
+            self.pointwise = MaskedConv(in_channels, stage.filters, kernel, stride=stride, dilation=dilation)
         self.norm = MaskedBatchNorm(stage.filters)
 
     def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
@@ -85,7 +87,7 @@ class SubBlock(nn.Module):
             x = self.depthwise(x)
         x = self.pointwise(x)
         if self.stride > 1:
-            mask = Mask(strided(mask.lengths, self.stride), x.shape[3])
+            mask = mask.strided(self.stride)
         return self.norm(x, mask), mask
 
 

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from carnelian_training.config import ConfigError, config_from_dict, config_to_dict, load_config
+
+CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text("name: tiny\nmodel: {name: quartznet, stages: [{filters: 8, kernel: 3}]}\n")
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_loads_and_carries_its_files_name(path):
+    assert load_config(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    "path", ["nonsense", "data.nonsense", "model.nonsense", "model.stages.0.nonsense", "augment.nonsense"]
+)
+def test_unknown_keys_are_refused_at_every_depth(config_file, path):
+    tree = yaml.safe_load(config_file.read_text())
+    node = tree
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        node = node[int(parent)] if isinstance(node, list) else node.setdefault(parent, {})
+    node[leaf] = 1
+    with pytest.raises(ConfigError, match=path):
+        config_from_dict(tree, "here")
+
+
+def test_all_mistakes_are_reported_at_once(config_file):
+    with pytest.raises(ConfigError, match=r"(?s)2 mistake.*data\.batch_s.*loop\.steps"):
+        load_config(config_file, ("data.batch_s=many", "loop.steps=x"))
+
+
+def test_overrides_reach_nested_values_before_validation(config_file):
+    config = load_config(config_file, ("optimizer.lr=1e-3", "data.train=[{path: a.jsonl, repeat: 2}]"))
+    assert config.optimizer.lr == 1e-3
+    assert config.data.train[0].repeat == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loop.steps", "must look like a.b=value"),
+        ("name.x=1", "is a value, not a section"),
+        ("labels=[ab]", "distinct single"),
+    ],
+)
+def test_wrong_overrides_say_what_is_wrong(config_file, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file, (override,))
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.yaml"):
+        load_config(tmp_path / "absent.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+        load_config(broken)
+
+
+def test_a_configuration_survives_the_way_through_plain_values(config_file):
+    config = load_config(config_file)
+    assert config_from_dict(yaml.safe_load(yaml.safe_dump(config_to_dict(config))), "again") == config

@@ -1,0 +1,89 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from carnelian_training.augment import spec_augment
+from carnelian_training.config import AugmentConfig
+from carnelian_training.loading import Item, group, load, plan_epoch, trainable
+from carnelian_training.manifest import Clip, read_manifest
+
+CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+
+
+def clips(*durations: float) -> list[Clip]:
+    return [Clip(Path(f"{i}.wav"), duration, "a") for i, duration in enumerate(durations)]
+
+
+def test_an_epoch_depends_on_seed_and_number_alone_and_holds_every_clip_once(tiny_config):
+    many = clips(*np.linspace(1, 9, 50))
+    first, again, other = (plan_epoch(many, tiny_config, epoch) for epoch in (0, 0, 1))
+    assert first == again != other
+    for plan in (first, other):
+        assert sorted(item.clip.duration for batch in plan for item in batch) == [clip.duration for clip in many]
+
+
+def test_batches_keep_the_budget_of_padded_seconds():
+    batches = group([Item(clip) for clip in clips(1, 2, 3, 4, 5, 30)], 10)
+    assert [[item.clip.duration for item in batch] for batch in batches] == [[1, 2, 3], [4, 5], [30]]
+
+
+def test_speed_happens_with_its_probability(tiny_config):
+    augment = AugmentConfig(speed=(1.1, 1.2), speed_probability=0.3)
+    config = dataclasses.replace(tiny_config, augment=augment)
+    speeds = [item.speed for batch in plan_epoch(clips(*[2.0] * 4000), config, 0) for item in batch]
+    changed = [speed for speed in speeds if speed != 1.0]
+    assert all(1.1 <= speed <= 1.2 for speed in changed)
+    assert len(changed) / len(speeds) == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_batch_equals_its_clips_alone():
+    items = [Item(clip) for clip in read_manifest(CLIPS)]
+    (batch,) = load([items], 1)
+    for i, alone in enumerate(load([[item] for item in items], 1)):
+        frames = int(alone.lengths[0])
+        assert frames == pytest.approx(items[i].duration_s * 100, abs=2)
+        assert batch.lengths[i] == frames
+        torch.testing.assert_close(batch.features[i, :, :frames], alone.features[0, :, :frames])
+        assert not batch.features[i, :, frames:].any()
+
+
+def test_speed_shortens_a_clip():
+    clip = read_manifest(CLIPS)[0]
+    slow, fast = load([[Item(clip)], [Item(clip, 1.25)]], 1)
+    assert fast.lengths.item() == pytest.approx(slow.lengths.item() / 1.25, abs=2)
+
+
+def test_an_undecodable_clip_is_named(tmp_path):
+    bad = tmp_path / "bad.wav"
+    bad.write_text("this is no sound")
+    with pytest.raises(RuntimeError, match=r"bad\.wav"):
+        list(load([[Item(Clip(bad, 1.0, "a"))]], 1))
+
+
+def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplog):
+    good = Clip(Path("good.wav"), 2.0, "hello")
+    bad = [
+        Clip(Path("long.wav"), 99.0, "hello"),
+        Clip(Path("letters.wav"), 2.0, "héllo"),
+        Clip(Path("dense.wav"), 0.5, "as fast as nobody can speak"),
+        Clip(Path("empty.wav"), 2.0, ""),
+    ]
+    assert trainable([good, *bad], tiny_config) == [good]
+    assert "'é'" in caplog.text
+    assert "left out 2 of 5 clips: empty or too long" in caplog.text
+
+
+def test_masks_stay_in_their_limits_and_follow_the_generator():
+    config = AugmentConfig(
+        frequency_masks=1, frequency_mask_bands=8, time_masks=1, time_mask_frames=20, time_mask_share=0.1
+    )
+    features, lengths = torch.ones(64, 64, 300), torch.full((64,), 300)
+    masked, again = (spec_augment(features, lengths, config, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(masked, again)
+    bands = (masked == 0).all(2).sum(1)
+    frames = (masked == 0).all(1).sum(1)
+    assert 0 < bands.max() <= 8
+    assert 0 < frames.max() <= 20
+    assert len(set(bands.tolist())) > 4

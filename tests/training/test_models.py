@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_training.checkpoint import build_model
+from carnelian_training.config import load_config
+from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
+from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig, StageConfig
+from torch.nn import functional as F
+
+CONFIGS = Path(__file__).parents[2] / "training" / "configs"
+# Different batch shapes make oneDNN add the same numbers in another order.
+TOLERANCE = 1e-4
+
+
+def tiny(**stage) -> QuartzNet:
+    stages = (
+        StageConfig(filters=16, kernel=5, stride=2, residual=False),
+        StageConfig(filters=24, kernel=7, repeat=2, **stage),
+        StageConfig(filters=16, kernel=5, dilation=2, residual=False),
+    )
+    torch.manual_seed(0)
+    return QuartzNet(QuartzNetConfig(stages=stages), 29)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "stride"),
+    [
+        ("quartznet_15x5", 18_924_381, 2),  # as NeMo builds it with 29 labels
+        ("quartznet_10x5", 12_818_781, 2),  # 12.8 M in the paper, table 1
+        ("quartznet_5x3", 4_639_581, 2),
+        ("quartznet_demo", 3_205_853, 4),
+    ],
+)
+def test_parameter_counts(name, parameters, stride):
+    config = load_config(CONFIGS / f"{name}.yaml")
+    assert sum(p.numel() for p in build_model(config).parameters()) == parameters
+    assert config.model.stride == stride
+
+
+def test_log_probabilities_do_not_depend_on_the_batch():
+    model = tiny().eval()
+    lengths = torch.tensor([120, 77, 1, 48])
+    features = torch.randn(4, 64, 120)
+    with torch.inference_mode():
+        batch, out_lengths = model(features, lengths)
+        assert out_lengths.tolist() == [60, 39, 1, 24]
+        features[1, :, 77:] = torch.nan  # whatever is in the padding
+        again, _ = model(features, lengths)
+        for i, length in enumerate(lengths):
+            alone, _ = model(features[i : i + 1, :, :length], lengths[i : i + 1])
+            torch.testing.assert_close(batch[i, : out_lengths[i]], alone[0], atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(again[i, : out_lengths[i]], alone[0], atol=TOLERANCE, rtol=0)
+
+
+def test_training_gradients_do_not_depend_on_padding():
+    lengths = torch.tensor([40, 26])
+    features = torch.randn(2, 64, 40)
+    features[1, :, 26:] = 0
+    gradients = []
+    for padding in (0, 24):
+        model = tiny().train()
+        log_probs, out_lengths = model(F.pad(features, (0, padding)), lengths)
+        loss = F.ctc_loss(
+            log_probs.transpose(0, 1), torch.tensor([1, 2, 3, 4]), out_lengths, torch.tensor([2, 2]), blank=28
+        )
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for unpadded, padded in zip(*gradients, strict=True):
+        torch.testing.assert_close(unpadded, padded, atol=TOLERANCE, rtol=1e-3)
+
+
+def test_batch_norm_statistics_see_real_frames_only():
+    norm = MaskedBatchNorm(3)
+    x = torch.randn(2, 3, 1, 10)
+    mask = Mask(torch.tensor([10, 4]), 10)
+    y = norm(x, mask)
+    real = torch.cat([x[0, :, 0], x[1, :, 0, :4]], dim=1)
+    torch.testing.assert_close(norm.running_mean, 0.1 * real.mean(1))
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * real.var(1))
+    assert not y[1, :, :, 4:].any()
+
+
+@pytest.mark.parametrize("frames", [1, 3, 100, 101])
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_folded_dilation_equals_a_dilated_convolution(frames, dilation):
+    conv = MaskedConv(8, 8, 9, dilation=dilation, groups=8)
+    x = torch.randn(2, 8, 1, frames)
+    expected = F.conv2d(x, conv.weight, padding=(0, 4 * dilation), dilation=(1, dilation), groups=8)
+    torch.testing.assert_close(conv(x), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"filters": 8, "kernel": 4}, "`kernel` must be odd"),
+        ({"filters": 8, "kernel": 3, "stride": 2}, "keeps the frame rate"),
+        ({"filters": 0, "kernel": 3}, "`filters` must be at least 1"),
+    ],
+)
+def test_impossible_stages_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        StageConfig(**wrong)

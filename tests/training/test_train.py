@@ -1,0 +1,103 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from carnelian_training import checkpoint
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.cli import main
+from carnelian_training.evaluate import evaluate
+from carnelian_training.train import train
+
+
+def losses(folder) -> list[float]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record["loss"] for record in records if "loss" in record]
+
+
+def with_loop(config, **changes):
+    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes))
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny_config, tmp_path):
+    train(tiny_config, tmp_path / "whole")
+    # The schedule of six steps, stopped after three: what a kill after the checkpoint leaves behind.
+    train(tiny_config, tmp_path / "parts")
+    for late in (tmp_path / "parts").glob("tiny-00000006.pt"):
+        late.unlink()
+    (tmp_path / "parts" / "metrics.jsonl").unlink()
+    train(tiny_config, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")[3:]
+    whole, parts = (checkpoint.load(tmp_path / run / "tiny-00000006.pt")[1] for run in ("whole", "parts"))
+    for name, weights in whole["weights"].items():
+        assert torch.equal(weights, parts["weights"][name]), name
+
+
+def test_the_loss_falls(tiny_config, tmp_path):
+    optimizer = dataclasses.replace(tiny_config.optimizer, lr=0.02)
+    config = dataclasses.replace(tiny_config, optimizer=optimizer)
+    train(with_loop(config, steps=40, evaluate_every_steps=40), tmp_path)
+    assert losses(tmp_path)[-1] < 0.5 * losses(tmp_path)[0]
+
+
+def test_only_the_newest_checkpoints_are_kept_beside_the_best(tiny_config, tmp_path):
+    train(with_loop(tiny_config, evaluate_every_steps=1, keep_last=2), tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["tiny-00000005.pt", "tiny-00000006.pt", "tiny.pt"]
+
+
+def test_nothing_to_train_on_is_an_error(tiny_config, tmp_path):
+    with pytest.raises(ValueError, match="none is left"):
+        train(dataclasses.replace(tiny_config, labels=("x",)), tmp_path)
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(tiny_config):
+    torch.manual_seed(1)
+    model = checkpoint.build_model(tiny_config)
+    results = []
+    for batch_s in (1, 9, 1000):
+        config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, batch_s=batch_s))
+        results.append(evaluate(model, config, config.data.dev))
+    assert results[0].transcripts == results[1].transcripts == results[2].transcripts
+    assert any(results[0].transcripts)
+    assert results[0].error_rates().clips == 6
+
+
+def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_config, tmp_path):
+    train(tiny_config, tmp_path)
+    checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "published.pt")
+    config, model = checkpoint.load_model(tmp_path / "published.pt")
+    assert config == tiny_config
+    _, content = checkpoint.load(tmp_path / "published.pt")
+    assert content["weights"]["head.weight"].dtype == torch.float16
+    assert content["training"] is None
+    assert content["results"]["dev_wer"] > 0
+    _, exact = checkpoint.load_model(tmp_path / "tiny.pt")
+    torch.testing.assert_close(model.head.weight, exact.head.weight, atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"text\.pt cannot be read"):
+        checkpoint.load(tmp_path / "text.pt")
+    torch.save({"state_dict": {}}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="must be a checkpoint of carnelian-train"):
+        checkpoint.load(tmp_path / "other.pt")
+
+
+def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    del weights["head.bias"]
+    checkpoint.save(tmp_path / "tiny.pt", tiny_config, weights, results={})
+    with pytest.raises(CheckpointError, match=r"head\.bias"):
+        checkpoint.load_model(tmp_path / "tiny.pt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["--help"], 0), (["fit"], 2), (["fit", "absent.yaml", "--out", "x"], 1), (["nonsense"], 2)],
+)
+def test_exit_status(monkeypatch, arguments, status):
+    monkeypatch.setattr("sys.argv", ["carnelian-train", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == status
