@@ -22,9 +22,7 @@ Answer = Callable[[Any, grpc.ServicerContext], dict[str, Any]]
 
 def result(text: str = "a b") -> dict[str, Any]:
     """What `<model>_ctc` writes into RESULT."""
-    words = [
-        {"word": w, "start": float(i), "end": i + 0.5, "confidence": 0.9} for i, w in enumerate(text.split())
-    ]
+    words = [{"word": w, "start": float(i), "end": i + 0.5, "confidence": 0.9} for i, w in enumerate(text.split())]
     return {
         "text": text,
         "words": words,
@@ -97,9 +95,7 @@ def _say_size(request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
 class Endpoint:
     """A `ScriptedTriton` behind an address."""
 
-    def __init__(
-        self, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
-    ) -> None:
+    def __init__(self, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> None:
         self.triton = ScriptedTriton()
         self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.triton, self._server)

@@ -57,9 +57,7 @@ def test_mp3_is_decoded_here():
     samples, rate = read(encode_audio(file_of(tone, "MP3")))
     assert rate == RATE
     assert len(samples) == pytest.approx(RATE, rel=0.2)  # MP3 pads to whole frames
-    assert np.abs(np.fft.rfft(samples[:RATE])).argmax() * RATE / min(RATE, len(samples)) == pytest.approx(
-        440, abs=2
-    )
+    assert np.abs(np.fft.rfft(samples[:RATE])).argmax() * RATE / min(RATE, len(samples)) == pytest.approx(440, abs=2)
 
 
 def test_without_soundfile_the_error_names_the_extra(monkeypatch):

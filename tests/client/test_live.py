@@ -20,8 +20,8 @@ from carnelian_client import (
     ServerError,
     Transcript,
 )
+from carnelian_client._settings import DEFAULT_MODEL as MODEL
 
-MODEL = "quartznet_demo"
 RATE = 16_000
 FRAME_S = 0.05
 """The server counts in whole frames, of which the last may pass the end; the demo model's are 0.04 s."""
@@ -37,9 +37,7 @@ def client(server):
 def clip():
     """[samples] int16, two seconds of tones that come and go."""
     time_s = np.arange(2 * RATE) / RATE
-    tones = (
-        sum(np.sin(2 * np.pi * f * time_s) for f in (220, 660, 1900)) * np.sin(2 * np.pi * 3 * time_s) ** 2
-    )
+    tones = sum(np.sin(2 * np.pi * f * time_s) for f in (220, 660, 1900)) * np.sin(2 * np.pi * 3 * time_s) ** 2
     return (5000 * tones).astype(np.int16)
 
 
@@ -138,9 +136,7 @@ def test_health_readiness_and_models(client):
     assert health.server_version
     assert client.is_ready()
     assert not client.is_ready("missing")
-    assert {MODEL, f"{MODEL}_pcm", "audio_decode"} <= {
-        model.name for model in client.models() if model.is_ready
-    }
+    assert {MODEL, f"{MODEL}_pcm", "audio_decode"} <= {model.name for model in client.models() if model.is_ready}
 
 
 def test_a_wrong_model_is_named(client, clip):

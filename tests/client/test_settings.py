@@ -62,9 +62,7 @@ def certificates(tmp_path_factory) -> Path:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
     new_key = ("-newkey", "rsa:2048", "-nodes")
-    openssl(
-        "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2"
-    )
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
     for name in ("server", "client"):
         openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
