@@ -33,17 +33,13 @@ def serve(
         Optional[list[str]],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
         typer.Option(help="Load this model only, with what an ensemble is composed of. Repeatable."),
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="HTTP port; 0 takes any free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port, the one for clients.", min=0, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=0, max=65535)] = 8002,
     threads: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(
-            help="Threads of each ONNX Runtime and DALI instance.", min=1, show_default="the configs'"
-        ),
+        typer.Option(help="Threads of each ONNX Runtime and DALI instance.", min=1, show_default="the configs'"),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What of Triton's log to show.")] = LogLevel.warning,
 ) -> None:
@@ -67,8 +63,7 @@ def serve(
     try:
         with server:
             print(
-                f"carnelian-serve: ready; gRPC {server.grpc_url}, HTTP {server.http_url}, "
-                f"metrics {server.metrics_url}",
+                f"carnelian-serve: ready; gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
                 flush=True,
             )
             status = server.wait()

@@ -301,16 +301,13 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
     """Raises ServerError unless the repository holds models, and all that are asked for."""
     if not repository.is_dir():
         raise ServerError(f"`--repository` must be a folder of models, but {repository} is not there")
-    found = sorted(
-        path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
     for name in models:
         if name not in found:
             raise ServerError(
-                f"`--model` must name a model of {repository}, but {name!r} is not there; it has "
-                f"{', '.join(found)}"
+                f"`--model` must name a model of {repository}, but {name!r} is not there; it has {', '.join(found)}"
             )
 
 

@@ -20,6 +20,8 @@ _NOISE = (
     "Unable to allocate pinned system memory",
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
+    "no pinned memory pool",
+    "CUDA driver version is insufficient",
     "DCGM unable to start",
     "Signal (15) received.",
 )
@@ -45,9 +47,7 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
         record = _RECORD.match(line)
         text = (record["text"] if record else line).replace("\\n", "\n").replace('\\"', '"')
         if syntax := _SYNTAX_ERROR.search(text):
-            syntax_error = (
-                f" (line {syntax['where']})"  # protobuf tells it just before Triton names the model
-            )
+            syntax_error = f" (line {syntax['where']})"  # protobuf tells it just before Triton names the model
         elif failed := _MODEL_FAILED.match(text):
             name = failed["version_of"] or failed["model"] or failed["folder"]
             models[name] = _shorten(failed["reason"]) + syntax_error

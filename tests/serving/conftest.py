@@ -3,9 +3,11 @@
 import collections
 import concurrent.futures
 import contextlib
+import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -170,10 +172,7 @@ class Client:
     def infer(self, model: str, outputs: Sequence[str] = (), **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Sends one request; returns every output, or those asked for."""
         self._sent[model] += 1
-        tensors = []
-        for name, array in inputs.items():
-            tensors.append(triton.InferInput(name, list(array.shape), TRITON_TYPES[array.dtype.name]))
-            tensors[-1].set_data_from_numpy(array)
+        tensors = self._tensors(inputs)
         wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
         answer = self._client.infer(model, tensors, outputs=wanted, client_timeout=60)
         return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
@@ -185,6 +184,25 @@ class Client:
         with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
             futures = [pool.submit(self.infer, model, **request) for request in requests]
         return [future.exception() or future.result() for future in futures]
+
+    def infer_at_once(self, model: str, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Any]:
+        """Sends requests without waiting for answers; returns answers or errors as they come."""
+        answers: queue.Queue[Any] = queue.Queue()
+
+        def receive(result: Any, error: BaseException | None) -> None:
+            answers.put(error or result)
+
+        for request in requests:
+            self._client.async_infer(model, self._tensors(request), receive)
+        return [answers.get(timeout=60) for _ in requests]
+
+    @staticmethod
+    def _tensors(inputs: Mapping[str, np.ndarray]) -> list[triton.InferInput]:
+        tensors = []
+        for name, array in inputs.items():
+            tensors.append(triton.InferInput(name, list(array.shape), TRITON_TYPES[array.dtype.name]))
+            tensors[-1].set_data_from_numpy(array)
+        return tensors
 
     def executions(self, model: str) -> int:
         """Returns how many batches the model has run, counting all that this client has sent."""

@@ -20,9 +20,7 @@ def tone(seconds: float, rate: int = RATE) -> np.ndarray:
     return 0.5 * np.sin(2 * np.pi * 440 * np.arange(round(seconds * rate)) / rate)
 
 
-def encode(
-    samples: np.ndarray, rate: int = RATE, container: str = "WAV", subtype: str = "PCM_16"
-) -> np.ndarray:
+def encode(samples: np.ndarray, rate: int = RATE, container: str = "WAV", subtype: str = "PCM_16") -> np.ndarray:
     """Returns the bytes of a file."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format=container, subtype=subtype)
@@ -149,6 +147,15 @@ def test_a_forged_flac_length_is_an_error_and_not_an_outage(served: Any) -> None
     forged[22:26] = 0xFF
     (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
     assert isinstance(answer, Exception)
+    assert decode(served, WAV)[1] == RATE // 2
+
+
+def test_more_requests_than_the_queue_holds_are_turned_away_at_once(served: Any) -> None:
+    slow = encode(np.random.default_rng(0).uniform(-1, 1, 50 * RATE), container="OGG", subtype="OPUS")
+    answers = served.infer_at_once("audio_decode", [{"AUDIO": slow[None]}] * 120)
+    turned_away = [answer for answer in answers if isinstance(answer, Exception)]
+    assert 0 < len(turned_away) < 100
+    assert all("maximum queue size" in str(error) for error in turned_away)
     assert decode(served, WAV)[1] == RATE // 2
 
 

@@ -37,6 +37,11 @@ def group_members(group: int) -> list[str]:
     return list(group_pids(group).values())
 
 
+def regions(launcher_pid: int) -> set[Path]:
+    """Returns the shared memory regions of a launcher's servers."""
+    return set(SHARED_MEMORY.glob(f"carnelian-{launcher_pid}-*"))
+
+
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
@@ -45,16 +50,17 @@ def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
     cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Callable[[str], Any]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    others = set(SHARED_MEMORY.iterdir())  # of servers that other tests share
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
         group = server.pid
         signals = np.ones((1, 4), np.float32)
         answer = connect(server.grpc_url).infer("cut", SIGNAL=signals, LENGTH=np.full((1, 1), 2, np.int32))
         assert answer["CUT"].shape == (1, 2)
         assert any("triton_python" in name for name in group_members(group))
-        assert list(SHARED_MEMORY.glob(f"carnelian-{os.getpid()}-*"))
+        assert regions(os.getpid()) - others
         assert list(tmp_path.glob("carnelian-serve-*"))
     assert group_members(group) == []
-    assert not list(SHARED_MEMORY.glob(f"carnelian-{os.getpid()}-*"))
+    assert not regions(os.getpid()) - others
     assert not list(tmp_path.glob("carnelian-serve-*"))
     written = {path.name for path in (cut_repository / "cut" / "1").iterdir()}
     assert written == {"dali.py"}  # no __pycache__ in a repository
@@ -77,7 +83,7 @@ def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number
     assert process.returncode == 0
     assert errors == ""  # at the default log level a good run says nothing
     assert group_members(int(server)) == []
-    assert not list(SHARED_MEMORY.glob(f"carnelian-{process.pid}-*"))
+    assert not regions(process.pid)
 
 
 def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path) -> None:
@@ -177,9 +183,7 @@ ensemble_scheduling {
 """
 
 
-def test_each_bad_model_is_named_with_its_reason(
-    cut_repository: Path, add_model: Callable[..., Path]
-) -> None:
+def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model: Callable[..., Path]) -> None:
     pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
     add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
     add_model(cut_repository, "short", CUT_WITHOUT_LENGTH, {"dali.py": pipeline})

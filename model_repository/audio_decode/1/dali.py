@@ -28,7 +28,8 @@ def decode() -> tuple[DataNode, DataNode]:
     is_short = length <= MAX_AUDIO_S * SAMPLE_RATE_HZ
     kept = fn.cast(math.min(samples, 1 + samples * is_short), dtype=types.INT32)
     clip = fn.pad(fn.slice(clip, start=0, shape=kept, axes=[0]), axes=[0], shape=[1])
-    if rate_hz != SAMPLE_RATE_HZ:  # resampling to the same rate costs more than decoding
+    # Resampling to the same rate costs more than decoding. DALI makes a graph of statements, not of a ternary.
+    if rate_hz != SAMPLE_RATE_HZ:  # noqa: SIM108
         signal = fn.audio_resample(clip, in_rate=rate_hz, out_rate=SAMPLE_RATE_HZ)
     else:
         signal = clip

@@ -98,9 +98,7 @@ class ModelConfig:
         try:
             return int(value)
         except ValueError:
-            raise ConfigError(
-                f"parameter {key!r} of {self.name!r} must be an integer, but is {value!r}"
-            ) from None
+            raise ConfigError(f"parameter {key!r} of {self.name!r} must be an integer, but is {value!r}") from None
 
     def boolean(self, key: str, default: bool) -> bool:
         """Returns a parameter as a boolean, in the spellings that Triton accepts.
@@ -135,9 +133,7 @@ def read_model_config(
     config = json.loads(text)
     name = config["name"]
     if config["max_batch_size"] < 1:
-        raise ConfigError(
-            f"`max_batch_size` of {name!r} must be at least 1, but is {config['max_batch_size']}"
-        )
+        raise ConfigError(f"`max_batch_size` of {name!r} must be at least 1, but is {config['max_batch_size']}")
     parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
     if unknown := sorted(set(parameters) - set(known_parameters)):
         raise ConfigError(
@@ -148,9 +144,7 @@ def read_model_config(
         raise ConfigError(f"{name!r} must name its inputs and outputs in the configuration, but does not")
     for unsupported in ("batch_output", "sequence_batching"):
         if config.get(unsupported):
-            raise ConfigError(
-                f"`{unsupported}` of {name!r} is not supported here; take it out of the configuration"
-            )
+            raise ConfigError(f"`{unsupported}` of {name!r} is not supported here; take it out of the configuration")
     if config.get("model_transaction_policy", {}).get("decoupled"):
         raise ConfigError(f"{name!r} must not be decoupled: this backend sends one response for each request")
     return ModelConfig(

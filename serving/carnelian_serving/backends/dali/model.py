@@ -71,8 +71,7 @@ class TritonPythonModel:
                 check_output(self._config, position, sample.shape, sample.dtype)
             ends = np.cumsum(counts)
             rows[self._config.outputs[position].name] = [
-                self._stack(position, samples[end - count : end])
-                for count, end in zip(counts, ends, strict=True)
+                self._stack(position, samples[end - count : end]) for count, end in zip(counts, ends, strict=True)
             ]
         return rows
 

@@ -68,8 +68,7 @@ def read_batch_inputs(config: ModelConfig) -> list[BatchInput]:
             )
         if data_type not in ("TYPE_INT32", "TYPE_FP32"):
             raise ConfigError(
-                f"`batch_input` data_type in {config.name!r} must be TYPE_INT32 or TYPE_FP32, "
-                f"but is {data_type}"
+                f"`batch_input` data_type in {config.name!r} must be TYPE_INT32 or TYPE_FP32, but is {data_type}"
             )
         (source,) = message["source_input"]
         if source not in (tensor.name for tensor in config.inputs):

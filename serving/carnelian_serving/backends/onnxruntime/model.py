@@ -67,9 +67,7 @@ class TritonPythonModel:
             args["model_config"], folder, known_parameters=PARAMETERS, default_filename=DEFAULT_FILENAME
         )
         self._batch_inputs = read_batch_inputs(self._config)
-        self._session = load_session(
-            self._config, args["model_instance_kind"], args["model_instance_device_id"]
-        )
+        self._session = load_session(self._config, args["model_instance_kind"], args["model_instance_device_id"])
         check_graph(self._config, self._session, [tensor.target for tensor in self._batch_inputs])
         self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
         self._outputs = [tensor.name for tensor in self._config.outputs]
@@ -150,9 +148,7 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
-def check_graph(
-    config: ModelConfig, session: onnxruntime.InferenceSession, batch_inputs: Sequence[str]
-) -> None:
+def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batch_inputs: Sequence[str]) -> None:
     """Raises ConfigError unless the graph's inputs and outputs are the configuration's."""
     wanted = {tensor.name for tensor in config.inputs} | set(batch_inputs)
     found = {tensor.name for tensor in session.get_inputs()}
@@ -163,9 +159,7 @@ def check_graph(
         )
     available = {tensor.name for tensor in session.get_outputs()}
     if missing := sorted({tensor.name for tensor in config.outputs} - available):
-        raise ConfigError(
-            f"outputs of {config.name!r} must be among {sorted(available)}, but there is {missing}"
-        )
+        raise ConfigError(f"outputs of {config.name!r} must be among {sorted(available)}, but there is {missing}")
     shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     for tensor in config.inputs:
         rank = 1 if tensor.is_ragged else len(tensor.dims) + 1
