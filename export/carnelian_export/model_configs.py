@@ -1,0 +1,162 @@
+"""The Triton configurations of one recogniser, as messages of Triton's own schema."""
+
+from dataclasses import dataclass
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+MAX_BATCH_SIZE = 32
+MAX_QUEUE_SIZE = 128  # requests; a stage answers "unavailable" beyond it. An ensemble has no back-pressure of its own
+ACOUSTIC_QUEUE_DELAY_US = 2000  # lets clips that left the feature stage together meet again
+WARMUP_FRAMES = 200
+AUDIO_DECODE = "audio_decode"  # one for all recognisers
+
+STAGES = ("features", "acoustic", "ctc")
+SUFFIXES = ("", "_pcm", *(f"_{stage}" for stage in STAGES))
+
+_HEADER = "# Written by carnelian-export. A variant is a change of the parsed message, made by code.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSizes:
+    """The sizes that differ from model to model."""
+
+    num_mels: int
+    vocabulary: int
+    """Labels and the blank."""
+
+
+def build_configs(name: str, sizes: TensorSizes) -> dict[str, pb.ModelConfig]:
+    """Build the five configurations of a recogniser, by folder name."""
+    stages = [
+        build_features(f"{name}_features", sizes),
+        build_acoustic(f"{name}_acoustic", sizes),
+        build_ctc(f"{name}_ctc", sizes),
+    ]
+    decode = pb.ModelConfig(
+        name=AUDIO_DECODE,
+        input=[_input("AUDIO", pb.TYPE_UINT8, -1)],
+        output=[_output("SIGNAL", pb.TYPE_FP32, -1), _output("SIGNAL_LENGTH", pb.TYPE_INT32, 1)],
+    )
+    configs = [
+        build_ensemble(name, [decode, *stages], 1),
+        build_ensemble(f"{name}_pcm", stages, MAX_BATCH_SIZE),
+        *stages,
+    ]
+    return {config.name: config for config in configs}
+
+
+def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
+    """SIGNAL -> FEATURES: clips of any lengths as samples of one DALI batch, on the CPU."""
+    return pb.ModelConfig(
+        name=name,
+        backend="dali",
+        max_batch_size=MAX_BATCH_SIZE,
+        input=[_input("SIGNAL", pb.TYPE_FP32, -1, is_ragged=True), _input("SIGNAL_LENGTH", pb.TYPE_INT32, 1)],
+        output=[
+            _output("FEATURES", pb.TYPE_FP32, sizes.num_mels, -1),
+            _output("FEATURE_LENGTH", pb.TYPE_INT32, 1),
+        ],
+        instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
+        dynamic_batching=_batching(),
+    )
+
+
+def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
+    """FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded; the graph gets their shapes."""
+    zeros = pb.ModelWarmup.Input
+    return pb.ModelConfig(
+        name=name,
+        backend="onnxruntime",
+        max_batch_size=MAX_BATCH_SIZE,
+        input=[
+            _input("FEATURES", pb.TYPE_FP32, sizes.num_mels, -1, is_ragged=True),
+            _input("FEATURE_LENGTH", pb.TYPE_INT32, 1),
+        ],
+        batch_input=[
+            pb.BatchInput(
+                kind=pb.BatchInput.BATCH_ITEM_SHAPE,
+                target_name=["FEATURES_SHAPE"],
+                data_type=pb.TYPE_INT32,
+                source_input=["FEATURES"],
+            )
+        ],
+        output=[
+            _output("LOG_PROBS", pb.TYPE_FP32, -1, sizes.vocabulary),
+            _output("LOG_PROB_LENGTH", pb.TYPE_INT32, 1),
+        ],
+        instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
+        dynamic_batching=_batching(ACOUSTIC_QUEUE_DELAY_US),
+        # Zeros are a valid clip of length 0 and cost what any clip of this many frames costs.
+        model_warmup=[
+            pb.ModelWarmup(
+                name="clip",
+                batch_size=1,
+                inputs={
+                    "FEATURES": zeros(data_type=pb.TYPE_FP32, dims=[sizes.num_mels, WARMUP_FRAMES], zero_data=True),
+                    "FEATURE_LENGTH": zeros(data_type=pb.TYPE_INT32, dims=[1], zero_data=True),
+                },
+            )
+        ],
+    )
+
+
+def build_ctc(name: str, sizes: TensorSizes) -> pb.ModelConfig:
+    """LOG_PROBS -> TRANSCRIPT and RESULT."""
+    return pb.ModelConfig(
+        name=name,
+        backend="python",
+        max_batch_size=MAX_BATCH_SIZE,
+        input=[
+            _input("LOG_PROBS", pb.TYPE_FP32, -1, sizes.vocabulary, is_ragged=True),
+            _input("LOG_PROB_LENGTH", pb.TYPE_INT32, 1),
+        ],
+        output=[_output("TRANSCRIPT", pb.TYPE_STRING, 1), _output("RESULT", pb.TYPE_STRING, 1)],
+        instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
+        dynamic_batching=_batching(),
+    )
+
+
+def build_ensemble(name: str, stages: list[pb.ModelConfig], max_batch_size: int) -> pb.ModelConfig:
+    """Chain stages by their tensors' names, from the first one's inputs to the last one's outputs."""
+    steps = [
+        pb.ModelEnsembling.Step(
+            model_name=stage.name,
+            model_version=-1,
+            input_map={tensor.name: tensor.name for tensor in stage.input},
+            # All of them: the native DALI backend wants every output requested.
+            output_map={tensor.name: tensor.name for tensor in stage.output},
+        )
+        for stage in stages
+    ]
+    return pb.ModelConfig(
+        name=name,
+        platform="ensemble",
+        max_batch_size=max_batch_size,
+        input=[_input(tensor.name, tensor.data_type, *tensor.dims) for tensor in stages[0].input],
+        output=stages[-1].output,
+        ensemble_scheduling=pb.ModelEnsembling(step=steps),
+    )
+
+
+def to_text(config: pb.ModelConfig) -> str:
+    """The text of a `config.pbtxt`."""
+    text: str = text_format.MessageToString(config)
+    return _HEADER + text
+
+
+def _batching(queue_delay_us: int = 0) -> pb.ModelDynamicBatching:
+    policy = pb.ModelQueuePolicy(
+        timeout_action=pb.ModelQueuePolicy.REJECT,
+        allow_timeout_override=True,  # a request's own timeout also ends its waiting
+        max_queue_size=MAX_QUEUE_SIZE,
+    )
+    return pb.ModelDynamicBatching(max_queue_delay_microseconds=queue_delay_us, default_queue_policy=policy)
+
+
+def _input(name: str, data_type: int, *dims: int, is_ragged: bool = False) -> pb.ModelInput:
+    return pb.ModelInput(name=name, data_type=data_type, dims=dims, allow_ragged_batch=is_ragged)
+
+
+def _output(name: str, data_type: int, *dims: int) -> pb.ModelOutput:
+    return pb.ModelOutput(name=name, data_type=data_type, dims=dims)

@@ -1,0 +1,100 @@
+"""The `<model>_ctc` stage: log-probabilities to text, words with times, confidence; or why a clip has none.
+
+In: LOG_PROBS [rows, frames, labels + 1] and LOG_PROB_LENGTH [rows, 1]. Out: TRANSCRIPT and RESULT (JSON),
+[rows, 1]. The stages before this one let every input pass and send its true length along, so that one bad
+clip fails alone: here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from . import ctc  # type: ignore[attr-defined]  # copied beside this file by carnelian-export
+
+SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"}
+DECODER = "greedy"
+
+
+class TritonPythonModel:
+    """Decodes all rows of all requests at once."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the settings beside this file."""
+        settings = json.loads(Path(__file__).with_name(SETTINGS_FILE).read_text())
+        self._name: str = settings["name"]
+        self._labels: list[str] = settings["labels"]
+        self._frame_s: float = settings["frame_s"]
+        self._max_audio_s: float = settings["max_audio_s"]
+        # The feature stage frames a clip of the longest length with one frame more than it has hops.
+        self._max_frames = round(self._max_audio_s / self._frame_s) + 1
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request by itself: with an error if all its rows fail."""
+        scores = [pb_utils.get_input_tensor_by_name(r, "LOG_PROBS").as_numpy() for r in requests]
+        lengths = [pb_utils.get_input_tensor_by_name(r, "LOG_PROB_LENGTH").as_numpy()[:, 0] for r in requests]
+        results = self._decode([row for rows in scores for row in rows], np.concatenate(lengths))
+        ends = np.cumsum([len(rows) for rows in lengths])
+        return [
+            self._respond(results[end - len(rows) : end], set(request.requested_output_names()))
+            for request, rows, end in zip(requests, lengths, ends, strict=True)
+        ]
+
+    def _decode(self, rows: list[npt.NDArray[np.float32]], lengths: npt.NDArray[np.int32]) -> list[dict[str, Any]]:
+        """RESULT of each row; `rows` hold [frames, labels + 1], with different `frames`."""
+        errors = [self._error(row, int(length)) for row, length in zip(rows, lengths, strict=True)]
+        good = [i for i, error in enumerate(errors) if error is None]
+        results: list[dict[str, Any]] = [{"error": error} for error in errors]
+        if good:
+            batch = np.zeros((len(good), int(lengths[good].max()), rows[0].shape[1]), np.float32)
+            for position, i in enumerate(good):
+                batch[position, : lengths[i]] = rows[i][: lengths[i]]
+            for i, hypothesis in zip(good, ctc.greedy(batch, lengths[good], self._labels, self._frame_s), strict=True):
+                results[i] = {
+                    "text": hypothesis.text,
+                    "words": [vars(word) for word in hypothesis.words],
+                    "confidence": hypothesis.confidence,
+                    "duration": round(int(lengths[i]) * self._frame_s, 3),  # in whole frames
+                    "model": self._name,
+                    "decoder": DECODER,
+                }
+        return results
+
+    def _error(self, row: npt.NDArray[np.float32], length: int) -> str | None:
+        """Why a row has no transcript."""
+        limit = f"a clip must be at most {self._max_audio_s:g} s long"
+        if length <= 0:
+            return "no samples: a clip must hold at least one sample, but SIGNAL_LENGTH is 0 or less"
+        if length > self._max_frames:
+            return f"too long: {limit}, but this one has {length * self._frame_s:.1f} s; send it in parts"
+        # A frame of zeros is no distribution: the acoustic stage had no features there.
+        if length > len(row) or not row[length - 1].any():
+            return (
+                f"too long or too few samples: {limit} and SIGNAL hold all that SIGNAL_LENGTH counts, but it "
+                f"counts {length * self._frame_s:.2f} s and SIGNAL is over the limit or holds less"
+            )
+        if not np.isfinite(row[:length]).all():
+            return "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones"
+        return None
+
+    def _respond(self, results: list[dict[str, Any]], wanted: set[str]) -> Any:
+        errors = [result["error"] for result in results if "error" in result]
+        if len(errors) == len(results):
+            rows = f" (the first of {len(errors)} rows; all failed)" if len(errors) > 1 else ""
+            return pb_utils.InferenceResponse(
+                error=pb_utils.TritonError(errors[0] + rows, pb_utils.TritonError.INVALID_ARG)
+            )
+        columns = {
+            "TRANSCRIPT": [result.get("text", "") for result in results],
+            "RESULT": [json.dumps(result, ensure_ascii=False) for result in results],
+        }
+        return pb_utils.InferenceResponse(
+            [
+                pb_utils.Tensor(name, np.array([[text.encode()] for text in texts], np.object_))
+                for name, texts in columns.items()
+                if name in wanted
+            ]
+        )

@@ -1,0 +1,81 @@
+"""Whether an exported graph says what the network says, on clips alone and in a ragged batch."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import torch
+from carnelian_training.models.quartznet import QuartzNet
+
+from carnelian_export.to_onnx import INPUTS, OUTPUTS
+
+TOLERANCE = 1e-3
+"""Largest difference of a log-probability. Kernels sum float32 in different orders: 1e-5 was seen on trained
+networks, where a wrong mask or a wrong weight shows as 0.1 and more."""
+
+# (frames, FEATURE_LENGTH): a single frame, no samples, a tensor longer than its clip, a length that lies
+SHAPES = ((1, 1), (40, 40), (3, 0), (250, 120), (60, 90), (333, 333))
+SEED = 1
+
+
+class ParityError(ValueError):
+    """The exported graph and the network disagree; the message has the numbers."""
+
+
+def check_parity(path: Path, network: QuartzNet) -> float:
+    """Compare a file with the network that it was exported from, on random features.
+
+    Returns:
+        The largest difference of a log-probability.
+
+    Raises:
+        ParityError: It is over :data:`TOLERANCE`, or a length is wrong.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(SEED)
+    clips = [random.standard_normal((network.config.num_mels, frames), np.float32) for frames, _ in SHAPES]
+    lengths = [length for _, length in SHAPES]
+    batch, batch_lengths = run(session, clips, lengths)
+    worst = 0.0
+    for row, (clip, length) in enumerate(zip(clips, lengths, strict=True)):
+        expected, end = score(network, clip, min(length, clip.shape[1]))
+        alone, alone_lengths = run(session, [clip], [length])
+        wanted = -(-length // network.config.stride)
+        for found in (int(batch_lengths[row, 0]), int(alone_lengths[0, 0])):
+            if found != wanted:
+                raise ParityError(f"{path}: {OUTPUTS[1]} must be {wanted} for {length} frames, but is {found}")
+        for log_probs in (batch[row], alone[0]):
+            worst = max(worst, float(np.abs(log_probs[:end] - expected).max(initial=0.0)))
+    # "not <=", so that NaN is refused as well
+    if not worst <= TOLERANCE:
+        raise ParityError(
+            f"{path}: log-probabilities in ONNX Runtime must be within {TOLERANCE:g} of PyTorch's, but "
+            f"differ by {worst:.3g} (alone and in a batch of {len(SHAPES)} clips of random features)"
+        )
+    return worst
+
+
+@torch.inference_mode()
+def score(network: QuartzNet, clip: npt.NDArray[np.float32], length: int) -> tuple[npt.NDArray[np.float32], int]:
+    """One clip alone in PyTorch: [num_mels, frames] -> log-probabilities [frames', labels], and frames'."""
+    if length == 0:
+        return np.zeros((0, 1), np.float32), 0
+    log_probs, ends = network(torch.from_numpy(clip)[None], torch.tensor([length]))
+    end = int(ends[0])
+    return log_probs[0, :end].numpy(), end
+
+
+def run(
+    session: onnxruntime.InferenceSession, clips: list[npt.NDArray[np.float32]], lengths: list[int]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """A ragged batch in ONNX Runtime: clips [num_mels, frames] -> LOG_PROBS and LOG_PROB_LENGTH."""
+    values = (
+        np.concatenate([clip.ravel() for clip in clips]),
+        np.array([clip.shape for clip in clips], np.int32),
+        np.array(lengths, np.int32)[:, None],
+    )
+    log_probs, log_prob_lengths = session.run(list(OUTPUTS), dict(zip(INPUTS, values, strict=True)))
+    return log_probs, log_prob_lengths

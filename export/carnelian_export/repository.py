@@ -1,0 +1,147 @@
+"""A recogniser's folders in a Triton repository: two ensembles, three stages, and the shared audio_decode."""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import onnx
+from carnelian_training import ctc, features
+from carnelian_training.config import Config
+from carnelian_training.evaluate import frame_duration_s
+from carnelian_training.models.quartznet import QuartzNet
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from carnelian_export.model_configs import AUDIO_DECODE, STAGES, SUFFIXES, TensorSizes, build_configs, to_text
+from carnelian_export.parity import check_parity
+from carnelian_export.to_onnx import export_onnx
+
+MAX_AUDIO_S = 60.0
+"""Longest clip; audio_decode cuts at the same."""
+
+SOURCES = Path(__file__).parent / "models"
+VERSION = "1"
+# What makes two exports the same release: a server that serves one may find the other in its place.
+RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
+_ENSEMBLE_README = (
+    "An ensemble has no files. Git would drop this folder without this one, and Triton needs the folder.\n"
+)
+
+
+class RepositoryError(ValueError):
+    """The model must not be written into this repository under this name; the message says why."""
+
+
+def write_model(repository: Path, name: str, config: Config, network: QuartzNet) -> float:
+    """Export a network and write its folders; a folder is there whole or not at all.
+
+    Folders of an earlier export with this name are replaced, version 1 by version 1: an ensemble calls the
+    version that its stages' configurations choose, so beside a second version an old one calls new stages.
+
+    Args:
+        repository: Made if it is not there. Other models in it stay as they are.
+        name: The public ensemble's name.
+        config: The network's configuration.
+        network: In evaluation mode.
+
+    Returns:
+        The largest difference between the exported graph's log-probabilities and the network's.
+
+    Raises:
+        RepositoryError: The name is that of a model with other labels, features or format, or no name.
+        ParityError: The graph and the network disagree; nothing was written.
+    """
+    _check_name(name)
+    repository.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=repository.resolve().parent) as scratch:
+        staged = Path(scratch)
+        _stage(staged, name, config, network)
+        _check_release(repository, staged, name)
+        difference = check_parity(staged / f"{name}_acoustic" / VERSION / "model.onnx", network)
+        replaced = staged / "replaced"
+        replaced.mkdir()
+        for folder in sorted(staged.iterdir()):
+            target = repository / folder.name
+            if folder == replaced or (folder.name == AUDIO_DECODE and target.exists()):
+                continue
+            if target.exists():
+                target.rename(replaced / folder.name)
+            folder.rename(target)
+    return difference
+
+
+def read_config(path: Path) -> pb.ModelConfig:
+    """Parse a `config.pbtxt`."""
+    return text_format.Parse(path.read_text(), pb.ModelConfig())
+
+
+def _stage(folder: Path, name: str, config: Config, network: QuartzNet) -> None:
+    """Write all folders of the model, audio_decode included."""
+    sizes = TensorSizes(num_mels=config.model.num_mels, vocabulary=len(config.labels) + 1)
+    for model, message in build_configs(name, sizes).items():
+        (folder / model / VERSION).mkdir(parents=True)
+        (folder / model / "config.pbtxt").write_text(to_text(message))
+    for ensemble in (name, f"{name}_pcm"):
+        (folder / ensemble / VERSION / "README.md").write_text(_ENSEMBLE_README)
+
+    feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
+    shutil.copyfile(features.__file__, feature_stage / "dali.py")
+    _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S})
+    onnx.save(export_onnx(network), acoustic / "model.onnx")
+    shutil.copyfile(SOURCES / "ctc" / "model.py", decoder / "model.py")
+    shutil.copyfile(ctc.__file__, decoder / "ctc.py")
+    settings = {
+        "name": name,
+        "labels": list(config.labels),
+        "frame_s": frame_duration_s(config),
+        "max_audio_s": MAX_AUDIO_S,
+    }
+    _write_json(decoder / "ctc.json", settings)
+
+    decode = folder / AUDIO_DECODE
+    (decode / VERSION).mkdir(parents=True)
+    shutil.copyfile(SOURCES / AUDIO_DECODE / "config.pbtxt", decode / "config.pbtxt")
+    shutil.copyfile(SOURCES / AUDIO_DECODE / "dali.py", decode / VERSION / "dali.py")
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise RepositoryError(f"a model's name must be of lower-case letters, digits and underscores, but is {name!r}")
+    if name == AUDIO_DECODE or any(suffix and name.endswith(suffix) for suffix in SUFFIXES):
+        taken = ", ".join(f"*{suffix}" for suffix in SUFFIXES if suffix)
+        raise RepositoryError(
+            f"a model's name must not be {AUDIO_DECODE} or {taken}, its stages' names, but is {name!r}"
+        )
+
+
+def _check_release(repository: Path, staged: Path, name: str) -> None:
+    """Refuse what would change a released model into another one."""
+    for stage, files in RELEASE_FILES.items():
+        for file in files:
+            there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
+            if there.parent.exists() and (not there.exists() or there.read_bytes() != new.read_bytes()):
+                raise RepositoryError(
+                    f"{there} must be what this export would write, but differs: a model with other labels "
+                    "or features is a new release; choose another --name or --repository"
+                )
+    for model in (f"{name}_acoustic", AUDIO_DECODE):
+        there, new = (root / model / "config.pbtxt" for root in (repository, staged))
+        if there.exists() and _interface(there) != _interface(new):
+            raise RepositoryError(
+                f"{there} must have the backend, inputs and outputs of this export, {_interface(new)}, "
+                f"but has {_interface(there)}; choose another --name or --repository"
+            )
+
+
+def _interface(path: Path) -> tuple[object, ...]:
+    config = read_config(path)
+    tensors = [
+        (tensor.name, pb.DataType.Name(tensor.data_type), *tensor.dims) for tensor in (*config.input, *config.output)
+    ]
+    return config.backend, config.max_batch_size, tensors
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

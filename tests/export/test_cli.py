@@ -1,0 +1,47 @@
+import subprocess
+import sys
+
+import pytest
+from carnelian_export.cli import app
+from typer.testing import CliRunner
+
+
+def export(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_checkpoint_becomes_a_model(checkpoint, tmp_path):
+    result = export(checkpoint, "--name", "tiny", "--repository", tmp_path / "r")
+    assert result.exit_code == 0, result.output
+    assert "tiny and tiny_pcm are in" in result.output
+    assert (tmp_path / "r" / "tiny_acoustic" / "1" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--format", "tensorrt"), ("--precision", "fp16"), ("--format", "openvino")]
+)
+def test_what_is_not_there_yet_is_refused_by_name(checkpoint, tmp_path, option, value):
+    result = export(checkpoint, "--name", "tiny", "--repository", tmp_path / "r", option, value)
+    assert result.exit_code == 2
+    assert value in result.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_foreign_checkpoint_is_wrong_use(tmp_path):
+    assert export(tmp_path / "QuartzNet15x5.nemo", "--name", "q", "--repository", tmp_path / "r").exit_code == 2
+    assert export(tmp_path, "--name", "q", "--repository", tmp_path / "r").exit_code == 2
+
+
+def test_a_broken_checkpoint_fails_with_status_1(tmp_path):
+    (tmp_path / "broken.pt").write_bytes(b"broken")
+    command = [sys.executable, "-c", "from carnelian_export.cli import main; main()"]
+    arguments = [str(tmp_path / "broken.pt"), "--name", "q", "--repository", str(tmp_path / "r")]
+    result = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "broken.pt cannot be read as a checkpoint" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_does_not_load_torch():
+    code = "import carnelian_export.cli, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,114 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from carnelian_export import parity, repository
+from carnelian_export.parity import ParityError, check_parity
+from carnelian_export.repository import RepositoryError, read_config, write_model
+from carnelian_export.to_onnx import export_onnx
+from carnelian_training.checkpoint import build_model
+
+FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network):
+    difference = write_model(tmp_path / "new" / "repository", "tiny", config, network)
+    assert 0 < difference <= parity.TOLERANCE
+    assert sorted(p.name for p in (tmp_path / "new" / "repository").iterdir()) == FOLDERS
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
+
+
+def test_exporting_again_gives_the_same_bytes(tmp_path, config, network):
+    write_model(tmp_path / "a", "tiny", config, network)
+    write_model(tmp_path / "b", "tiny", config, network)
+    first = contents(tmp_path / "a")
+    assert contents(tmp_path / "b") == first
+    write_model(tmp_path / "a", "tiny", config, network)
+    assert contents(tmp_path / "a") == first
+
+
+def test_new_weights_replace_the_old_and_leave_neighbours_alone(tmp_path, config, network):
+    write_model(tmp_path / "r", "tiny", config, network)
+    write_model(tmp_path / "r", "other", config, network)
+    before = contents(tmp_path / "r")
+    torch.manual_seed(1)
+    write_model(tmp_path / "r", "tiny", config, build_model(config).eval())
+    after = contents(tmp_path / "r")
+    assert [name for name in before if before[name] != after[name]] == ["tiny_acoustic/1/model.onnx"]
+    assert set(before) == set(after)
+
+
+def test_other_labels_are_another_release(tmp_path, config, network):
+    write_model(tmp_path / "r", "tiny", config, network)
+    before = contents(tmp_path / "r")
+    other = dataclasses.replace(config, labels=(*config.labels, "-"))
+    with pytest.raises(RepositoryError, match=r"ctc\.json must be .* choose another --name"):
+        write_model(tmp_path / "r", "tiny", other, build_model(other).eval())
+    assert contents(tmp_path / "r") == before
+
+
+def test_other_features_are_another_release(tmp_path, config, network):
+    write_model(tmp_path / "r", "tiny", config, network)
+    (tmp_path / "r" / "tiny_features" / "1" / "features.json").write_text('{"max_audio_s": 30.0}')
+    with pytest.raises(RepositoryError, match=r"features\.json must be"):
+        write_model(tmp_path / "r", "tiny", config, network)
+
+
+def test_another_format_is_another_release(tmp_path, config, network):
+    write_model(tmp_path / "r", "tiny", config, network)
+    path = tmp_path / "r" / "tiny_acoustic" / "config.pbtxt"
+    path.write_text(path.read_text().replace('backend: "onnxruntime"', 'backend: "tensorrt"'))
+    with pytest.raises(RepositoryError, match="tensorrt"):
+        write_model(tmp_path / "r", "tiny", config, network)
+
+
+def test_an_audio_decode_that_is_there_stays_if_its_tensors_fit(tmp_path, config, network):
+    folder = tmp_path / "r" / "audio_decode"
+    folder.mkdir(parents=True)
+    source = (repository.SOURCES / "audio_decode" / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(source.replace("count: 2", "count: 8"))
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert read_config(folder / "config.pbtxt").instance_group[0].count == 8
+    (folder / "config.pbtxt").write_text(source.replace("SIGNAL_LENGTH", "SAMPLES"))
+    with pytest.raises(RepositoryError, match="SAMPLES"):
+        write_model(tmp_path / "r", "tiny", config, network)
+
+
+@pytest.mark.parametrize("name", ["audio_decode", "tiny_pcm", "tiny_ctc", "Tiny", "../tiny", ""])
+def test_names_that_would_clash_are_refused(tmp_path, config, network, name):
+    with pytest.raises(RepositoryError, match="a model's name must"):
+        write_model(tmp_path / "r", name, config, network)
+
+
+def test_a_graph_with_other_weights_is_refused_with_the_numbers(tmp_path, config, network):
+    onnx.save(export_onnx(network), tmp_path / "model.onnx")
+    check_parity(tmp_path / "model.onnx", network)
+    with torch.no_grad():
+        network.head.bias += torch.linspace(0, 0.01, 29)
+    with pytest.raises(ParityError, match=r"must be within 0\.001 of PyTorch's, but differ by 0\.0\d+"):
+        check_parity(tmp_path / "model.onnx", network)
+
+
+def test_a_model_that_fails_parity_is_not_written(tmp_path, config, network, monkeypatch):
+    monkeypatch.setattr(parity, "TOLERANCE", 0.0)
+    with pytest.raises(ParityError):
+        write_model(tmp_path / "r", "tiny", config, network)
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+def test_settings_follow_the_configuration(tmp_path, config, network):
+    write_model(tmp_path, "tiny", config, network)
+    assert json.loads((tmp_path / "tiny_ctc" / "1" / "ctc.json").read_text()) == {
+        "name": "tiny",
+        "labels": list(config.labels),
+        "frame_s": 0.02,
+        "max_audio_s": 60.0,
+    }
+    assert list(read_config(tmp_path / "tiny_acoustic" / "config.pbtxt").output[0].dims) == [-1, 29]

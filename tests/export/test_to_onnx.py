@@ -1,0 +1,127 @@
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from carnelian_export.parity import run, score
+from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, PADDED_FEATURES, REAL_FRAMES, export_onnx
+from carnelian_training.checkpoint import load_model
+
+# Kernels add the same float32 numbers in another order.
+TOLERANCE = 1e-4
+FRAMES = [1, 37, 200, 90]
+
+
+@pytest.fixture
+def path(network, tmp_path) -> Path:
+    onnx.save(export_onnx(network), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.fixture
+def session(path):
+    return onnxruntime.InferenceSession(str(path))
+
+
+@pytest.fixture
+def clips():
+    random = np.random.default_rng(0)
+    return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
+
+
+def optimised(path: Path) -> onnx.ModelProto:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path.with_suffix(".optimised.onnx"))
+    onnxruntime.InferenceSession(str(path), options)
+    return onnx.load(options.optimized_model_filepath)
+
+
+def test_the_file_suits_onnxruntime_1_19(path):
+    model = onnx.load(path)
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", OPSET)]
+    assert model.ir_version <= 10
+    assert [tensor.name for tensor in model.graph.input] == list(INPUTS)
+    assert [tensor.name for tensor in model.graph.output] == list(OUTPUTS)
+
+
+def test_the_runtime_folds_every_batch_norm(path):
+    assert Counter(node.op_type for node in onnx.load(path).graph.node)["BatchNormalization"] > 0
+    assert Counter(node.op_type for node in optimised(path).graph.node)["BatchNormalization"] == 0
+
+
+def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(session, network, clips):
+    batch, lengths = run(session, clips, FRAMES)
+    assert lengths.tolist() == [[1], [19], [100], [45]]
+    for row, clip in enumerate(clips):
+        expected, end = score(network, clip, clip.shape[1])
+        np.testing.assert_allclose(batch[row, :end], expected, atol=TOLERANCE)
+        np.testing.assert_allclose(run(session, [clip], [clip.shape[1]])[0][0], expected, atol=TOLERANCE)
+        assert not batch[row, end:].any()
+
+
+def test_a_clip_that_ends_before_its_tensor_equals_the_cut_clip(session, clips):
+    clips[2][:, 120:] = np.nan
+    found, lengths = run(session, clips, [1, 37, 120, 90])
+    expected, _ = run(session, [clips[2][:, :120].copy()], [120])
+    assert lengths[2, 0] == 60
+    np.testing.assert_allclose(found[2, :60], expected[0], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_value_stays_in_its_row(session, clips, value):
+    before, _ = run(session, clips, FRAMES)
+    clips[1][:] = value
+    after, _ = run(session, clips, FRAMES)
+    assert np.isnan(after[1]).any()
+    for row in (0, 2, 3):
+        np.testing.assert_array_equal(after[row], before[row])
+
+
+def test_lengths_are_told_as_they_came_in(session, clips):
+    _, lengths = run(session, clips, [0, -5, 1_000_001, 90])
+    assert lengths[:, 0].tolist() == [0, 0, 500_001, 45]
+
+
+def test_a_length_that_lies_shows_as_zero_frames_in_any_batch(session, clips):
+    batch, _ = run(session, clips, [1, 50, 200, 90])
+    assert batch[1, 18].any()
+    assert not batch[1, 19:].any()
+
+
+def test_rows_without_frames_pass(session):
+    log_probs, lengths = run(session, [np.zeros((64, 0), np.float32)] * 2, [0, 0])
+    assert log_probs.shape[0] == 2
+    assert not lengths.any()
+
+
+def test_published_weights_are_stored_as_float16_and_exact(checkpoint, tmp_path):
+    _, network = load_model(checkpoint)
+    onnx.save(export_onnx(network), tmp_path / "half.onnx")
+    weights = [t for t in onnx.load(tmp_path / "half.onnx").graph.initializer if len(t.dims) == 4]
+    assert {tensor.data_type for tensor in weights} == {onnx.TensorProto.FLOAT16}
+    folded = optimised(tmp_path / "half.onnx").graph
+    assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in folded.initializer}
+    assert "BatchNormalization" not in {node.op_type for node in folded.node}
+
+
+def test_weights_that_float16_would_change_stay_float32(path):
+    weights = [t for t in onnx.load(path).graph.initializer if len(t.dims) == 4]
+    assert {tensor.data_type for tensor in weights} == {onnx.TensorProto.FLOAT}
+
+
+def test_the_padded_batch_model_can_be_cut_out(path, session, clips, tmp_path):
+    onnx.utils.extract_model(
+        str(path), str(tmp_path / "dense.onnx"), [PADDED_FEATURES, REAL_FRAMES, "FEATURE_LENGTH"], list(OUTPUTS)
+    )
+    dense = onnxruntime.InferenceSession(str(tmp_path / "dense.onnx"))
+    padded = np.stack([np.pad(clip, ((0, 0), (0, 200 - clip.shape[1]))) for clip in clips])
+    lengths = np.array(FRAMES, np.int32)[:, None]
+    found, _ = dense.run(list(OUTPUTS), {PADDED_FEATURES: padded, REAL_FRAMES: lengths, "FEATURE_LENGTH": lengths})
+    np.testing.assert_array_equal(found, run(session, clips, FRAMES)[0])
+
+
+def test_exporting_twice_gives_the_same_bytes(network):
+    assert export_onnx(network).SerializeToString() == export_onnx(network).SerializeToString()

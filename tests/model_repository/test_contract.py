@@ -1,0 +1,112 @@
+"""What the checked-in repository promises to Triton, without a server."""
+
+import subprocess
+from pathlib import Path
+
+import carnelian_export.repository
+import carnelian_training.ctc
+import carnelian_training.features
+import pytest
+from carnelian_export.repository import SOURCES, read_config
+from tritonclient.grpc import model_config_pb2 as pb
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "model_repository"
+MODELS = sorted(path.name for path in REPOSITORY.iterdir() if path.is_dir())
+ENSEMBLES = ["quartznet_demo", "quartznet_demo_pcm"]
+# A file of each backend that native Triton loads; an ensemble needs the folder alone.
+MODEL_FILES = {"dali": "dali.py", "onnxruntime": "model.onnx", "python": "model.py", "": ""}
+
+
+def config_of(model: str) -> pb.ModelConfig:
+    return read_config(REPOSITORY / model / "config.pbtxt")
+
+
+def signatures(tensors) -> dict[str, tuple]:
+    return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in tensors}
+
+
+def test_every_subfolder_is_a_model():
+    stages = [f"quartznet_demo_{stage}" for stage in ("acoustic", "ctc", "features")]
+    assert sorted(MODELS) == sorted(["audio_decode", *ENSEMBLES, *stages])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_is_named_as_its_folder(model):
+    assert config_of(model).name == model
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_has_one_loadable_version(model):
+    assert [p.name for p in (REPOSITORY / model).iterdir() if p.is_dir()] == ["1"]
+    assert (REPOSITORY / model / "1" / MODEL_FILES[config_of(model).backend]).exists()
+
+
+@pytest.mark.parametrize("ensemble", ENSEMBLES)
+def test_git_keeps_an_ensembles_version_folder(ensemble):
+    command = ["git", "-C", str(ROOT), "ls-files", f"model_repository/{ensemble}/1"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("ensemble", ENSEMBLES)
+def test_an_ensembles_edges_agree_in_name_type_and_shape(ensemble):
+    config = config_of(ensemble)
+    known = signatures(config.input)
+    for step in config.ensemble_scheduling.step:
+        stage = config_of(step.model_name)
+        assert config.max_batch_size <= stage.max_batch_size
+        assert set(step.input_map) == {tensor.name for tensor in stage.input}
+        for name, (data_type, dims) in signatures(stage.input).items():
+            source_type, source_dims = known[step.input_map[name]]
+            assert source_type == data_type
+            assert len(source_dims) == len(dims)
+            assert all(want in (-1, have) for want, have in zip(dims, source_dims, strict=True))
+        # The native DALI backend wants every output requested.
+        assert set(step.output_map) == {tensor.name for tensor in stage.output}
+        known |= {step.output_map[name]: tensor for name, tensor in signatures(stage.output).items()}
+    for name, tensor in signatures(config.output).items():
+        assert known[name] == tensor
+
+
+def test_the_public_tensors():
+    text = {"TRANSCRIPT": (pb.TYPE_STRING, [1]), "RESULT": (pb.TYPE_STRING, [1])}
+    files, samples = map(config_of, ENSEMBLES)
+    assert files.max_batch_size == 1
+    assert samples.max_batch_size > 1
+    assert signatures(files.input) == {"AUDIO": (pb.TYPE_UINT8, [-1])}
+    assert signatures(samples.input) == {"SIGNAL": (pb.TYPE_FP32, [-1]), "SIGNAL_LENGTH": (pb.TYPE_INT32, [1])}
+    assert signatures(files.output) == signatures(samples.output) == text
+
+
+@pytest.mark.parametrize("model", sorted(set(MODELS) - set(ENSEMBLES)))
+def test_a_stage_turns_requests_away_beyond_its_queue(model):
+    policy = config_of(model).dynamic_batching.default_queue_policy
+    assert policy.max_queue_size > 0
+    assert policy.timeout_action == pb.ModelQueuePolicy.REJECT
+    assert policy.allow_timeout_override
+
+
+def test_bad_files_do_not_share_a_batch_and_clips_of_any_lengths_do():
+    assert config_of("audio_decode").max_batch_size == 1
+    for stage, tensor in {"features": "SIGNAL", "acoustic": "FEATURES", "ctc": "LOG_PROBS"}.items():
+        inputs = {t.name: t for t in config_of(f"quartznet_demo_{stage}").input}
+        assert inputs[tensor].allow_ragged_batch
+
+
+@pytest.mark.parametrize(
+    ("copy", "source"),
+    [
+        ("quartznet_demo_features/1/dali.py", carnelian_training.features.__file__),
+        ("quartznet_demo_ctc/1/ctc.py", carnelian_training.ctc.__file__),
+        ("quartznet_demo_ctc/1/model.py", SOURCES / "ctc" / "model.py"),
+        ("audio_decode/1/dali.py", SOURCES / "audio_decode" / "dali.py"),
+        ("audio_decode/config.pbtxt", SOURCES / "audio_decode" / "config.pbtxt"),
+    ],
+)
+def test_a_copy_equals_its_source(copy, source):
+    assert (REPOSITORY / copy).read_bytes() == Path(source).read_bytes()
+
+
+def test_audio_decode_cuts_at_the_limit_that_the_models_state():
+    text = (SOURCES / "audio_decode" / "dali.py").read_text()
+    assert f"MAX_AUDIO_S = {carnelian_export.repository.MAX_AUDIO_S:g}\n" in text
