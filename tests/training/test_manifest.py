@@ -1,0 +1,87 @@
+import json
+
+import pytest
+from carnelian_training.manifest import Clip, read_manifest, write_manifest
+
+LINE = {"audio_filepath": "a/b.ogg", "duration": 1.5, "text": "hello"}
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "manifest.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_relative_paths_are_taken_from_the_folder_of_the_manifest(tmp_path):
+    [clip] = read_manifest(write(tmp_path, json.dumps(LINE)))
+    assert clip == Clip(tmp_path / "a/b.ogg", 1.5, "hello")
+
+
+def test_absolute_paths_stay(tmp_path):
+    [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"audio_filepath": "/data/b.ogg"})))
+    assert clip.audio_filepath.as_posix() == "/data/b.ogg"
+
+
+def test_other_fields_travel_along(tmp_path):
+    [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"speaker": "p225", "source": "vctk"})))
+    assert clip.extra == {"speaker": "p225", "source": "vctk"}
+
+
+def test_empty_lines_are_skipped(tmp_path):
+    assert len(read_manifest(write(tmp_path, "", json.dumps(LINE), "", json.dumps(LINE)))) == 2
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    clips = [
+        Clip(tmp_path / "clips/ä.ogg", 1.25, "one", {"speaker": "x"}),
+        Clip(tmp_path.parent / "elsewhere.wav", 2.0, "two"),
+    ]
+    path = tmp_path / "manifest.jsonl"
+    write_manifest(path, clips)
+    assert read_manifest(path) == clips
+    assert read_manifest(path)[0].extra == {"speaker": "x"}
+    assert json.loads(path.read_text(encoding="utf-8").splitlines()[0])["audio_filepath"] == "clips/ä.ogg"
+
+
+def test_relative_paths_are_written_from_the_folder_of_the_manifest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = (tmp_path / "corpus" / "manifest.jsonl").relative_to(tmp_path)
+    write_manifest(path, [Clip(path.parent / "a.ogg", 1.0, "one")])
+    assert json.loads(path.read_text(encoding="utf-8"))["audio_filepath"] == "a.ogg"
+
+
+def test_a_failed_write_leaves_the_old_manifest(tmp_path):
+    path = write(tmp_path, json.dumps(LINE))
+    before = path.read_text(encoding="utf-8")
+
+    def clips():
+        yield Clip(tmp_path / "a.ogg", 1.0, "one")
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write_manifest(path, clips())
+    assert path.read_text(encoding="utf-8") == before
+    assert [found.name for found in tmp_path.iterdir()] == ["manifest.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("{", "does not parse"),
+        ("[1]", "found list"),
+        (
+            json.dumps({"duration": 1.0, "text": ""}),
+            "the path of a sound file, found None",
+        ),
+        (json.dumps(LINE | {"duration": 0}), "`duration` must be a positive number of seconds, found 0"),
+        (json.dumps(LINE | {"duration": True}), "found True"),
+        (json.dumps(LINE | {"duration": float("nan")}), "found nan"),
+        (json.dumps(LINE | {"text": None}), "`text` must be the clip's transcript, a string, found None"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, found):
+    path = write(tmp_path, json.dumps(LINE), line)
+    with pytest.raises(ValueError, match="line 2") as error:
+        read_manifest(path)
+    assert str(path) in str(error.value)
+    assert found in str(error.value)

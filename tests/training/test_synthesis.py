@@ -1,0 +1,322 @@
+import itertools
+import logging
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soundfile
+from carnelian_training.manifest import read_manifest
+from carnelian_training.synthesis import command, corpus, engines, texts, voices
+from carnelian_training.text import to_labels
+from typer import Typer
+from typer.testing import CliRunner
+
+PROSE = """
+CHAPTER I
+
+It was a bright morning, and the whole village had come to the river. "Who is there?" asked the miller;
+nobody answered him. Mr. Hill had bought 12 horses.
+
+The U.S. senator slept.
+
+He said café twice.
+
+They went home before the rain began, for the road was long, the children were tired, and none of them had
+thought of bringing anything to eat or to drink, although their mother had told them so again and again, and so
+had the miller's wife, who knew the weather of that valley better than anybody.
+"""
+
+needs_espeak = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
+needs_flite = pytest.mark.skipif(shutil.which("flite") is None, reason="flite is not installed")
+
+
+@pytest.fixture
+def prose(tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_text(PROSE, encoding="utf-8")
+    return str(path)
+
+
+def synthesise(out, text, **options):
+    """A corpus of everything in `text`: there is never an hour of it."""
+    return corpus.synthesise(out, 1.0, voices=["espeak"], texts=[text], **options)
+
+
+def names(out):
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob("*.*g*") if path.is_file())
+
+
+# Sentences
+
+
+def test_prose_becomes_sentences_without_headings(prose):
+    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    spoken = " ".join(sentence.spoken for sentence in sentences)
+    assert "Who is there? asked the miller; nobody answered him. Mister Hill had bought twelve horses." in spoken
+    for refused in ("CHAPTER", "U.S.", "café", '"'):
+        assert refused not in spoken
+
+
+def test_clips_have_readable_lengths(prose):
+    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    assert all(texts.MIN_CHARACTERS <= len(sentence.spoken) <= texts.LIMITS[1] for sentence in sentences)
+    assert any("better than anybody" in sentence.spoken for sentence in sentences)  # the long one was divided
+
+
+def test_labels_are_those_of_what_is_spoken(prose):
+    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    assert [sentence.labels for sentence in sentences] == [to_labels(sentence.spoken) for sentence in sentences]
+
+
+def test_a_sentence_occurs_once_across_texts(tmp_path, prose):
+    copy = tmp_path / "copy.txt"
+    copy.write_text("Nobody had seen the old man again.\nNobody had seen the old man again!\n", encoding="utf-8")
+    found = texts.read_sentences(texts.choose_sources([prose, str(copy)]))
+    assert [sentence.labels for sentence in found["copy"]] == ["nobody had seen the old man again"]
+    with pytest.raises(ValueError, match="that no other text has"):
+        texts.read_sentences([*texts.choose_sources([prose]), replace(texts.choose_sources([prose])[0], name="again")])
+
+
+def test_a_text_that_is_no_file_is_named():
+    with pytest.raises(ValueError, match=r"'missing\.txt', which is neither"):
+        texts.choose_sources(["missing.txt"])
+
+
+@pytest.mark.parametrize("name", texts.SOURCES)
+def test_packaged_texts_give_prose(name):
+    source = texts.SOURCES[name]
+    if (hint := source.install_hint()) is not None:
+        pytest.skip(f"not installed: {hint}")
+    [sentences] = texts.read_sentences([source]).values()
+    assert len(sentences) > 20_000
+    labels = {sentence.labels for sentence in sentences}
+    assert len(labels) == len(sentences)
+    assert not any("<" in sentence.spoken or "strong:" in sentence.spoken for sentence in sentences)
+
+
+def test_sense_and_sensibility_is_left_out():
+    if (hint := texts.SOURCES["austen"].install_hint()) is not None:
+        pytest.skip(f"not installed: {hint}")
+    text = " ".join(texts.read_austen())
+    assert "Netherfield" in text
+    assert "Willoughby" not in text
+    assert "Barton Cottage" not in text
+
+
+# The plan
+
+
+def plan(prose, seed=1):
+    chosen = [voices.VOICES[0], voices.VOICES[-1]]
+    return list(corpus.plan_utterances(texts.choose_sources([prose]), chosen, seed))
+
+
+def test_the_seed_decides_the_plan(prose):
+    assert plan(prose) == plan(prose)
+    assert [u.path("ogg") for u in plan(prose)] == [u.path("ogg") for u in plan(prose)]
+    assert plan(prose) != plan(prose, seed=2)
+
+
+def test_the_plan_says_every_sentence_once(prose):
+    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    assert sorted(u.sentence.labels for u in plan(prose)) == sorted(sentence.labels for sentence in sentences)
+
+
+def test_a_file_name_depends_on_all_that_is_asked(prose):
+    utterance = plan(prose)[0]
+    others = [replace(utterance, **change) for change in ({"speed": 0.5}, {"pitch": 0.5}, {"seed": 0})]
+    assert len({u.path("ogg") for u in [utterance, *others]}) == 4
+
+
+def test_speeds_and_pitches_are_within_the_range_of_the_voice(prose):
+    for utterance in plan(prose):
+        voice = utterance.voice
+        assert utterance.speaker in voice.speakers
+        assert voice.speed[0] <= utterance.speed <= voice.speed[1]
+        assert voice.pitch[0] <= utterance.pitch <= voice.pitch[1]
+
+
+def test_any_part_of_the_plan_has_the_mix_of_the_whole():
+    source = texts.Source(
+        name="numbers",
+        share=1,
+        read=lambda: (f"This is sentence number {number}." for number in range(6000)),
+        install_hint=lambda: None,
+        licence="none",
+    )
+    utterances = corpus.plan_utterances([source], voices.VOICES, 1)
+    for _ in range(3):
+        part = list(itertools.islice(utterances, 2000))
+        for voice in voices.VOICES:
+            percent = 100 * sum(utterance.voice == voice for utterance in part) / len(part)
+            # Four standard deviations of a count of 2000 draws at the largest share.
+            assert percent == pytest.approx(voice.share, abs=4.5)
+
+
+def test_shares_are_percentages_and_formant_speech_is_rare():
+    assert sum(voice.share for voice in voices.VOICES) == 100
+    assert next(voice.share for voice in voices.VOICES if voice.name == "espeak") <= 5
+
+
+# Voices
+
+
+def test_an_engine_names_all_its_voices(monkeypatch):
+    monkeypatch.setattr(engines.Flite, "install_hint", staticmethod(lambda speaker: None))
+    assert [voice.name for voice in voices.choose_voices(["flite"])] == [
+        f"flite-{speaker}" for speaker in ("slt", "rms", "awb", "kal16")
+    ]
+
+
+def test_an_unknown_voice_is_refused_with_the_names_there_are():
+    with pytest.raises(ValueError, match=r"one of hibari, pico-us.*found 'nobody'"):
+        voices.choose_voices(["nobody"])
+
+
+def test_a_voice_that_was_named_must_be_installed(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="flite-slt: apt-get install flite"):
+        voices.choose_voices(["flite-slt"])
+
+
+def test_a_voice_that_was_not_named_is_left_out_with_advice(monkeypatch, caplog):
+    monkeypatch.setattr(engines.Flite, "install_hint", staticmethod(lambda speaker: "apt-get install flite"))
+    monkeypatch.setattr(engines.Espeak, "install_hint", staticmethod(lambda speaker: None))
+    with caplog.at_level(logging.WARNING):
+        found = {voice.name for voice in voices.choose_voices(None)}
+    assert "espeak" in found
+    assert "flite-slt" not in found
+    assert "flite-slt: apt-get install flite" in caplog.text
+
+
+@pytest.mark.parametrize("voice", voices.VOICES, ids=lambda voice: voice.name)
+def test_a_voice_speaks(voice):
+    speaker = voice.speakers[0]
+    if (hint := engines.ENGINES[voice.engine].install_hint(speaker)) is not None:
+        pytest.skip(f"not installed: {hint}")
+    text = "The old man had forty-two horses, and none of them was white."
+    speech = voices.render(voice, text, speaker, 1.0, 1.0, 3)
+    assert speech.dtype == np.float32
+    assert corpus.find_fault(speech, to_labels(text)) is None
+    slow = voices.render(voice, text, speaker, voice.speed[0], 1.0, 3)
+    low = voices.render(voice, text, speaker, 1.0, voice.pitch[0], 3)
+    if voice.speed[0] < 1:
+        assert len(slow) > 1.05 * len(speech)
+        # A lower pitch leaves the pace: engines hold it to a few percent.
+        assert len(low) == pytest.approx(len(speech), rel=0.1)
+
+
+@needs_espeak
+def test_a_lower_pitch_lowers_the_voice():
+    [voice] = voices.choose_voices(["espeak"])
+    text = "We were all away a year ago."
+    heights = [
+        pitch_hz(voices.render(voice, text, "en-us+m3", 1.0, pitch, 0)) for pitch in (voice.pitch[0], voice.pitch[1])
+    ]
+    assert heights[0] < heights[1]
+
+
+def pitch_hz(speech):
+    """The strongest period of the whole clip between 60 and 400 Hz."""
+    spectrum = np.abs(np.fft.rfft(speech, 2 * len(speech))) ** 2
+    correlation = np.fft.irfft(spectrum)
+    shortest, longest = 16000 // 400, 16000 // 60
+    return 16000 / (shortest + int(np.argmax(correlation[shortest:longest])))
+
+
+def test_speech_that_cannot_be_the_sentence_is_found_out():
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 3 * 16000).astype(np.float32)
+    labels = "a sentence of three seconds at a common pace"
+    assert corpus.find_fault(noise, labels) is None
+    assert "silent" in corpus.find_fault(noise * 0, labels)
+    assert "silent" in corpus.find_fault(noise * np.float32("nan"), labels)
+    assert "outside" in corpus.find_fault(noise[:1000], labels)
+    assert "letters per second" in corpus.find_fault(noise, labels * 10)
+
+
+# The corpus
+
+
+@needs_espeak
+def test_a_corpus_does_not_depend_on_the_number_of_workers(tmp_path, prose):
+    one = synthesise(tmp_path / "one", prose, workers=1)
+    two = synthesise(tmp_path / "two", prose, workers=2)
+    assert names(tmp_path / "one") == names(tmp_path / "two")
+    assert [clip.text for clip in one] == [clip.text for clip in two]
+    assert [clip.extra for clip in one] == [clip.extra for clip in two]
+
+
+@needs_espeak
+def test_the_manifest_holds_what_was_made(tmp_path, prose):
+    clips = synthesise(tmp_path / "corpus", prose, workers=1, audio_format="flac")
+    assert clips
+    assert read_manifest(tmp_path / "corpus" / "manifest.jsonl") == clips
+    for clip in clips:
+        sound = soundfile.info(clip.audio_filepath)
+        assert (sound.samplerate, sound.channels, sound.format) == (16000, 1, "FLAC")
+        assert sound.duration == pytest.approx(clip.duration, abs=0.001)
+        assert clip.extra["voice"] == "espeak"
+        assert clip.extra["source"] == "prose"
+        assert clip.extra["speaker"].startswith("espeak-en")
+
+
+@needs_espeak
+def test_going_on_makes_only_what_is_missing(tmp_path, prose):
+    out = tmp_path / "corpus"
+    clips = synthesise(out, prose, workers=1)
+    written = {clip.audio_filepath: clip.audio_filepath.stat().st_mtime_ns for clip in clips}
+    lost = [clips[0].audio_filepath, clips[-1].audio_filepath]
+    for path in lost:
+        path.unlink()
+    (out / "manifest.jsonl").unlink()
+    assert synthesise(out, prose, workers=1) == clips
+    changed = [path for path, time_ns in written.items() if path.stat().st_mtime_ns != time_ns]
+    assert sorted(changed) == sorted(lost)
+
+
+@needs_espeak
+def test_more_hours_append(tmp_path, prose):
+    out = tmp_path / "corpus"
+    short = corpus.synthesise(out, 3 / 3600, voices=["espeak"], texts=[prose], workers=1)
+    longer = synthesise(out, prose, workers=1)
+    assert 0 < len(short) < len(longer)
+    assert longer[: len(short)] == short
+
+
+@needs_espeak
+def test_a_text_that_is_too_short_is_said(tmp_path, prose, caplog):
+    with caplog.at_level(logging.WARNING):
+        synthesise(tmp_path / "corpus", prose, workers=1)
+    assert "the texts are used up" in caplog.text
+
+
+@pytest.mark.parametrize("change", [{"hours": 0.0}, {"workers": 0}, {"audio_format": "mp3"}])
+def test_a_setting_out_of_range_is_named(tmp_path, change):
+    [name] = change
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        corpus.synthesise(tmp_path, **({"hours": 1.0} | change))
+
+
+# The command
+
+
+def invoke(*arguments):
+    app = Typer()
+    app.command()(command.synthesise)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@needs_flite
+def test_the_command_makes_a_corpus(tmp_path, prose):
+    out = tmp_path / "corpus"
+    result = invoke(out, "--hours", 2 / 3600, "--voices", "flite-kal16", "--text", prose, "--workers", 1)
+    assert result.exit_code == 0, result.output
+    clips = read_manifest(out / "manifest.jsonl")
+    assert f"{len(clips)} clips" in result.output
+
+
+def test_wrong_use_of_the_command_is_status_2(tmp_path):
+    result = invoke(tmp_path, "--hours", 1, "--voices", "nobody")
+    assert result.exit_code == 2
+    assert "error: a voice must be one of" in result.output

@@ -1,0 +1,45 @@
+import pytest
+from carnelian_training.text import spell_out, to_labels
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("Hello, World!", "hello world"),
+        ("  a\tb\n c ", "a b c"),
+        ("Don\u2019t “quote” me…", "don't quote me"),
+        ("well-known — and half\u2013way", "well known and half way"),
+        ("\ufb01ne, \uff21\uff22", "fine ab"),
+        ("Mr. Darcy and Mrs Bennet", "mister darcy and missus bennet"),
+        ("Dr. Grant of St. James, etc.", "doctor grant of saint james et cetera"),
+        ("the boys' room, James's hat", "the boys' room james's hat"),
+        ("'I don't,' she said, 'know.'", "i don't she said know"),
+        ("42 men", "forty two men"),
+        ("1,234 men", "one thousand two hundred and thirty four men"),
+        ("in 1875 and in 2024", "in eighteen seventy five and in two thousand and twenty four"),
+        ("the 21st, the 2nd", "the twenty first the second"),
+        ("3.5%", "three point five percent"),
+        ("$1 and £20", "one dollar and twenty pounds"),
+        ("salt & pepper", "salt and pepper"),
+    ],
+)
+def test_text_is_written_as_it_is_said(text, labels):
+    assert to_labels(text) == labels
+
+
+@pytest.mark.parametrize("text", ["café", "x = y", "a@b", "12345678901234567890", "¼ mile", "…", ""])
+def test_what_has_no_known_sound_is_refused(text):
+    assert to_labels(text) is None
+
+
+@pytest.mark.parametrize("labels", ["a plain sentence", "it's the boys' room", "o'clock"])
+def test_labels_stay_as_they_are(labels):
+    assert to_labels(labels) == labels
+
+
+def test_spelling_out_keeps_case_and_punctuation():
+    assert spell_out("Mr. Hill paid 3 men; they left.") == "Mister Hill paid three men; they left."
+
+
+def test_a_word_that_looks_like_an_abbreviation_stays():
+    assert to_labels("He rode on. Gen and Col came.") == "he rode on gen and col came"

@@ -1,0 +1,1 @@
+"""A training corpus from text: public-domain sentences read out by installable voices."""

@@ -1,0 +1,33 @@
+"""The command `carnelian-train synthesise`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def synthesise(
+    out: Annotated[Path, typer.Argument(help="Folder of the corpus: made, or gone on with.")],
+    hours: Annotated[float, typer.Option(help="Length of the corpus.")],
+    voices: Annotated[
+        str | None,
+        typer.Option(help="Voices or engines, with commas between; all that are installed by default."),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus; more hours append to it.")] = 1,
+    workers: Annotated[int, typer.Option(help="Processes.")] = 2,
+) -> None:
+    """Make a training corpus: public-domain sentences read out by every installed voice."""
+    from carnelian_training.synthesis.corpus import synthesise as make_corpus
+
+    names = None if voices is None else [name.strip() for name in voices.split(",") if name.strip()]
+    try:
+        clips = make_corpus(out, hours, voices=names, texts=text or None, seed=seed, workers=workers)
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    length_h = sum(clip.duration for clip in clips) / 3600
+    typer.echo(f"{out / 'manifest.jsonl'}: {len(clips)} clips, {length_h:.2f} hours")

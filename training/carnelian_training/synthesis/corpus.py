@@ -1,0 +1,236 @@
+"""A corpus of synthesised speech: which voice says which sentence, the clips, the manifest.
+
+The plan is a shuffled sequence of utterances that the seed alone decides, and a corpus of so many hours is
+its beginning: asking for more hours later appends, and any part of a corpus is as mixed as the whole. A
+file's name carries a digest of all that was asked of the engine, so a file that is there need not be made
+again.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from tqdm import tqdm
+
+from carnelian_training.manifest import Clip, write_manifest
+from carnelian_training.synthesis.texts import Sentence, Source, choose_sources, read_sentences
+from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, Voice, choose_voices, render
+
+logger = logging.getLogger(__name__)
+
+FORMATS = {"ogg": ("OGG", "VORBIS"), "flac": ("FLAC", "PCM_16")}
+DURATION_LIMITS_S = (0.8, 16.5)
+LETTERS_PER_S = (5.0, 32.0)
+"""Speech outside this range was cut off, or is mostly silence or repetition."""
+PLAIN_SHARE = 0.3
+"""Part of the clips with the voice's own pitch."""
+CLIPS_PER_FOLDER = 1000
+CLIPS_PER_TASK = 4
+TASKS_PER_WORKER = 6
+MANIFEST_PERIOD_S = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """One sentence and how it is to be said."""
+
+    index: int
+    sentence: Sentence
+    voice: Voice
+    speaker: str
+    speed: float
+    pitch: float
+    seed: int
+
+    def path(self, audio_format: str) -> Path:
+        """The clip's file, relative to the corpus."""
+        asked = asdict(self) | {"voice": self.voice.engine}
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+        folder = f"{self.index // CLIPS_PER_FOLDER:04d}"
+        return Path("clips", folder, f"{self.index:06d}_{self.voice.name}_{digest}.{audio_format}")
+
+
+def synthesise(
+    out: Path,
+    hours: float,
+    *,
+    voices: Sequence[str] | None = None,
+    texts: Sequence[str] | None = None,
+    seed: int = 1,
+    workers: int = 2,
+    audio_format: str = "ogg",
+) -> list[Clip]:
+    """Make, or go on making, a corpus in `out`: `manifest.jsonl` and clips of 16 kHz mono speech.
+
+    The manifest is rewritten every half a minute with what there is, so training can begin on it.
+
+    Args:
+        out: Folder of the corpus. Clips that it holds are kept and counted.
+        hours: Length of the corpus; the last clip may run over it.
+        voices: Names as `choose_voices` takes them; None for all that are installed.
+        texts: Packaged texts or paths of text files; None for all packaged texts that are installed.
+        seed: Decides sentences, voices, speeds and file names, together with the texts and the voices that
+            are there. The number of workers has no part in it.
+        workers: Processes.
+        audio_format: `ogg` (Vorbis) or `flac`.
+
+    Returns:
+        The clips, as in the manifest. Fewer hours than asked if the texts have no more sentences.
+
+    Raises:
+        ValueError: A voice or a text is unknown or not installed, or a number is out of its range.
+    """
+    if hours <= 0 or workers < 1:
+        raise ValueError(f"`hours` and `workers` must be positive, found {hours} and {workers}")
+    if audio_format not in FORMATS:
+        raise ValueError(f"`audio_format` must be one of {', '.join(FORMATS)}, found {audio_format!r}")
+    chosen = choose_voices(voices)
+    utterances = plan_utterances(choose_sources(texts), chosen, seed)
+    target_s = hours * 3600
+    clips: list[Clip] = []
+    total_s = 0.0
+    with tqdm(total=round(target_s), unit="s", desc="speech", disable=not sys.stderr.isatty()) as progress:
+        last_write = time.monotonic()
+        for clip in _make_clips(utterances, out, audio_format, workers):
+            clips.append(clip)
+            total_s += clip.duration
+            progress.update(round(min(total_s, target_s)) - progress.n)
+            if total_s >= target_s:
+                break
+            if time.monotonic() - last_write > MANIFEST_PERIOD_S:
+                write_manifest(out / "manifest.jsonl", clips)
+                last_write = time.monotonic()
+                logger.info("%.2f of %.2f hours, %d clips", total_s / 3600, hours, len(clips))
+    write_manifest(out / "manifest.jsonl", clips)
+    if total_s < target_s:
+        logger.warning("the texts are used up: %.2f of %.2f hours; add more with --text", total_s / 3600, hours)
+    return clips
+
+
+def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: int) -> Iterator[Utterance]:
+    """Yield every sentence once, in shuffled order, each with its voice."""
+    sources = list(sources)
+    draw = random.Random(f"utterances {seed}")
+    waiting = read_sentences(sources)
+    for name, sentences in waiting.items():
+        random.Random(f"{name} {seed}").shuffle(sentences)
+    shares = [voice.share for voice in voices]
+    for index in itertools.count():
+        left = [source for source in sources if waiting[source.name]]
+        if not left:
+            return
+        source = draw.choices(left, [source.share for source in left])[0]
+        voice = draw.choices(voices, shares)[0]
+        plain = draw.random() < PLAIN_SHARE
+        yield Utterance(
+            index=index,
+            sentence=waiting[source.name].pop(),
+            voice=voice,
+            speaker=draw.choice(voice.speakers),
+            speed=round(draw.uniform(*voice.speed), 3),
+            pitch=1.0 if plain else round(draw.uniform(*voice.pitch), 3),
+            seed=draw.randrange(2**31),
+        )
+
+
+def make_clip(utterance: Utterance, out: Path, audio_format: str) -> Clip | None:
+    """Say an utterance, unless its file is there.
+
+    Returns:
+        The clip; None if the engine failed or said something that cannot be the sentence.
+    """
+    path = out / utterance.path(audio_format)
+    if not path.exists():
+        how = (utterance.speaker, utterance.speed, utterance.pitch, utterance.seed)
+        try:
+            speech = render(utterance.voice, utterance.sentence.spoken, *how)
+        except Exception as error:  # an engine may fail in any way, and one sentence is no loss
+            logger.warning("%s left out: %s: %s", path.name, type(error).__name__, error)
+            return None
+        fault = find_fault(speech, utterance.sentence.labels)
+        if fault is not None:
+            logger.info("%s left out: %s", path.name, fault)
+            return None
+        _write_audio(path, speech, audio_format)
+    extra = {
+        "speaker": f"{utterance.voice.engine}-{utterance.speaker}",
+        "voice": utterance.voice.name,
+        "source": utterance.sentence.source,
+        "speed": utterance.speed,
+        "pitch": utterance.pitch,
+    }
+    duration = round(float(soundfile.info(path).duration), 3)
+    return Clip(path, duration, utterance.sentence.labels, extra)
+
+
+def find_fault(speech: npt.NDArray[np.float32], labels: str) -> str | None:
+    """Say why samples cannot be this sentence, by their length and loudness; None if they may be."""
+    duration_s = len(speech) / SAMPLE_RATE_HZ
+    if not np.isfinite(speech).all() or np.abs(speech).max(initial=0) < 0.01:
+        return "silent, or not finite"
+    if not DURATION_LIMITS_S[0] <= duration_s <= DURATION_LIMITS_S[1]:
+        return f"{duration_s:.2f} s is outside {DURATION_LIMITS_S}"
+    pace = len(labels) / duration_s
+    if not LETTERS_PER_S[0] <= pace <= LETTERS_PER_S[1]:
+        return f"{pace:.1f} letters per second is outside {LETTERS_PER_S}"
+    return None
+
+
+def _write_audio(path: Path, speech: npt.NDArray[np.float32], audio_format: str) -> None:
+    """Write in one step: a file that is there is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    container, codec = FORMATS[audio_format]
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    soundfile.write(partial, speech, SAMPLE_RATE_HZ, format=container, subtype=codec)
+    partial.replace(path)
+
+
+def _make_clips(utterances: Iterator[Utterance], out: Path, audio_format: str, workers: int) -> Iterator[Clip]:
+    """Make clips in worker processes; yield them in the order of the plan."""
+    tasks: deque[Future[list[Clip | None]]] = deque()
+    # Not forked: the parent may have threads (torch, DALI) whose locks a fork would copy in any state.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    try:
+        while True:
+            while len(tasks) < workers * TASKS_PER_WORKER:
+                chunk = list(itertools.islice(utterances, CLIPS_PER_TASK))
+                if not chunk:
+                    break
+                tasks.append(pool.submit(_make_task, chunk, out, audio_format))
+            if not tasks:
+                return
+            yield from (clip for clip in tasks.popleft().result() if clip is not None)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _make_task(utterances: list[Utterance], out: Path, audio_format: str) -> list[Clip | None]:
+    return [make_clip(utterance, out, audio_format) for utterance in utterances]
+
+
+def _start_worker() -> None:
+    """End with the parent: a pool's process whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

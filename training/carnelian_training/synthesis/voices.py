@@ -1,0 +1,212 @@
+"""The voices of a corpus: who speaks, how often, how fast and how high."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import soxr
+
+from carnelian_training.synthesis.engines import ENGINES, Engine
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_RATE_HZ = 16000
+
+ESPEAK_SPEAKERS = tuple(
+    f"{accent}+{variant}"
+    for accent in ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029")
+    for variant in ("m1", "m3", "m4", "m7", "f1", "f2", "f3", "f4", "f5", "klatt2")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voice:
+    """A voice and its share of a corpus."""
+
+    name: str
+    engine: str
+    """Key of `ENGINES`."""
+    speakers: tuple[str, ...]
+    """The engine's own names; each clip draws one."""
+    share: float
+    """Percent of the clips when every voice is installed."""
+    speed: tuple[float, float]
+    """Range of the pace; 1.0 is the speaker's own."""
+    pitch: tuple[float, float]
+    """Range of the pitch. Where the engine has no such control the speech is made slower or faster and
+    resampled, which moves the formants too, as a shorter or longer vocal tract does."""
+    licence: str
+
+
+APACHE = "Apache-2.0"
+BSD = "BSD-like (CMU and others)"
+
+VOICES = (
+    Voice(
+        name="hibari",
+        engine="hibari",
+        speakers=("heart",),
+        share=36,
+        speed=(0.85, 1.2),
+        pitch=(0.85, 1.15),
+        licence=APACHE,
+    ),
+    Voice(
+        name="pico-us",
+        engine="pico",
+        speakers=("en-US",),
+        share=11,
+        speed=(0.8, 1.25),
+        pitch=(0.7, 1.4),
+        licence=APACHE,
+    ),
+    Voice(
+        name="pico-gb",
+        engine="pico",
+        speakers=("en-GB",),
+        share=11,
+        speed=(0.8, 1.25),
+        pitch=(0.7, 1.4),
+        licence=APACHE,
+    ),
+    Voice(
+        name="flite-slt",
+        engine="flite",
+        speakers=("slt",),
+        share=7,
+        speed=(0.8, 1.2),
+        pitch=(0.88, 1.12),
+        licence=BSD,
+    ),
+    Voice(
+        name="flite-rms",
+        engine="flite",
+        speakers=("rms",),
+        share=10,
+        speed=(0.8, 1.25),
+        pitch=(0.9, 1.15),
+        licence=BSD,
+    ),
+    Voice(
+        name="flite-awb",
+        engine="flite",
+        speakers=("awb",),
+        share=8,
+        speed=(0.8, 1.2),
+        pitch=(0.9, 1.15),
+        licence=BSD,
+    ),
+    Voice(
+        name="flite-kal16",
+        engine="flite",
+        speakers=("kal16",),
+        share=3,
+        speed=(0.8, 1.2),
+        pitch=(0.88, 1.15),
+        licence=BSD,
+    ),
+    Voice(
+        name="festival-slt",
+        engine="festival",
+        speakers=("cmu_us_slt_arctic_hts",),
+        share=2,
+        # The HTS voice ignores the pace it is asked for: what is resampled then changes both.
+        speed=(1.0, 1.0),
+        pitch=(0.88, 1.12),
+        licence=BSD,
+    ),
+    Voice(
+        name="festival-ked",
+        engine="festival",
+        speakers=("ked_diphone",),
+        share=3,
+        speed=(0.85, 1.2),
+        pitch=(0.88, 1.15),
+        licence=BSD,
+    ),
+    Voice(
+        name="festival-kal",
+        engine="festival",
+        speakers=("kal_diphone",),
+        share=1,
+        speed=(0.85, 1.2),
+        pitch=(0.88, 1.15),
+        licence=BSD,
+    ),
+    Voice(
+        name="espeak",
+        engine="espeak",
+        speakers=ESPEAK_SPEAKERS,
+        share=3,
+        speed=(0.8, 1.15),
+        pitch=(0.7, 1.4),
+        licence="GPL-3.0 program; its output is free",
+    ),
+    Voice(
+        name="piper-joe",
+        engine="piper",
+        speakers=("joe",),
+        share=5,
+        speed=(0.85, 1.2),
+        pitch=(0.88, 1.15),
+        licence="GPL-3.0 program; voice MIT, its data CC0",
+    ),
+)
+
+
+def choose_voices(names: Sequence[str] | None) -> list[Voice]:
+    """Resolve voices to those that can speak here.
+
+    Args:
+        names: Voices or engines (`flite` is its four voices). None: all that are installed; the others are
+            logged with how to install them.
+
+    Raises:
+        ValueError: A name is unknown, or a voice that was named is not installed, or none is.
+    """
+    chosen = list(VOICES) if names is None else [voice for name in names for voice in _find(name)]
+    chosen = list(dict.fromkeys(chosen))
+    hints = {voice.name: hint for voice in chosen if (hint := _install_hint(voice)) is not None}
+    advice = "; ".join(f"{name}: {hint}" for name, hint in hints.items())
+    if hints and names is not None:
+        raise ValueError(f"every voice that is named must be installed, but these are not: {advice}")
+    if len(hints) == len(chosen):
+        raise ValueError(f"at least one voice must be installed, but none is: {advice}")
+    if hints:
+        logger.warning("the corpus is made without these voices, which are not installed: %s", advice)
+    return [voice for voice in chosen if voice.name not in hints]
+
+
+def render(voice: Voice, text: str, speaker: str, speed: float, pitch: float, seed: int) -> npt.NDArray[np.float32]:
+    """Say `text`. Returns [samples] float32 in [-1, 1] at `SAMPLE_RATE_HZ`."""
+    engine = _start(voice.engine)
+    if engine.has_pitch:
+        samples, rate_hz = engine.speak(text, speaker, speed, pitch, seed)
+        source_hz = float(rate_hz)
+    else:
+        samples, rate_hz = engine.speak(text, speaker, speed / pitch, 1.0, seed)
+        source_hz = rate_hz * pitch
+    speech: npt.NDArray[np.float32] = soxr.resample(samples, source_hz, SAMPLE_RATE_HZ)
+    # Resampling overshoots at full scale, and a file would clip there.
+    peak = float(np.abs(speech).max(initial=0))
+    return speech * np.float32(0.98 / peak) if peak > 0.98 else speech
+
+
+@cache
+def _start(engine: str) -> Engine:
+    return ENGINES[engine]()
+
+
+def _find(name: str) -> list[Voice]:
+    found = [voice for voice in VOICES if name in (voice.name, voice.engine)]
+    if not found:
+        known = ", ".join(voice.name for voice in VOICES)
+        raise ValueError(f"a voice must be one of {known} (or an engine, such as flite), found {name!r}")
+    return found
+
+
+def _install_hint(voice: Voice) -> str | None:
+    return ENGINES[voice.engine].install_hint(voice.speakers[0])

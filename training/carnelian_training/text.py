@@ -1,0 +1,103 @@
+"""Text to labels: what is said, in a-z, apostrophe and space.
+
+Training transcripts, synthesised sentences and reference transcripts all pass through `to_labels`, so that a
+number, an abbreviation or a typographic quote is written in one way everywhere.
+"""
+
+import re
+import unicodedata
+from decimal import Decimal
+
+from num2words import num2words
+
+LABEL_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
+
+ABBREVIATIONS = {
+    "mr": "mister",
+    "mrs": "missus",
+    "dr": "doctor",
+    "st": "saint",
+    "messrs": "messieurs",
+    "rev": "reverend",
+    "capt": "captain",
+    "col": "colonel",
+    "gen": "general",
+    "lieut": "lieutenant",
+    "prof": "professor",
+    "hon": "honourable",
+    "esq": "esquire",
+    "jr": "junior",
+    "etc": "et cetera",
+}
+"""Spoken forms; the period is required, except after `mr` and `mrs`, which are no other word."""
+
+CURRENCIES = {"$": ("dollar", "dollars"), "£": ("pound", "pounds"), "€": ("euro", "euros")}
+
+MAX_DIGITS = 15
+"""Longer runs of digits are no amount that anybody reads out; a sentence with one is refused."""
+
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc`\u00b4\u2032", "'"))
+_ABBREVIATION = re.compile(rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?=[\s,;:'\")-]|$)", flags=re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:(?P<ordinal>st|nd|rd|th)\b|(?P<percent>\s?%))?",
+    flags=re.IGNORECASE,
+)
+_SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
+_QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
+_NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
+_NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
+
+
+def spell_out(text: str) -> str:
+    """Write numbers, currencies and abbreviations as they are said, keeping case and punctuation.
+
+    A speech engine that is given this text says the words of `to_labels`, whatever it knows of abbreviations.
+    """
+    text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).translate(_APOSTROPHES)
+    text = _ABBREVIATION.sub(_spell_abbreviation, text)
+    text = _NUMBER.sub(_spell_number, text)
+    return text.replace("&", " and ")
+
+
+def to_labels(text: str) -> str | None:
+    """Normalise text to the characters that the models are trained on.
+
+    Returns:
+        Lower-case words of `LABEL_CHARACTERS`, one space apart; None if the text has other characters
+        (an accented letter, a symbol) whose sound is not known, or no word at all.
+    """
+    labels = _SILENT.sub(" ", spell_out(text).lower())
+    # An apostrophe belongs to a word between letters (don't) and after a plural (the boys' room). A single
+    # quotation mark looks like the latter, so where one opens before a word only the former are kept.
+    stray = _NO_LETTER_AROUND if _QUOTE.search(labels) else _NO_POSSESSIVE
+    labels = " ".join(stray.sub(" ", labels).split())
+    if not labels or any(character not in LABEL_CHARACTERS for character in labels):
+        return None
+    return labels
+
+
+def _spell_abbreviation(match: re.Match[str]) -> str:
+    found = match[1] or match[2]
+    said = ABBREVIATIONS[found.lower()]
+    said = said.capitalize() if found[0].isupper() else said
+    # The period of an abbreviation also ends the sentence when nothing follows.
+    return said + "." if match.end() == len(match.string) and match[0].endswith(".") else said
+
+
+def _spell_number(match: re.Match[str]) -> str:
+    digits = match["number"].replace(",", "")
+    if len(digits) > MAX_DIGITS:
+        return match[0]
+    if match["ordinal"]:
+        return str(num2words(int(Decimal(digits)), to="ordinal")) if digits.isdigit() else match[0]
+    is_year = digits == match["number"] and len(digits) == 4 and 1100 <= int(Decimal(digits)) <= 1999
+    amount = Decimal(digits)
+    if is_year and not match["currency"] and not match["percent"]:
+        return str(num2words(int(amount), to="year"))
+    said = str(num2words(int(amount) if amount == amount.to_integral_value() else amount))
+    if match["percent"]:
+        return f"{said} percent"
+    if match["currency"]:
+        singular, plural = CURRENCIES[match["currency"]]
+        return f"{said} {singular if amount == 1 else plural}"
+    return said
