@@ -1,0 +1,74 @@
+"""Starts the server on model_repository/, transcribes clips through the SDK, prints what was said and how long it took.
+
+`python demo/run.py [FILE...]`; without files, the clips of demo/clips with their references.
+"""
+
+import json
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from carnelian_client import CarnelianClient, CarnelianClientError
+from carnelian_serving.launcher import Server
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "quartznet_demo"
+STAGES = {
+    "decode": "audio_decode",
+    "features": f"{MODEL}_features",
+    "acoustic": f"{MODEL}_acoustic",
+    "ctc": f"{MODEL}_ctc",
+}
+
+
+def main(files: list[str]) -> int:
+    """Run the demo; the exit status is 1 if a clip could not be transcribed."""
+    references = read_references()
+    clips = [Path(file) for file in files] or list(references)
+    started = time.perf_counter()
+    print("starting tritonserver on model_repository/ ...", flush=True)
+    failures = 0
+    with (
+        Server(ROOT / "model_repository", http_port=0, grpc_port=0, metrics_port=0) as server,
+        CarnelianClient(server.grpc_url, model=MODEL) as client,
+    ):
+        print(f"ready after {time.perf_counter() - started:.1f} s\n")
+        for clip in clips:
+            before, began = stage_times(server), time.perf_counter()
+            try:
+                transcript = client.transcribe(clip)
+            except (CarnelianClientError, OSError) as error:
+                print(f"{clip.name}: {error}\n", file=sys.stderr)
+                failures += 1
+                continue
+            elapsed_s = time.perf_counter() - began
+            after = stage_times(server)
+            stages = ", ".join(f"{stage} {(after[stage] - before[stage]) * 1e3:.1f}" for stage in STAGES)
+            print(f"{clip.name}, {transcript.duration_s:.1f} s")
+            print(f"  heard      {transcript.text}")
+            if clip in references:
+                print(f"  reference  {references[clip]}")
+            print(f"  time       {elapsed_s * 1e3:.0f} ms ({stages}), real-time factor {elapsed_s / transcript.duration_s:.4f}\n")
+    return int(failures > 0)
+
+
+def read_references() -> dict[Path, str]:
+    """The clips of demo/clips and what they say."""
+    folder = ROOT / "demo" / "clips"
+    rows = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    return {folder / row["audio_filepath"]: row["text"] for row in rows}
+
+
+def stage_times(server: Server) -> dict[str, float]:
+    """Seconds that each stage has computed since the server started, by Triton's own statistics."""
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/stats") as answer:
+        statistics: list[dict[str, Any]] = json.load(answer)["model_stats"]
+    by_model = {row["name"]: row["inference_stats"] for row in statistics}
+    parts = ("compute_input", "compute_infer", "compute_output")
+    return {stage: sum(by_model[name][part]["ns"] for part in parts) / 1e9 for stage, name in STAGES.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
