@@ -145,6 +145,8 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     providers: list[Any] = ["CPUExecutionProvider"]
     if instance_kind == "GPU" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device_id}))
+    # The stages are processes that share the cores: a thread without work must not spin.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
