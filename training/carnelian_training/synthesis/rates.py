@@ -1,0 +1,95 @@
+"""Measure how much speech a voice makes in an hour of one core.
+
+`python -m carnelian_training.synthesis.rates > rates.jsonl` measures each installed voice, in CPU time, so that
+other work on the machine matters little; `... rates rates.jsonl` prints the records as a table.
+"""
+
+import importlib.metadata
+import itertools
+import json
+import platform
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from carnelian_training.synthesis.corpus import plan_utterances
+from carnelian_training.synthesis.texts import choose_sources
+from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, VOICES, choose_voices, render
+
+SENTENCES = 24
+
+
+def measure_rates() -> None:
+    """Print a record per voice: hours of speech in a CPU-hour, seconds to start, what it ran on."""
+    sentences = [
+        utterance.sentence.spoken
+        for utterance in itertools.islice(
+            plan_utterances(choose_sources(["austen"]), choose_voices(None), 1), SENTENCES
+        )
+    ]
+    for voice in choose_voices(None):
+        # The first sentence carries the start of the engine, which the difference leaves out.
+        start_s, first_s = _measure(voice.name, sentences[:1])
+        cpu_s, speech_s = _measure(voice.name, sentences)
+        record = {
+            "voice": voice.name,
+            "hours_per_cpu_hour": round((speech_s - first_s) / (cpu_s - start_s), 1),
+            "sentences": SENTENCES - 1,
+            "cpu_s": round(cpu_s - start_s, 3),
+            "speech_s": round(speech_s - first_s, 3),
+            "start_cpu_s": round(start_s, 3),
+            "licence": voice.licence,
+            "python": platform.python_version(),
+            "onnxruntime": importlib.metadata.version("onnxruntime"),
+            "processor": _processor(),
+        }
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+
+def render_table(records: Path) -> str:
+    """Render what `measure_rates` printed as Markdown."""
+    rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    shares = {voice.name: voice.share for voice in VOICES}
+    table = ["| voice | % of clips | hours of speech in a CPU-hour | CPU seconds to start |", "|---|---|---|---|"]
+    table += [
+        f"| {row['voice']} | {shares[row['voice']]:g} | {row['hours_per_cpu_hour']:.0f} | {row['start_cpu_s']:.1f} |"
+        for row in rows
+    ]
+    return "\n".join(table)
+
+
+def _measure(voice: str, sentences: list[str]) -> tuple[float, float]:
+    """Say sentences in a process of their own. Returns the seconds of CPU and of speech."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", __spec__.name, voice]
+    done = subprocess.run(command, input=json.dumps(sentences), capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu_s, float(done.stdout)
+
+
+def _say(name: str, sentences: list[str]) -> float:
+    [voice] = choose_voices([name])
+    draw = random.Random(name)
+    samples = 0
+    for sentence in sentences:
+        speed, pitch = draw.uniform(*voice.speed), draw.uniform(*voice.pitch)
+        samples += len(render(voice, sentence, draw.choice(voice.speakers), speed, pitch, 0))
+    return samples / SAMPLE_RATE_HZ
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        measure_rates()
+    elif Path(sys.argv[1]).is_file():
+        sys.stdout.write(render_table(Path(sys.argv[1])) + "\n")
+    else:
+        sys.stdout.write(f"{_say(sys.argv[1], json.load(sys.stdin))}\n")
