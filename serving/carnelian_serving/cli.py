@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from enum import Enum
@@ -93,4 +94,6 @@ def _raise_stop(number: int, frame: FrameType | None) -> None:
 
 
 def _print_log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # Who closes stderr does not stop the server: its log is read all the same.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

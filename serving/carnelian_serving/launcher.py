@@ -8,6 +8,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import http
+import http.client
 import os
 import secrets
 import shutil
@@ -17,8 +19,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -272,12 +272,15 @@ class Server:
     def _wait_until_ready(self) -> None:
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
-        while not self._is_ready():
+        while True:
             self._crashed_instances()  # learns the names while the stubs live
-            if process.poll() is not None:
+            is_ready = self._is_ready()
+            if process.poll() is not None:  # whoever answered, it was another server
                 assert self._reader is not None
                 self._reader.join()
                 raise ServerError(self._explain_exit(process.returncode))
+            if is_ready:
+                return
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
@@ -286,11 +289,16 @@ class Server:
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
+        # Not urllib, which would ask a proxy for this machine's own address.
+        address = self.http_url.rpartition(":")[0].strip("[]")
+        connection = http.client.HTTPConnection(address, self._ports["--http-port"], timeout=1)
         try:
-            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
             return False
+        finally:
+            connection.close()
 
     def _explain_exit(self, status: int) -> str:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]

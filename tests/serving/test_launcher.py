@@ -153,6 +153,12 @@ def test_a_wrong_repository_is_named(
     assert words in result.stderr
 
 
+def test_the_command_imports_nothing_heavy() -> None:
+    heavy = "{'numpy', 'onnxruntime', 'nvidia.dali', 'pytriton'} & set(sys.modules)"
+    script = f"import sys, carnelian_serving.cli; sys.exit(str({heavy}) if {heavy} else 0)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_wrong_use_ends_with_status_2() -> None:
     assert run_command("--log-level=loud").returncode == 2
     assert run_command("--threads=0").returncode == 2

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
+from carnelian_serving.backends.threads import thread_count
 from tritonclient.utils import InferenceServerException
 
 
@@ -109,6 +111,15 @@ def test_an_unknown_batch_input_kind_is_refused() -> None:
     message = {"kind": "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "data_type": "TYPE_INT32"}
     with pytest.raises(ConfigError, match="must be one of BATCH_ELEMENT_COUNT"):
         read_batch_inputs(read(batch_input=[message]))
+
+
+def test_threads_of_the_command_line_override_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read(parameters={"num_threads": {"string_value": "3"}})
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    assert thread_count(config, "num_threads") == 3
+    assert thread_count(config, "intra_op_thread_count") == 0
+    monkeypatch.setenv(THREADS_VARIABLE, "2")
+    assert thread_count(config, "num_threads") == 2
 
 
 def test_parameters_are_typed() -> None:
