@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from carnelian_training.synthesis.command import synthesise
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.command()(synthesise)
 
 
 @app.command()
