@@ -9,6 +9,7 @@ MAX_BATCH_SIZE = 32
 MAX_QUEUE_SIZE = 128  # requests; a stage answers "unavailable" beyond it. An ensemble has no back-pressure of its own
 ACOUSTIC_QUEUE_DELAY_US = 2000  # lets clips that left the feature stage together meet again
 WARMUP_FRAMES = 200
+WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
 STAGES = ("features", "acoustic", "ctc")
@@ -64,7 +65,7 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
 
 def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     """FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded; the graph gets their shapes."""
-    zeros = pb.ModelWarmup.Input
+    sample = pb.ModelWarmup.Input
     return pb.ModelConfig(
         name=name,
         backend="onnxruntime",
@@ -87,14 +88,13 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=_batching(ACOUSTIC_QUEUE_DELAY_US),
-        # Zeros are a valid clip of length 0 and cost what any clip of this many frames costs.
         model_warmup=[
             pb.ModelWarmup(
                 name="clip",
                 batch_size=1,
                 inputs={
-                    "FEATURES": zeros(data_type=pb.TYPE_FP32, dims=[sizes.num_mels, WARMUP_FRAMES], zero_data=True),
-                    "FEATURE_LENGTH": zeros(data_type=pb.TYPE_INT32, dims=[1], zero_data=True),
+                    "FEATURES": sample(data_type=pb.TYPE_FP32, dims=[sizes.num_mels, WARMUP_FRAMES], zero_data=True),
+                    "FEATURE_LENGTH": sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=WARMUP_LENGTH_FILE),
                 },
             )
         ],

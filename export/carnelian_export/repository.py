@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 
@@ -14,9 +15,18 @@ from carnelian_training.models.quartznet import QuartzNet
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from carnelian_export.model_configs import AUDIO_DECODE, STAGES, SUFFIXES, TensorSizes, build_configs, to_text
+from carnelian_export.model_configs import (
+    AUDIO_DECODE,
+    STAGES,
+    SUFFIXES,
+    WARMUP_FRAMES,
+    WARMUP_LENGTH_FILE,
+    TensorSizes,
+    build_configs,
+    to_text,
+)
 from carnelian_export.parity import check_parity
-from carnelian_export.to_onnx import export_onnx
+from carnelian_export.to_onnx import export_ragged
 
 MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
@@ -89,7 +99,10 @@ def _stage(folder: Path, name: str, config: Config, network: QuartzNet) -> None:
     feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
     shutil.copyfile(features.__file__, feature_stage / "dali.py")
     _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S})
-    onnx.save(export_onnx(network), acoustic / "model.onnx")
+    onnx.save(export_ragged(network), acoustic / "model.onnx")
+    warmup = acoustic.parent / "warmup" / WARMUP_LENGTH_FILE
+    warmup.parent.mkdir()
+    warmup.write_bytes(struct.pack("<i", WARMUP_FRAMES))
     shutil.copyfile(SOURCES / "ctc" / "model.py", decoder / "model.py")
     shutil.copyfile(ctc.__file__, decoder / "ctc.py")
     settings = {

@@ -1,7 +1,8 @@
 """A network as an ONNX graph that takes a ragged batch: clips of any lengths, one after the other, unpadded.
 
-In: what Triton gives a model whose input allows ragged batches: all rows in one flat tensor, and their
-shapes. The graph pads them to the longest row itself, masks by length, and answers as a padded batch.
+In: what Triton gives a model whose input allows ragged batches: all rows in one flat tensor, and their shapes. The
+graph lays the clips out along one time axis, with gaps that keep them apart, so that a batch costs what its clips cost,
+however different their lengths; it answers as a padded batch.
 """
 
 import copy
@@ -11,7 +12,7 @@ import warnings
 import numpy as np
 import onnx
 import torch
-from carnelian_training.models.masked import MaskedConv, strided
+from carnelian_training.models.masked import Mask, MaskedConv, strided
 from carnelian_training.models.quartznet import QuartzNet
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
@@ -19,9 +20,6 @@ from torch import Tensor, nn
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
 INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH")
 OUTPUTS = ("LOG_PROBS", "LOG_PROB_LENGTH")
-# Tensors inside the graph: `onnx.utils.extract_model` cuts the padded-batch model out at these names.
-PADDED_FEATURES = "PADDED_FEATURES"  # [rows, num_mels, frames] float32
-REAL_FRAMES = "REAL_FRAMES"  # [rows, 1] int32, frames of each row that hold the clip
 
 
 class RaggedAcoustic(nn.Module):
@@ -31,7 +29,7 @@ class RaggedAcoustic(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score a ragged batch.
 
         Args:
@@ -40,72 +38,116 @@ class RaggedAcoustic(nn.Module):
             lengths: [rows, 1] int32, the clip's frames as its sender counts them, which may exceed `frames`.
 
         Returns:
-            LOG_PROBS [rows, frames', labels] float32, zero after a row's own end; LOG_PROB_LENGTH [rows, 1]
-            int32, from `lengths` alone; PADDED_FEATURES and REAL_FRAMES.
+            LOG_PROBS [rows, frames', labels] float32, zero after a row's own end, which tells a length that claims
+            more than the row has; LOG_PROB_LENGTH [rows, 1] int32, from `lengths` alone.
         """
-        padded = unflatten(features, shapes)
-        real_frames = torch.minimum(lengths, shapes[:, 1:])
-        log_probs, ends = self.network(padded, real_frames[:, 0].long())
-        # A zero frame is no distribution. It tells the decoder where a row ended whose length claims more.
-        inside = torch.arange(log_probs.shape[1]) < ends[:, None]
-        log_probs = torch.where(inside[:, :, None], log_probs, torch.zeros(()))
-        log_prob_length = strided(lengths.clamp(min=0), self.network.config.stride)
-        return log_probs, log_prob_length, padded, real_frames
+        config = self.network.config
+        frames = shapes[:, 1].long()
+        real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
+        starts = line_up(real, config.reach, config.stride)
+        packed, valid = pack(features, frames, real, starts, config.num_mels)
+        log_probs = self.network.score(packed[None], Mask(valid[None, None, None]))[0]
+        unpacked = unpack(
+            log_probs, strided(frames.max(), config.stride), strided(real, config.stride), starts // config.stride
+        )
+        return unpacked, strided(lengths.clamp(min=0), config.stride)
 
 
-def unflatten(features: Tensor, shapes: Tensor) -> Tensor:
-    """Pad flat rows to the longest: [total] float32 and [rows, 2] -> [rows, num_mels, frames] float32.
+def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
+    """Where each clip starts on one time axis: multiples of `stride`, at least `gap` apart. [rows] -> [rows]."""
+    slots = strided(lengths + gap, stride) * stride
+    return slots.cumsum(0) - slots
 
-    Padding is a zero that no row owns, so that NaN in one row stays there, and a batch of empty rows has
-    something to read.
+
+def pack(features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, num_mels: int) -> tuple[Tensor, Tensor]:
+    """Lay ragged rows out along one time axis.
+
+    Args:
+        features: [total] float32.
+        frames: [rows] int64, of each row's tensor.
+        real: [rows] int64, at most `frames`; the others are left out.
+        starts: [rows] int64.
+        num_mels: mel bands of a frame.
+
+    Returns:
+        [num_mels, time] float32, zero in the gaps, and [time] bool, false there. `time` is at least 1.
     """
-    shapes = shapes.long()
-    mels, frames = shapes[:, :1, None], shapes[:, 1:, None]  # [rows, 1, 1]
-    sizes = mels * frames
-    starts = sizes.cumsum(0) - sizes
-    time = torch.arange(frames.max().clamp(min=1))  # type: ignore[call-overload]
-    mel = torch.arange(mels.max())[:, None]  # type: ignore[call-overload]
-    padding = features.shape[0]
-    # [rows, num_mels, frames], where in `features` each value lies
-    index = torch.where(time < frames, starts + mel * frames + time, padding)
-    return torch.cat([features, features.new_zeros(1)])[index]
+    position = torch.arange((starts[-1] + real[-1]).clamp(min=1))  # type: ignore[call-overload]
+    row = (position[:, None] >= starts).sum(1) - 1  # [time], the row that owns each position and the gap after it
+    since_start = position - starts[row]
+    valid = since_start < real[row]
+    sizes = frames * num_mels
+    first = (sizes.cumsum(0) - sizes)[row] + since_start  # in `features`, of the lowest mel band
+    index = first + torch.arange(num_mels)[:, None] * frames[row]  # [num_mels, time]
+    # Gaps read a zero of their own, so that NaN stays in its row and a batch of empty rows has something to read.
+    padded = torch.cat([features, features.new_zeros(1)])
+    return padded[torch.where(valid, index, features.shape[0])], valid
 
 
-def export_onnx(network: QuartzNet) -> onnx.ModelProto:
-    """Trace a network in evaluation mode into a graph with :data:`INPUTS` and :data:`OUTPUTS`."""
-    module = RaggedAcoustic(_with_plain_convolutions(network)).eval()
+def unpack(log_probs: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+    """From one time axis to a padded batch: [time, labels] -> [rows, longest, labels], zero after each row's end."""
+    time = torch.arange(longest.clamp(min=1))  # type: ignore[call-overload]
+    inside = time < lengths[:, None]  # [rows, longest]
+    index = torch.where(inside, starts[:, None] + time, 0)
+    return torch.where(inside[:, :, None], log_probs[index], torch.zeros(()))
+
+
+class PaddedAcoustic(nn.Module):
+    """A network for batches that somebody else has padded: what buckets and static batches are measured with."""
+
+    def __init__(self, network: QuartzNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [rows, num_mels, frames] float32, [rows, 1] int32, as :class:`RaggedAcoustic` does."""
+        log_probs, log_prob_lengths = self.network(features, lengths[:, 0].long())
+        return log_probs, log_prob_lengths[:, None].int()
+
+
+def export_ragged(network: QuartzNet) -> onnx.ModelProto:
+    """The graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`."""
     num_mels = network.config.num_mels
-    frames = torch.tensor([40, 64])
-    shapes = torch.stack([torch.full_like(frames, num_mels), frames], 1).int()
-    features = torch.zeros(int(frames.sum()) * num_mels)
+    shapes = torch.tensor([[num_mels, 40], [num_mels, 64]], dtype=torch.int32)
+    features = torch.zeros(int(shapes.prod(1).sum()))
+    return _trace(RaggedAcoustic(network), dict(zip(INPUTS, (features, shapes, shapes[:, 1:]), strict=True)))
+
+
+def export_padded(network: QuartzNet) -> onnx.ModelProto:
+    """The same network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1]."""
+    features = torch.zeros(2, network.config.num_mels, 64)
+    lengths = torch.tensor([[40], [64]], dtype=torch.int32)
+    return _trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
+
+
+def _trace(module: RaggedAcoustic | PaddedAcoustic, inputs: dict[str, Tensor]) -> onnx.ModelProto:
+    module.network = _with_plain_convolutions(module.network)
+    rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # The tracer is deprecated; its successor (torch 2.13) needs onnxscript and writes opset 18 first.
         warnings.simplefilter("ignore", DeprecationWarning)
         # PRESERVE: batch norms are left for the runtime to fold; folded here, the weights leave float16.
         torch.onnx.export(
-            module,
-            (features, shapes, shapes[:, 1:]),
+            module.eval(),
+            tuple(inputs.values()),
             buffer,  # type: ignore[arg-type]
-            input_names=list(INPUTS),
-            output_names=[*OUTPUTS, PADDED_FEATURES, REAL_FRAMES],
+            input_names=list(inputs),
+            output_names=list(OUTPUTS),
             dynamic_axes={
-                "FEATURES": {0: "total"},
-                "FEATURES_SHAPE": {0: "rows"},
-                "FEATURE_LENGTH": {0: "rows"},
-                "LOG_PROBS": {0: "rows", 1: "frames"},
-                "LOG_PROB_LENGTH": {0: "rows"},
+                **{name: {0: "rows"} for name in (*inputs, *OUTPUTS)},
+                "FEATURES": rows_and_frames,
+                "LOG_PROBS": {0: "rows", 1: "output_frames"},
             },
             opset_version=OPSET,
             training=torch.onnx.TrainingMode.PRESERVE,
             do_constant_folding=False,
             dynamo=False,
         )
-    graph = onnx.load_from_string(buffer.getvalue())
-    del graph.graph.output[len(OUTPUTS) :]  # outputs only to get their names
-    _store_as_float16(graph.graph)
-    onnx.checker.check_model(graph, full_check=True)
-    return graph
+    model = onnx.load_from_string(buffer.getvalue())
+    _store_as_float16(model.graph)
+    onnx.checker.check_model(model, full_check=True)
+    return model
 
 
 def _with_plain_convolutions(network: QuartzNet) -> QuartzNet:

@@ -5,8 +5,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from carnelian_export.parity import run, score
-from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, PADDED_FEATURES, REAL_FRAMES, export_onnx
+from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import load_model
 
 # Kernels add the same float32 numbers in another order.
@@ -16,7 +17,7 @@ FRAMES = [1, 37, 200, 90]
 
 @pytest.fixture
 def path(network, tmp_path) -> Path:
-    onnx.save(export_onnx(network), tmp_path / "model.onnx")
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
 
@@ -99,7 +100,7 @@ def test_rows_without_frames_pass(session):
 
 def test_published_weights_are_stored_as_float16_and_exact(checkpoint, tmp_path):
     _, network = load_model(checkpoint)
-    onnx.save(export_onnx(network), tmp_path / "half.onnx")
+    onnx.save(export_ragged(network), tmp_path / "half.onnx")
     weights = [t for t in onnx.load(tmp_path / "half.onnx").graph.initializer if len(t.dims) == 4]
     assert {tensor.data_type for tensor in weights} == {onnx.TensorProto.FLOAT16}
     folded = optimised(tmp_path / "half.onnx").graph
@@ -112,16 +113,24 @@ def test_weights_that_float16_would_change_stay_float32(path):
     assert {tensor.data_type for tensor in weights} == {onnx.TensorProto.FLOAT}
 
 
-def test_the_padded_batch_model_can_be_cut_out(path, session, clips, tmp_path):
-    onnx.utils.extract_model(
-        str(path), str(tmp_path / "dense.onnx"), [PADDED_FEATURES, REAL_FRAMES, "FEATURE_LENGTH"], list(OUTPUTS)
-    )
-    dense = onnxruntime.InferenceSession(str(tmp_path / "dense.onnx"))
-    padded = np.stack([np.pad(clip, ((0, 0), (0, 200 - clip.shape[1]))) for clip in clips])
+def test_the_padded_form_says_the_same(network, session, clips, tmp_path):
+    onnx.save(export_padded(network), tmp_path / "padded.onnx")
+    padded = onnxruntime.InferenceSession(str(tmp_path / "padded.onnx"))
+    batch = np.stack([np.pad(clip, ((0, 0), (0, 200 - clip.shape[1]))) for clip in clips])
     lengths = np.array(FRAMES, np.int32)[:, None]
-    found, _ = dense.run(list(OUTPUTS), {PADDED_FEATURES: padded, REAL_FRAMES: lengths, "FEATURE_LENGTH": lengths})
-    np.testing.assert_array_equal(found, run(session, clips, FRAMES)[0])
+    log_probs, ends = padded.run(list(OUTPUTS), {"FEATURES": batch, "FEATURE_LENGTH": lengths})
+    expected, expected_ends = run(session, clips, FRAMES)
+    np.testing.assert_array_equal(ends, expected_ends)
+    for row, end in enumerate(ends[:, 0]):
+        np.testing.assert_allclose(log_probs[row, :end], expected[row, :end], atol=TOLERANCE)
+
+
+def test_clips_start_at_multiples_of_the_stride_and_keep_the_gap():
+    lengths = torch.tensor([1, 37, 0, 200, 90])
+    starts = line_up(lengths, 7, 4)
+    assert starts.tolist() == [0, 8, 52, 60, 268]
+    assert ((starts[1:] - (starts + lengths)[:-1]) >= 7).all()
 
 
 def test_exporting_twice_gives_the_same_bytes(network):
-    assert export_onnx(network).SerializeToString() == export_onnx(network).SerializeToString()
+    assert export_ragged(network).SerializeToString() == export_ragged(network).SerializeToString()

@@ -73,7 +73,7 @@ def test_training_gradients_do_not_depend_on_padding():
 def test_batch_norm_statistics_see_real_frames_only():
     norm = MaskedBatchNorm(3)
     x = torch.randn(2, 3, 1, 10)
-    mask = Mask(torch.tensor([10, 4]), 10)
+    mask = Mask.from_lengths(torch.tensor([10, 4]), 10)
     y = norm(x, mask)
     real = torch.cat([x[0, :, 0], x[1, :, 0, :4]], dim=1)
     torch.testing.assert_close(norm.running_mean, 0.1 * real.mean(1))
@@ -101,3 +101,20 @@ def test_folded_dilation_equals_a_dilated_convolution(frames, dilation):
 def test_impossible_stages_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         StageConfig(**wrong)
+
+
+def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance():
+    model = tiny().eval()
+    assert (model.config.stride, model.config.reach) == (2, 8)
+    clips = [torch.randn(1, 64, frames) for frames in (31, 7, 20)]
+    starts = [0, 40, 56]  # even, and at least 8 frames after the end before
+    row, valid = torch.full((1, 64, 76), torch.nan), torch.zeros(1, 1, 1, 76, dtype=torch.bool)
+    for clip, start in zip(clips, starts, strict=True):
+        row[..., start : start + clip.shape[2]] = clip
+        valid[..., start : start + clip.shape[2]] = True
+    with torch.inference_mode():
+        found = model.score(row, Mask(valid))
+        for clip, start in zip(clips, starts, strict=True):
+            expected, lengths = model(clip, torch.tensor([clip.shape[2]]))
+            end = start // 2 + int(lengths[0])
+            torch.testing.assert_close(found[:, start // 2 : end], expected, atol=TOLERANCE, rtol=0)

@@ -4,38 +4,33 @@ Everything works on [batch, channels, 1, frames]: ONNX Runtime's and oneDNN's ke
 are several times faster than those for 1-D convolutions, above all with channels last.
 """
 
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class Mask:
-    """Which frames of a padded batch are real.
+    """Which frames of a batch belong to a clip.
 
     Args:
-        lengths: [batch] int64, real frames of each clip; clamped to `frames`.
-        frames: frames of the padded batch.
+        valid: [batch, 1, 1, frames] bool.
     """
 
-    def __init__(self, lengths: Tensor, frames: int) -> None:
-        self.lengths = lengths
-        self.frames = frames
-        # [batch, 1, 1, frames]
-        self.valid = (torch.arange(frames, device=lengths.device) < lengths[:, None])[:, None, None, :]
+    def __init__(self, valid: Tensor) -> None:
+        self.valid = valid
+
+    @classmethod
+    def from_lengths(cls, lengths: Tensor, frames: int) -> "Mask":
+        """Clips of `lengths` [batch], each at the start of its row of `frames`."""
+        return cls((torch.arange(frames, device=lengths.device) < lengths[:, None])[:, None, None, :])
 
     def apply(self, x: Tensor) -> Tensor:
         """Zero the padding of `x` [batch, channels, 1, frames]. NaN in the padding goes too, so no product."""
         return torch.where(self.valid, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
     def strided(self, stride: int) -> "Mask":
-        """The mask after a convolution with this stride.
-
-        The convolution's own shape is not read: a second reader of its output keeps ONNX Runtime from folding the
-        batch norm.
-        """
-        return Mask(strided(self.lengths, stride), strided(self.frames, stride))
+        """The mask after a "same" convolution with this stride; every clip must start at a multiple of it."""
+        return Mask(self.valid[..., ::stride])
 
 
 class MaskedConv(nn.Conv2d):
@@ -79,10 +74,7 @@ class MaskedConv(nn.Conv2d):
         return x.reshape(x.shape[0], x.shape[1], 1, -1)[..., :frames]
 
 
-Frames = TypeVar("Frames", int, Tensor)
-
-
-def strided(lengths: Frames, stride: int) -> Frames:
+def strided(lengths: Tensor, stride: int) -> Tensor:
     """Frames that a "same" convolution with an odd kernel leaves of `lengths` frames: ceil(lengths / stride)."""
     return (lengths + stride - 1) // stride
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
+from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv, strided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,17 @@ class QuartzNetConfig:
         for stage in self.stages:
             total *= stage.stride**stage.blocks
         return total
+
+    @property
+    def reach(self) -> int:
+        """How many feature frames the widest single convolution looks to either side."""
+        widest, rate = 0, 1
+        for stage in self.stages:
+            for i in range(stage.blocks * stage.repeat):
+                widest = max(widest, stage.kernel // 2 * stage.dilation * rate)
+                if i % stage.repeat == 0:
+                    rate *= stage.stride
+        return widest
 
 
 class SubBlock(nn.Module):
@@ -142,14 +153,29 @@ class QuartzNet(nn.Module):
             [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths,
             ``lengths' = ceil(lengths / config.stride)``, whether or not that many frames are there.
         """
-        mask = Mask(lengths, features.shape[2])
+        mask = Mask.from_lengths(lengths, features.shape[2])
+        return self.score(features, mask), strided(lengths, self.config.stride)
+
+    def score(self, features: Tensor, mask: Mask) -> Tensor:
+        """Score every label at every frame, wherever in the rows the clips lie.
+
+        A row may hold several clips if each starts at a multiple of `config.stride` and at least `config.reach` frames
+        after the one before it. No clip then touches another: the gap is zero before every convolution.
+
+        Args:
+            features: [batch, num_mels, frames] float32.
+            mask: which frames are a clip's.
+
+        Returns:
+            [batch, frames', num_labels] float32 log-probabilities.
+        """
         # [B, M, T] -> [B, M, 1, T]
         x = mask.apply(features.unsqueeze(2)).to(memory_format=torch.channels_last)
         for block in self.blocks:
             x, mask = block(x, mask)
         # [B, V, 1, T'] -> [B, T', V]
         logits = self.head(x).squeeze(2).transpose(1, 2)
-        return F.log_softmax(logits.float(), dim=2), mask.lengths
+        return F.log_softmax(logits.float(), dim=2)
 
 
 def _initialise(module: nn.Module) -> None:
