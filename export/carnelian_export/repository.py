@@ -139,21 +139,24 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
                     f"{there} must be what this export would write, but differs: a model with other labels "
                     "or features is a new release; choose another --name or --repository"
                 )
-    for model in (f"{name}_acoustic", AUDIO_DECODE):
-        there, new = (root / model / "config.pbtxt" for root in (repository, staged))
+    for new in sorted(staged.iterdir()):
+        there = repository / new.name
         if there.exists() and _interface(there) != _interface(new):
             raise RepositoryError(
-                f"{there} must have the backend, inputs and outputs of this export, {_interface(new)}, "
-                f"but has {_interface(there)}; choose another --name or --repository"
+                f"{there} must be a model as this export would write, with {_interface(new)}, but it has "
+                f"{_interface(there)}; choose another --name or --repository"
             )
 
 
-def _interface(path: Path) -> tuple[object, ...]:
-    config = read_config(path)
+def _interface(model: Path) -> str:
+    """What other models and clients rely on, in words."""
+    if not (model / "config.pbtxt").is_file():
+        return "no config.pbtxt"
+    config = read_config(model / "config.pbtxt")
     tensors = [
         (tensor.name, pb.DataType.Name(tensor.data_type), *tensor.dims) for tensor in (*config.input, *config.output)
     ]
-    return config.backend, config.max_batch_size, tensors
+    return f"backend {config.backend or config.platform}, max_batch_size {config.max_batch_size}, tensors {tensors}"
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

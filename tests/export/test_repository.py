@@ -81,6 +81,22 @@ def test_an_audio_decode_that_is_there_stays_if_its_tensors_fit(tmp_path, config
         write_model(tmp_path / "r", "tiny", config, network)
 
 
+def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
+    (tmp_path / "r" / "tiny").mkdir(parents=True)
+    with pytest.raises(RepositoryError, match=r"no config\.pbtxt"):
+        write_model(tmp_path / "r", "tiny", config, network)
+    (tmp_path / "r" / "tiny" / "config.pbtxt").write_text('name: "tiny" backend: "python" max_batch_size: 4')
+    with pytest.raises(RepositoryError, match="backend python, max_batch_size 4"):
+        write_model(tmp_path / "r", "tiny", config, network)
+
+
+def test_warm_up_runs_a_clip_that_fills_its_tensor(tmp_path, config, network):
+    write_model(tmp_path, "tiny", config, network)
+    (warmup,) = read_config(tmp_path / "tiny_acoustic" / "config.pbtxt").model_warmup
+    file = tmp_path / "tiny_acoustic" / "warmup" / warmup.inputs["FEATURE_LENGTH"].input_data_file
+    assert int.from_bytes(file.read_bytes(), "little") == warmup.inputs["FEATURES"].dims[1] > 0
+
+
 @pytest.mark.parametrize("name", ["audio_decode", "tiny_pcm", "tiny_ctc", "Tiny", "../tiny", ""])
 def test_names_that_would_clash_are_refused(tmp_path, config, network, name):
     with pytest.raises(RepositoryError, match="a model's name must"):
