@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
+CLIPS = Path(__file__).parents[2] / "demo" / "clips"
 RATE_HZ = 16_000
 LIMIT = 60 * RATE_HZ
 # Confidences are rounded to 4 digits, which small differences of log-probabilities may turn over.
@@ -57,6 +59,19 @@ def test_a_row_says_the_same_alone_and_beside_others(client, noise):
         assert alone["text"] == result["text"]
         assert alone["duration"] == result["duration"]
         assert alone["confidence"] == pytest.approx(result["confidence"], abs=CONFIDENCE_TOLERANCE)
+
+
+def test_a_file_says_the_same_alone_and_in_a_crowd(client):
+    def listen(file: bytes) -> bytes:
+        value = np.frombuffer(file, np.uint8)[None]
+        audio = triton.InferInput("AUDIO", value.shape, "UINT8")
+        audio.set_data_from_numpy(value)
+        return client.infer("quartznet_demo", [audio]).as_numpy("TRANSCRIPT")[0, 0]
+
+    files = [path.read_bytes() for path in sorted(CLIPS.iterdir()) if path.suffix != ".jsonl"]
+    alone = [listen(file) for file in files]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(listen, files * 4)) == alone * 4
 
 
 @pytest.mark.parametrize(
