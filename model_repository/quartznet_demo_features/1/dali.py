@@ -23,7 +23,7 @@ FFT_SIZE = 512
 NUM_MELS = 64
 PREEMPHASIS = 0.97
 LOG_GUARD = 2.0**-24  # added to the mel energies before the logarithm, as NeMo does
-SETTINGS_FILE = "features.json"  # beside this file in the model repository: {"max_audio_s", "max_batch_size"}
+SETTINGS_FILE = "features.json"  # beside this file in the model repository: {"max_audio_s"}
 
 # Symmetric, as the published checkpoints were trained with.
 HANN = [0.5 - 0.5 * math.cos(2 * math.pi * n / (WINDOW_SAMPLES - 1)) for n in range(WINDOW_SAMPLES)]
