@@ -1,1 +1,1 @@
-"""Measurements of a running Carnelian server."""
+"""Measurements of a Carnelian server."""

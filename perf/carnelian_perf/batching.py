@@ -1,0 +1,131 @@
+"""Measures how batches form: each candidate on the real server, in shuffled traffic, in turns."""
+
+import datetime
+import logging
+import random
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from carnelian_serving.launcher import Server
+from tritonclient import grpc
+
+from carnelian_perf.candidates import CANDIDATES, Candidate, build_variant
+from carnelian_perf.load import Answer, drive, read_statistics
+from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
+from carnelian_perf.results import Measurement, Run
+from carnelian_perf.traffic import SEED, Clip, shuffle_order
+
+LOGGER = logging.getLogger(__name__)
+
+QUEUE_DELAYS_MS = (0.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    repository: Path
+    model: str
+    padded: onnx.ModelProto
+    """The model's network for padded batches."""
+    clips: Sequence[Clip]
+    source: str
+    """Where the clips are from, in words."""
+    concurrency: int
+    num_requests: int
+    """Of each run."""
+    rounds: int
+    candidates: Sequence[Candidate] = CANDIDATES
+    queue_delays_ms: Sequence[float] = QUEUE_DELAYS_MS
+
+
+def measure(plan: Plan) -> Measurement:
+    """Run every candidate with every queue delay, once in each round and in another order in each.
+
+    Raises:
+        ServerError: a variant could not be served.
+        LoadError: a request failed.
+    """
+    cells = [(candidate, delay) for candidate in plan.candidates for delay in plan.queue_delays_ms]
+    runs: list[Run] = []
+    transcripts: dict[int, set[str]] = {}
+    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder:
+        for candidate, delay in cells:
+            target = _variant(Path(folder), candidate, delay)
+            build_variant(plan.repository, target, plan.model, candidate, delay, plan.padded)
+        for round_number in range(plan.rounds):
+            random.Random(SEED + round_number).shuffle(cells)
+            for candidate, delay in cells:
+                run, answers = _measure_once(
+                    plan, _variant(Path(folder), candidate, delay), candidate, delay, round_number
+                )
+                runs.append(run)
+                for answer in answers:
+                    transcripts.setdefault(answer.clip, set()).add(answer.transcript)
+                LOGGER.info(
+                    "round %d: %s, queue delay %g ms: %.1f clips/s",
+                    round_number + 1,
+                    candidate.name,
+                    delay,
+                    len(answers) / run.wall_s,
+                )
+    return Measurement(
+        model=plan.model,
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        commit=find_commit(),
+        machine=describe_machine(),
+        versions=find_versions(),
+        concurrency=plan.concurrency,
+        traffic={"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
+        candidates={candidate.name: candidate.title for candidate in plan.candidates},
+        mismatches=[
+            f"clip {clip}: {' / '.join(sorted(found))}" for clip, found in sorted(transcripts.items()) if len(found) > 1
+        ],
+        runs=runs,
+    )
+
+
+def _variant(folder: Path, candidate: Candidate, queue_delay_ms: float) -> Path:
+    return folder / f"{candidate.name}_{queue_delay_ms:g}ms"
+
+
+def _measure_once(
+    plan: Plan, repository: Path, candidate: Candidate, queue_delay_ms: float, round_number: int
+) -> tuple[Run, list[Answer]]:
+    order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
+    stages = [f"{plan.model}_{stage}" for stage in ("acoustic", "features")]
+    others_busy_cores = measure_busy_cores()
+    with Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
+        client = grpc.InferenceServerClient(server.grpc_url)
+        try:
+            drive(client, plan.model, plan.clips, order[: 2 * plan.concurrency], plan.concurrency)  # warms up
+            cpu_s = measure_cpu_s(server.pid)
+            before = [read_statistics(client, stage) for stage in stages]
+            answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
+            after = [read_statistics(client, stage) for stage in stages]
+            cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
+        finally:
+            client.close()
+    acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
+    run = Run(
+        candidate=candidate.name,
+        queue_delay_ms=queue_delay_ms,
+        round=round_number,
+        others_busy_cores=round(others_busy_cores, 2),
+        wall_s=wall_s,
+        audio_s=sum(plan.clips[index].duration_s for index in order),
+        latencies_s=[round(answer.latency_s, 5) for answer in answers],
+        acoustic_batches=acoustic.batches,
+        feature_batches=features.batches,
+        acoustic_compute_s=acoustic.compute_s,
+        server_cpu_s=round(cpu_s, 2),
+        real_frames=sum(plan.clips[index].frames for index in order),
+        processed_frames=sum(answer.processed_frames for answer in answers),
+    )
+    return run, answers

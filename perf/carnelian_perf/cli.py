@@ -1,0 +1,114 @@
+"""`carnelian-perf`: measurements, each with its raw file and what is rendered from it."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
+
+
+@app.callback()
+def carnelian_perf() -> None:
+    """Measurements of a Carnelian server."""
+
+
+@app.command()
+def batching(
+    repository: Annotated[Path, typer.Option(help="The repository whose candidates are built.")] = Path(
+        "model_repository"
+    ),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
+        "demo/quartznet_demo.pt"
+    ),
+    manifest: Annotated[
+        Optional[Path],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 16,
+    requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 192,
+    rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 3,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; table and plot go beside it.", show_default="perf/results/MODEL_batching.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make table and plot of this raw file."),
+    ] = None,
+) -> None:
+    """Measure how batches form from clips of mixed length, for each candidate way.
+
+    Starts a server of its own on 127.0.0.1 for every run.
+    """
+    from carnelian_perf import render as rendering
+
+    if render is not None:
+        _check_file("--render", render)
+        _say_rendered(rendering.render(render))
+        return
+    for option, path in (("--checkpoint", checkpoint), ("--manifest", manifest or DEMO_MANIFEST)):
+        _check_file(option, path)
+    out = out or Path("perf/results") / f"{model}_batching.json"
+    if out.suffix != ".json":
+        raise typer.BadParameter(f"--out must end in .json, but is {out}")
+
+    from carnelian_export.to_onnx import export_padded
+    from carnelian_training.checkpoint import load_model
+
+    from carnelian_perf.batching import Plan, measure
+    from carnelian_perf.candidates import WrongModelError, check_model
+    from carnelian_perf.traffic import cut_clips, load_clips
+
+    try:
+        check_model(repository, model)
+    except WrongModelError as error:
+        raise typer.BadParameter(str(error)) from error
+    plan = Plan(
+        repository=repository,
+        model=model,
+        padded=export_padded(load_model(checkpoint)[1]),
+        clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+        source=f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations",
+        concurrency=concurrency,
+        num_requests=requests,
+        rounds=rounds,
+    )
+    measurement = measure(plan)
+    measurement.write(out)
+    _say_rendered(rendering.render(out))
+    if measurement.mismatches:
+        raise ValueError(
+            f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
+            f"(is {checkpoint} what {model} was exported from?): {measurement.mismatches[0]}"
+        )
+
+
+def main() -> None:
+    """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("carnelian_perf").setLevel(logging.INFO)
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching]`", error)
+    except (ValueError, OSError, RuntimeError) as error:
+        _fail(str(error), error)
+
+
+def _fail(message: str, cause: Exception) -> None:
+    logging.getLogger("carnelian-perf").error("%s", message)
+    raise SystemExit(1) from cause
+
+
+def _check_file(option: str, path: Path) -> None:
+    if not path.is_file():
+        raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
+
+
+def _say_rendered(paths: tuple[Path, Path]) -> None:
+    print("\n".join(f"wrote {path}" for path in paths))

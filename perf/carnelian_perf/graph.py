@@ -1,0 +1,111 @@
+"""The acoustic graphs that the candidates are measured with.
+
+In: the shipped graph, or the same network for batches that somebody else has padded. Out: that one behind a door for
+ragged batches, and any of them with one more output, which tells how many frames it worked on.
+"""
+
+import onnx
+from onnx import TensorProto, compose, helper, parser
+
+PROCESSED_FRAMES = "PROCESSED_FRAMES"
+"""float32 [rows, 1]: the frames that the first convolution of the batch went over, shared out equally among its rows.
+Summed over clips it is the work done, padding included, however the batches were put together."""
+
+# Rows of any lengths, flat and in order -> [rows, num_mels, frames], zero after each row's end.
+_UNFLATTEN = """
+<ir_version: 8, opset_import: ["" : 17]>
+unflatten (float[total] FEATURES, int32[rows, 2] FEATURES_SHAPE) => (float[rows, num_mels, frames] PADDED) {
+    zero = Constant <value_int: int = 0> ()
+    one = Constant <value_int: int = 1> ()
+    last_axis = Constant <value_ints: ints = [2]> ()
+    second_axis = Constant <value_ints: ints = [1]> ()
+    nothing = Constant <value_floats: floats = [0.0]> ()
+    shapes = Cast <to: int = 7> (FEATURES_SHAPE)
+    row_mels, row_frames = Split <axis: int = 1> (shapes)
+    sizes = Mul (row_mels, row_frames)
+    ends = CumSum (sizes, zero)
+    row_starts = Sub (ends, sizes)
+    longest = ReduceMax <keepdims: int = 0> (row_frames)
+    num_mels = ReduceMax <keepdims: int = 0> (row_mels)
+    time = Range (zero, longest, one)
+    mels = Range (zero, num_mels, one)
+    mel = Unsqueeze (mels, second_axis)
+    frames = Unsqueeze (row_frames, last_axis)
+    starts = Unsqueeze (row_starts, last_axis)
+    mel_offsets = Mul (mel, frames)
+    mel_starts = Add (starts, mel_offsets)
+    index = Add (mel_starts, time)
+    inside = Less (time, frames)
+    end = Size (FEATURES)
+    position = Where (inside, index, end)
+    with_zero = Concat <axis: int = 0> (FEATURES, nothing)
+    PADDED = Gather (with_zero, position)
+}
+"""
+
+
+def pad_inside(padded: onnx.ModelProto) -> onnx.ModelProto:
+    """Put a padding door before a graph for padded batches.
+
+    Args:
+        padded: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1] -> LOG_PROBS, LOG_PROB_LENGTH.
+
+    Returns:
+        The same from FEATURES [total], flat, FEATURES_SHAPE int32 [rows, 2] and FEATURE_LENGTH.
+    """
+    door = parser.parse_model(_UNFLATTEN)
+    door = compose.add_prefix(door, "door/", rename_inputs=False, rename_outputs=False)
+    door.ir_version = padded.ir_version
+    network = onnx.ModelProto()
+    network.CopyFrom(padded)
+    _rename_tensor(network.graph, "FEATURES", "DENSE_FEATURES")
+    return compose.merge_models(door, network, io_map=[("PADDED", "DENSE_FEATURES")])
+
+
+def count_frames(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Add the output :data:`PROCESSED_FRAMES` to an acoustic graph.
+
+    Raises:
+        ValueError: there is no convolution to count at.
+    """
+    convolution = next((node for node in model.graph.node if node.op_type == "Conv"), None)
+    if convolution is None:
+        raise ValueError("frames are counted at the graph's first convolution, but it has none")
+    counted = onnx.ModelProto()
+    counted.CopyFrom(model)
+
+    def name(part: str) -> str:
+        return f"{PROCESSED_FRAMES}/{part}"
+
+    constants = {
+        name("ends"): helper.make_tensor(name("ends"), TensorProto.INT64, [2], [0, -1]),
+        name("one"): helper.make_tensor(name("one"), TensorProto.INT64, [1], [1]),
+    }
+    counted.graph.initializer.extend(constants.values())
+    counted.graph.node.extend(
+        [
+            # [batch, mels, 1, time] -> batch * time
+            helper.make_node("Shape", [convolution.input[0]], [name("shape")]),
+            helper.make_node("Gather", [name("shape"), name("ends")], [name("sizes")]),
+            helper.make_node("ReduceProd", [name("sizes")], [name("frames")], keepdims=1),
+            helper.make_node("Cast", [name("frames")], [name("total")], to=TensorProto.FLOAT),
+            helper.make_node("Shape", ["FEATURE_LENGTH"], [name("rows")], end=1),
+            helper.make_node("Cast", [name("rows")], [name("num_rows")], to=TensorProto.FLOAT),
+            helper.make_node("Div", [name("total"), name("num_rows")], [name("share")]),
+            helper.make_node("Concat", [name("rows"), name("one")], [name("form")], axis=0),
+            helper.make_node("Expand", [name("share"), name("form")], [PROCESSED_FRAMES]),
+        ]
+    )
+    counted.graph.output.append(helper.make_tensor_value_info(PROCESSED_FRAMES, TensorProto.FLOAT, ["rows", 1]))
+    onnx.checker.check_model(counted)
+    return counted
+
+
+def _rename_tensor(graph: onnx.GraphProto, old: str, new: str) -> None:
+    for tensor in graph.input:
+        if tensor.name == old:
+            tensor.name = new
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            if name == old:
+                node.input[position] = new

@@ -1,0 +1,64 @@
+"""What a measurement ran on, and who else was there."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+PACKAGES = ("nvidia-pytriton", "onnxruntime", "nvidia-dali-cuda120", "tritonclient", "torch", "onnx")
+_JIFFIES_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Name the CPU and count the cores that this process may use."""
+    cpus = Path("/proc/cpuinfo").read_text()
+    names = [line.partition(":")[2].strip() for line in cpus.splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "accelerator": "none",
+        "system": platform.platform(),
+    }
+
+
+def find_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that the numbers depend on."""
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
+
+
+def find_commit() -> str | None:
+    """The checked-out commit, marked if there are changes on top; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def measure_busy_cores(seconds: float = 1.0) -> float:
+    """How many cores are at work now; asked while nothing of ours runs, it tells what others take."""
+    before = _busy_jiffies()
+    time.sleep(seconds)
+    return (_busy_jiffies() - before) / _JIFFIES_PER_S / seconds
+
+
+def measure_cpu_s(process_group: int) -> float:
+    """CPU time that the living processes of a group have taken so far, in seconds of one core."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The command's name, in brackets, may hold anything.
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile
+            continue
+        if int(fields[2]) == process_group:
+            total += int(fields[11]) + int(fields[12])
+    return total / _JIFFIES_PER_S
+
+
+def _busy_jiffies() -> int:
+    """Of all cores since boot: user, nice, system, irq, softirq, steal (not idle, iowait, guest)."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return user + nice + system + irq + softirq + steal

@@ -1,0 +1,98 @@
+"""Clips of mixed length, the same ones in every run.
+
+In: a manifest of real clips. Out: WAV files in memory, 16 kHz mono, and the order in which a round sends them.
+"""
+
+import io
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+SAMPLE_RATE_HZ = 16_000
+HOP_SAMPLES = 160
+NUM_CLIPS = 64
+SEED = 2026
+MEDIAN_S = 5.0
+SIGMA = 0.6
+"""Of the logarithm of the duration: two thirds of the clips lie within 2.7 and 9.1 s."""
+SHORTEST_S, LONGEST_S = 1.0, 16.0
+LIMIT_S = 60.0
+"""Longest clip that is served."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A clip as a request sends it."""
+
+    wav: bytes
+    duration_s: float
+    frames: int
+    """Feature frames of its samples."""
+
+
+def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
+    """Make clips whose durations are drawn log-normally, of the manifest's clips one after the other.
+
+    Raises:
+        ValueError: the manifest has no clips.
+    """
+    speech = np.concatenate([_read(path) for path in _read_manifest(manifest)])
+    draw = random.Random(SEED)
+    clips, start = [], 0
+    for _ in range(num_clips):
+        seconds = min(max(draw.lognormvariate(math.log(MEDIAN_S), SIGMA), SHORTEST_S), LONGEST_S)
+        samples = round(seconds * SAMPLE_RATE_HZ)
+        clips.append(_encode(np.take(speech, range(start, start + samples), mode="wrap")))
+        start += samples
+    return clips
+
+
+def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
+    """Take clips of a manifest whole: its own durations, `num_clips` of them drawn by a fixed seed.
+
+    Raises:
+        ValueError: the manifest has no clips of at most 60 s.
+    """
+    paths = _read_manifest(manifest)
+    chosen = random.Random(SEED).sample(paths, min(num_clips, len(paths)))
+    return [_encode(_read(path)) for path in chosen]
+
+
+def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:
+    """Which clip each request of a round sends: every clip equally often, shuffled."""
+    order = [index % num_clips for index in range(num_requests)]
+    random.Random(SEED + round_number).shuffle(order)
+    return order
+
+
+def _read_manifest(path: Path) -> list[Path]:
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        paths = [path.parent / line["audio_filepath"] for line in lines if line["duration"] <= LIMIT_S]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"a manifest must be JSON lines with `audio_filepath` and `duration`, but {path} is not: {error!r}"
+        ) from error
+    if not paths:
+        raise ValueError(f"a manifest must name at least one clip of at most {LIMIT_S:g} s, but {path} has none")
+    return paths
+
+
+def _read(path: Path) -> npt.NDArray[np.float32]:
+    """One clip as [samples] float32, 16 kHz mono."""
+    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), rate, SAMPLE_RATE_HZ)
+    return mono
+
+
+def _encode(samples: npt.NDArray[np.float32]) -> Clip:
+    file = io.BytesIO()
+    soundfile.write(file, samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    return Clip(file.getvalue(), len(samples) / SAMPLE_RATE_HZ, len(samples) // HOP_SAMPLES + 1)
