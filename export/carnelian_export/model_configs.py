@@ -7,6 +7,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 MAX_BATCH_SIZE = 32
 MAX_QUEUE_SIZE = 128  # requests; a stage answers "unavailable" beyond it. An ensemble has no back-pressure of its own
+QUEUE_TIMEOUT_US = 60_000_000  # Triton heeds a request's own, shorter timeout only where a default is set
 ACOUSTIC_QUEUE_DELAY_US = 2000  # lets clips that left the feature stage together meet again
 WARMUP_FRAMES = 200
 WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
@@ -148,7 +149,8 @@ def to_text(config: pb.ModelConfig) -> str:
 def _batching(queue_delay_us: int = 0) -> pb.ModelDynamicBatching:
     policy = pb.ModelQueuePolicy(
         timeout_action=pb.ModelQueuePolicy.REJECT,
-        allow_timeout_override=True,  # a request's own timeout also ends its waiting
+        default_timeout_microseconds=QUEUE_TIMEOUT_US,
+        allow_timeout_override=True,
         max_queue_size=MAX_QUEUE_SIZE,
     )
     return pb.ModelDynamicBatching(max_queue_delay_microseconds=queue_delay_us, default_queue_policy=policy)

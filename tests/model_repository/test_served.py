@@ -137,3 +137,19 @@ def test_a_length_that_lies_is_an_error_beside_longer_clips_too(client, noise):
         messages = list(pool.map(attempt, [(long, len(long)), (noise, 5 * RATE_HZ)] * 8))
     assert not any(messages[0::2])
     assert all("too few samples" in message for message in messages[1::2])
+
+
+def test_a_request_is_not_worked_on_after_its_own_timeout(client, noise):
+    rows = [np.resize(noise, 10 * RATE_HZ)] * 16
+    with ThreadPoolExecutor(3) as pool:
+        busy = [pool.submit(transcribe, client, rows, [len(rows[0])] * 16) for _ in range(3)]
+        while not any(future.running() for future in busy):
+            pass
+        signal = triton.InferInput("SIGNAL", (1, len(noise)), "FP32")
+        signal.set_data_from_numpy(noise[None])
+        length = triton.InferInput("SIGNAL_LENGTH", (1, 1), "INT32")
+        length.set_data_from_numpy(np.array([[len(noise)]], np.int32))
+        with pytest.raises(InferenceServerException, match="timeout expired"):
+            for _ in range(1000):
+                client.infer("quartznet_demo_pcm", [signal, length], timeout=1000)  # microseconds
+        assert all(len(future.result()) == 16 for future in busy)
