@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from carnelian_training.augment import spec_augment
+from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.config import AugmentConfig
 from carnelian_training.loading import Item, group, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
@@ -87,3 +87,16 @@ def test_masks_stay_in_their_limits_and_follow_the_generator():
     assert 0 < bands.max() <= 8
     assert 0 < frames.max() <= 20
     assert len(set(bands.tolist())) > 4
+
+
+def test_warping_moves_a_tone_by_its_factor_in_hertz():
+    mel_filters = torch.zeros(200, 64, 3)
+    mel_filters[:, 40] = 1.0  # a tone in band 40, 2.8 kHz
+    config = AugmentConfig(frequency_warp=0.1)
+    warped = warp_frequency(mel_filters, config, torch.Generator().manual_seed(0))
+    bands = (warped[:, :, 0] * torch.arange(64)).sum(1) / warped[:, :, 0].sum(1)
+    # Above 1 kHz a band is 0.695 mel, and 27 mel are a factor of 6.4 in Hz: +-10 % are about +-2 bands.
+    assert bands.min() == pytest.approx(38.0, abs=0.3)
+    assert bands.max() == pytest.approx(42.2, abs=0.3)
+    unchanged = warp_frequency(mel_filters, AugmentConfig(), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(unchanged, mel_filters)

@@ -1,13 +1,19 @@
-"""SpecAugment on padded batches (Park et al. 2019, https://arxiv.org/abs/1904.08779)."""
+"""Augmentation of padded batches of features: SpecAugment and vocal tract length perturbation."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from carnelian_training.config import AugmentConfig
+from carnelian_training.features import SAMPLE_RATE_HZ
+
+# Slaney's mel scale: linear below 1 kHz, which is 15 mel, logarithmic above.
+_BREAK_HZ, _BREAK_MEL, _MEL_PER_E = 1000.0, 15.0, 27 / math.log(6.4)
 
 
 def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Zero random bands and stretches of time, drawn for each clip on its own.
+    """Zero random bands and stretches of time, drawn for each clip on its own (Park et al. 2019, arXiv:1904.08779).
 
     Args:
         features: [batch, mels, frames] float32.
@@ -24,6 +30,35 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, gener
     for _ in range(config.time_masks):
         masked |= _spans(lengths, widest, features.shape[2], generator)[:, None, :]
     return features.masked_fill(masked.to(features.device), 0.0)
+
+
+def warp_frequency(features: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """Scale each clip's frequencies by its own factor, as another length of vocal tract would (Jaitly and Hinton 2013).
+
+    Args:
+        features: [batch, mels, frames] float32. Bands that would come from above the highest repeat it.
+        config: the factor is uniform in 1 +- `frequency_warp`.
+        generator: on the CPU.
+    """
+    num_mels = features.shape[1]
+    factor = 1 + config.frequency_warp * (2 * torch.rand(len(features), 1, generator=generator) - 1)
+    band_mel = _to_mel(torch.tensor(SAMPLE_RATE_HZ / 2)) / (num_mels + 1)
+    centre_hz = _to_hz((torch.arange(num_mels) + 1) * band_mel)
+    source = (_to_mel(centre_hz * factor) / band_mel - 1).clamp(0, num_mels - 1)  # [batch, mels], in bands
+    below = source.floor().long()
+    share = (source - below)[:, :, None].to(features.device)
+    index = below[:, :, None].expand_as(features).to(features.device)
+    return torch.lerp(features.gather(1, index), features.gather(1, (index + 1).clamp(max=num_mels - 1)), share)
+
+
+def _to_mel(hz: Tensor) -> Tensor:
+    logarithmic = _BREAK_MEL + _MEL_PER_E * (hz.clamp(min=_BREAK_HZ) / _BREAK_HZ).log()
+    return torch.where(hz < _BREAK_HZ, hz * _BREAK_MEL / _BREAK_HZ, logarithmic)
+
+
+def _to_hz(mel: Tensor) -> Tensor:
+    logarithmic = _BREAK_HZ * ((mel - _BREAK_MEL) / _MEL_PER_E).exp()
+    return torch.where(mel < _BREAK_MEL, mel * _BREAK_HZ / _BREAK_MEL, logarithmic)
 
 
 def _spans(sizes: Tensor, widest: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -50,6 +50,8 @@ class AugmentConfig:
     speed: tuple[float, float] = (0.85, 1.15)
     """Range of the speed factor, by resampling: tempo, pitch and formants move together."""
     speed_probability: float = 1.0
+    frequency_warp: float = 0.0
+    """Vocal tract length perturbation: frequencies are scaled by a factor uniform in 1 +- this."""
     frequency_masks: int = 2
     frequency_mask_bands: int = 15
     """Widest mask, in mel bands; the width is uniform from 0."""
@@ -63,6 +65,8 @@ class AugmentConfig:
         low, high = self.speed
         if not 0.5 <= low <= high <= 2.0:
             raise ValueError(f"`speed` must be a range within 0.5 to 2.0, but is {low} to {high}")
+        if not 0.0 <= self.frequency_warp < 0.5:
+            raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
         if not 0.0 <= self.speed_probability <= 1.0:
             raise ValueError(f"`speed_probability` must be within 0 to 1, but is {self.speed_probability}")
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from carnelian_training import checkpoint
-from carnelian_training.augment import spec_augment
+from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.config import Config, config_to_dict
 from carnelian_training.evaluate import evaluate
 from carnelian_training.loading import Batch, load, plan_epoch, trainable
@@ -128,7 +128,8 @@ def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor
     state.model.train()
     device = next(state.model.parameters()).device
     generator = torch.Generator().manual_seed(config.loop.seed * 1_000_003 + state.step)
-    features = spec_augment(batch.features, batch.lengths, config.augment, generator).to(device)
+    features = warp_frequency(batch.features, config.augment, generator)
+    features = spec_augment(features, batch.lengths, config.augment, generator).to(device)
     targets, target_lengths = batch.targets(config.labels)
     with torch.autocast(device.type, torch.bfloat16, enabled=config.loop.precision == "bf16"):
         log_probs, lengths = state.model(features, batch.lengths.to(device))
