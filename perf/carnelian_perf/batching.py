@@ -1,5 +1,6 @@
 """Measures how batches form: each candidate on the real server, in shuffled traffic, in turns."""
 
+import contextlib
 import datetime
 import logging
 import random
@@ -54,26 +55,18 @@ def measure(plan: Plan) -> Measurement:
     cells = [(candidate, delay) for candidate in plan.candidates for delay in plan.queue_delays_ms]
     runs: list[Run] = []
     transcripts: dict[int, set[str]] = {}
-    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder:
-        for candidate, delay in cells:
-            target = _variant(Path(folder), candidate, delay)
-            build_variant(plan.repository, target, plan.model, candidate, delay, plan.padded)
-        for round_number in range(plan.rounds):
+    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
+        # All of them are up all the time, so that rounds are short: what disturbs the machine, disturbs all alike.
+        servers = {cell: stack.enter_context(_serve(plan, Path(folder), *cell)) for cell in cells}
+        for round_number in range(1, plan.rounds + 1):
             random.Random(SEED + round_number).shuffle(cells)
             for candidate, delay in cells:
-                run, answers = _measure_once(
-                    plan, _variant(Path(folder), candidate, delay), candidate, delay, round_number
-                )
+                run, answers = _measure_once(plan, servers[candidate, delay], candidate, delay, round_number)
                 runs.append(run)
                 for answer in answers:
                     transcripts.setdefault(answer.clip, set()).add(answer.transcript)
-                LOGGER.info(
-                    "round %d: %s, queue delay %g ms: %.1f clips/s",
-                    round_number + 1,
-                    candidate.name,
-                    delay,
-                    len(answers) / run.wall_s,
-                )
+                speed = len(answers) / run.wall_s
+                LOGGER.info("round %d: %s, queue delay %g ms: %.1f clips/s", round_number, candidate.name, delay, speed)
     return Measurement(
         model=plan.model,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -91,27 +84,28 @@ def measure(plan: Plan) -> Measurement:
     )
 
 
-def _variant(folder: Path, candidate: Candidate, queue_delay_ms: float) -> Path:
-    return folder / f"{candidate.name}_{queue_delay_ms:g}ms"
+def _serve(plan: Plan, folder: Path, candidate: Candidate, queue_delay_ms: float) -> Server:
+    repository = folder / f"{candidate.name}_{queue_delay_ms:g}ms"
+    build_variant(plan.repository, repository, plan.model, candidate, queue_delay_ms, plan.padded)
+    return Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
 
 
 def _measure_once(
-    plan: Plan, repository: Path, candidate: Candidate, queue_delay_ms: float, round_number: int
+    plan: Plan, server: Server, candidate: Candidate, queue_delay_ms: float, round_number: int
 ) -> tuple[Run, list[Answer]]:
     order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
     stages = [f"{plan.model}_{stage}" for stage in ("acoustic", "features")]
     others_busy_cores = measure_busy_cores()
-    with Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
-        client = grpc.InferenceServerClient(server.grpc_url)
-        try:
-            drive(client, plan.model, plan.clips, order[: 2 * plan.concurrency], plan.concurrency)  # warms up
-            cpu_s = measure_cpu_s(server.pid)
-            before = [read_statistics(client, stage) for stage in stages]
-            answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
-            after = [read_statistics(client, stage) for stage in stages]
-            cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
-        finally:
-            client.close()
+    client = grpc.InferenceServerClient(server.grpc_url)
+    try:
+        drive(client, plan.model, plan.clips, order[: plan.concurrency], plan.concurrency)  # warms up
+        cpu_s = measure_cpu_s(server.pid)
+        before = [read_statistics(client, stage) for stage in stages]
+        answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
+        after = [read_statistics(client, stage) for stage in stages]
+        cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
+    finally:
+        client.close()
     acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
     run = Run(
         candidate=candidate.name,

@@ -30,8 +30,8 @@ def batching(
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 16,
-    requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 192,
-    rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 3,
+    requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
+    rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 5,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Raw file; table and plot go beside it.", show_default="perf/results/MODEL_batching.json"),
@@ -43,7 +43,8 @@ def batching(
 ) -> None:
     """Measure how batches form from clips of mixed length, for each candidate way.
 
-    Starts a server of its own on 127.0.0.1 for every run.
+    Starts a server on 127.0.0.1 for each candidate and queue delay, twelve in all, and takes them in turns. Each
+    needs about 0.5 GB of memory for the demo model.
     """
     from carnelian_perf import render as rendering
 
