@@ -1,0 +1,85 @@
+"""TRANSCRIPT and RESULT of real speech, and what of both may be read in the server's log: nothing."""
+
+import contextlib
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+
+MODEL = "quartznet_demo"
+FRAME_S = 0.0401
+"""A clip lasts whole frames of 0.04 s, of which the last may pass its end."""
+MARKER = 0.12345679  # a sample that cannot be mistaken
+QUIET = {"log_info": False, "log_verbose_level": 0}
+
+
+@pytest.fixture(scope="module")
+def answers(models, clip_files) -> list[dict[str, np.ndarray]]:
+    return [models.infer(MODEL, AUDIO=file) for file in clip_files.values()]
+
+
+@pytest.fixture(scope="module")
+def results(answers) -> list[dict]:
+    return [json.loads(answer["RESULT"].item()) for answer in answers]
+
+
+def test_the_fields(results):
+    for result in results:
+        assert list(result) == ["text", "words", "confidence", "duration", "model", "decoder"]
+        assert (result["model"], result["decoder"]) == (MODEL, "greedy")
+        for word in result["words"]:
+            assert list(word) == ["word", "start", "end", "confidence"]
+
+
+def test_the_transcript_is_the_text_and_the_words_make_it(answers, results):
+    for answer, result in zip(answers, results, strict=True):
+        assert answer["TRANSCRIPT"].item().decode() == result["text"]
+        assert " ".join(word["word"] for word in result["words"]) == result["text"] != ""
+
+
+def test_words_follow_one_another_within_the_clip(results):
+    for result in results:
+        times = [time for word in result["words"] for time in (word["start"], word["end"])]
+        assert times == sorted(times)
+        assert times[0] >= 0
+        assert times[-1] <= result["duration"]
+        assert all(word["start"] < word["end"] for word in result["words"])
+
+
+def test_the_duration_is_that_of_the_samples(results, signals):
+    for result, signal in zip(results, signals.values(), strict=True):
+        assert result["duration"] == pytest.approx(len(signal) / 16_000, abs=FRAME_S)
+
+
+def test_confidences_are_probabilities(results):
+    for result in results:
+        assert all(0 <= item["confidence"] <= 1 for item in [result, *result["words"]])
+
+
+@contextlib.contextmanager
+def talkative(client):
+    """Has the server log all it can for a while."""
+    client.update_log_settings({"log_info": True, "log_verbose_level": 1})
+    try:
+        yield
+    finally:
+        client.update_log_settings(QUIET)
+
+
+def test_neither_transcripts_nor_audio_reach_the_log(server, models, clip_files, results):
+    secrets = [result["text"] for result in results]
+    secrets += [f"{first} {second}" for text in secrets for first, second in itertools.pairwise(text.split())]
+    secrets += ["what I say is private", str(MARKER)[:6]]
+    signal = np.full((1, 16_000), MARKER, np.float32)
+    not_audio = np.frombuffer(b"what I say is private " * 9, np.uint8)[None]
+    with talkative(models.client):
+        for file in clip_files.values():
+            models.infer(MODEL, AUDIO=file)
+        models.infer(f"{MODEL}_pcm", SIGNAL=signal, SIGNAL_LENGTH=np.array([[16_000]], np.int32))
+        models.infer_at_once(MODEL, [{"AUDIO": not_audio}])
+        time.sleep(0.2)  # the log is read by a thread of its own
+        log = "\n".join(server.log)
+    assert f"{MODEL}_acoustic" in log  # it does speak of the requests
+    assert [secret for secret in secrets if secret in log] == []
