@@ -89,6 +89,43 @@ def batching(
         )
 
 
+@app.command()
+def accuracy(
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.")],
+    url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",
+    model: Annotated[str, typer.Option(help="Name of the model.")] = "quartznet_demo",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="JSON lines to write, one for each clip, with its transcript as pred_text."),
+    ] = None,
+) -> None:
+    """Transcribe a manifest with a running server; print WER and CER, by source where it names sources.
+
+    A clip that fails is named on the standard error, counts as one in which nothing was heard, and makes the exit
+    status 1.
+    """
+    from carnelian_perf.accuracy import CONCURRENCY, measure
+
+    _check_file("MANIFEST", manifest)
+    measured = measure(manifest, url, model)
+    for source in [*measured.sources, None]:
+        rates = measured.error_rates(source)
+        counts = f"{rates.utterances:>6} clips {rates.words:>7} words"
+        print(f"{source or 'all':<32} {counts}  WER {rates.wer:7.2%}  CER {rates.cer:7.2%}")
+    speed = measured.transcribed_s / measured.wall_s
+    print(
+        f"{measured.transcribed_s:.1f} s of audio in {measured.wall_s:.1f} s: {speed:.1f} audio seconds per second, "
+        f"{CONCURRENCY} requests at a time"
+    )
+    if out is not None:
+        measured.write(out)
+        print(f"wrote {out}")
+    for error in measured.failures:
+        logging.getLogger("carnelian_perf").error("failed: %s", error)
+    if measured.failures:
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")

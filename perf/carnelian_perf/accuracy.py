@@ -1,0 +1,137 @@
+"""Word and character error rates of a running server, over the way that a user's clips take: the SDK.
+
+In: a NeMo manifest. Out: :class:`Accuracy`, whose rates are those of `carnelian-train evaluate` if what is served is
+what was evaluated.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jiwer
+from carnelian_client import CarnelianClient, CarnelianClientError, Outcome, Transcript
+
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A line of a manifest."""
+
+    audio_filepath: Path
+    duration_s: float
+    text: str
+    source: str | None
+
+
+@dataclass(frozen=True)
+class ErrorRates:
+    """Over some utterances together, as fractions of their words and characters."""
+
+    wer: float
+    cer: float
+    utterances: int
+    words: int
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What the server made of a manifest."""
+
+    utterances: Sequence[Utterance]
+    outcomes: Sequence[Outcome]
+    wall_s: float
+
+    @property
+    def failures(self) -> list[CarnelianClientError | OSError]:
+        """Why some clips have no transcript; each error names its clip."""
+        return [outcome for outcome in self.outcomes if not isinstance(outcome, Transcript)]
+
+    @property
+    def sources(self) -> list[str]:
+        """The distinct `source` fields, in order of appearance."""
+        return list(dict.fromkeys(u.source for u in self.utterances if u.source is not None))
+
+    @property
+    def transcribed_s(self) -> float:
+        """Seconds of audio that have a transcript."""
+        pairs = zip(self.utterances, self.outcomes, strict=True)
+        return sum(utterance.duration_s for utterance, outcome in pairs if isinstance(outcome, Transcript))
+
+    def error_rates(self, source: str | None = None) -> ErrorRates:
+        """Over all utterances, or those of a source. A clip that failed counts as one in which nothing was heard."""
+        pairs = [
+            (u.text, _text(outcome))
+            for u, outcome in zip(self.utterances, self.outcomes, strict=True)
+            if source is None or u.source == source
+        ]
+        references, transcripts = map(list, zip(*pairs, strict=True))
+        return ErrorRates(
+            jiwer.wer(references, transcripts),
+            jiwer.cer(references, transcripts),
+            len(pairs),
+            sum(len(reference.split()) for reference in references),
+        )
+
+    def write(self, path: Path) -> None:
+        """Write JSON lines: `audio_filepath`, `duration`, `text`, `pred_text`, and `error` where there is one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            for u, outcome in zip(self.utterances, self.outcomes, strict=True):
+                row: dict[str, Any] = {
+                    "audio_filepath": str(u.audio_filepath),
+                    "duration": u.duration_s,
+                    "text": u.text,
+                    "pred_text": _text(outcome),
+                }
+                if not isinstance(outcome, Transcript):
+                    row["error"] = str(outcome)
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def measure(manifest: Path, url: str, model: str) -> Accuracy:
+    """Transcribe every clip of a manifest, a few at a time.
+
+    Raises:
+        ValueError: The manifest is none, or holds no words.
+        RuntimeError: There is no such model at the server, or no server.
+    """
+    utterances = read_manifest(manifest)
+    with CarnelianClient(url, model=model) as client:
+        if not client.is_ready():
+            raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
+        began = time.perf_counter()
+        outcomes = list(client.transcribe_many([u.audio_filepath for u in utterances], concurrency=CONCURRENCY))
+        return Accuracy(utterances, outcomes, time.perf_counter() - began)
+
+
+def read_manifest(path: Path) -> list[Utterance]:
+    """Read a NeMo manifest; relative audio paths are taken from its own folder.
+
+    Raises:
+        ValueError: A line lacks a field, or there are no words to compare with.
+    """
+    utterances = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            source = row.get("source")
+            audio = path.parent / row["audio_filepath"]
+            utterances.append(Utterance(audio, float(row["duration"]), str(row["text"]), source and str(source)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: a line must be a JSON object with `audio_filepath`, `duration` and `text`, "
+                f"but is not: {error!r}"
+            ) from error
+    if not any(u.text.split() for u in utterances):
+        raise ValueError(f"a manifest must hold at least one word, but {path} has none")
+    return utterances
+
+
+def _text(outcome: Outcome) -> str:
+    return outcome.text if isinstance(outcome, Transcript) else ""
