@@ -44,7 +44,7 @@ class RaggedAcoustic(nn.Module):
         config = self.network.config
         frames = shapes[:, 1].long()
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
-        starts = line_up(real, config.reach, config.stride)
+        starts = line_up(real, config.reach, config.body_stride)
         packed, valid = pack(features, frames, real, starts, config.num_mels)
         log_probs = self.network.score(packed[None], Mask(valid[None, None, None]))[0]
         unpacked = unpack(

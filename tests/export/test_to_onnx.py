@@ -1,3 +1,4 @@
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from carnelian_export.parity import run, score
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
-from carnelian_training.checkpoint import load_model
+from carnelian_training.checkpoint import build_model, load_model
 
 # Kernels add the same float32 numbers in another order.
 TOLERANCE = 1e-4
@@ -61,6 +62,18 @@ def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(session, network, clip
         np.testing.assert_allclose(batch[row, :end], expected, atol=TOLERANCE)
         np.testing.assert_allclose(run(session, [clip], [clip.shape[1]])[0][0], expected, atol=TOLERANCE)
         assert not batch[row, end:].any()
+
+
+def test_a_head_of_two_frames_keeps_clips_apart(config, clips, tmp_path):
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, head_frames=2))
+    network = build_model(config).eval()
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    batch, lengths = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), clips, FRAMES)
+    assert lengths[:, 0].tolist() == FRAMES
+    for row, clip in enumerate(clips):
+        expected, end = score(network, clip, clip.shape[1])
+        assert end == clip.shape[1]
+        np.testing.assert_allclose(batch[row, :end], expected, atol=TOLERANCE)
 
 
 def test_a_clip_that_ends_before_its_tensor_equals_the_cut_clip(session, clips):

@@ -13,14 +13,14 @@ CONFIGS = Path(__file__).parents[2] / "training" / "configs"
 TOLERANCE = 1e-4
 
 
-def tiny(**stage) -> QuartzNet:
+def tiny(head_frames: int = 1, **stage) -> QuartzNet:
     stages = (
         StageConfig(filters=16, kernel=5, stride=2, residual=False),
         StageConfig(filters=24, kernel=7, repeat=2, **stage),
         StageConfig(filters=16, kernel=5, dilation=2, residual=False),
     )
     torch.manual_seed(0)
-    return QuartzNet(QuartzNetConfig(stages=stages), 29)
+    return QuartzNet(QuartzNetConfig(stages=stages, head_frames=head_frames), 29)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def tiny(**stage) -> QuartzNet:
         ("quartznet_15x5", 18_924_381, 2),  # as NeMo builds it with 29 labels
         ("quartznet_10x5", 12_818_781, 2),  # 12.8 M in the paper, table 1
         ("quartznet_5x3", 4_639_581, 2),
-        ("quartznet_demo", 3_205_853, 4),
+        ("quartznet_demo", 3_235_578, 2),
     ],
 )
 def test_parameter_counts(name, parameters, stride):
@@ -38,13 +38,14 @@ def test_parameter_counts(name, parameters, stride):
     assert config.model.stride == stride
 
 
-def test_log_probabilities_do_not_depend_on_the_batch():
-    model = tiny().eval()
+@pytest.mark.parametrize("head_frames", [1, 2])
+def test_log_probabilities_do_not_depend_on_the_batch(head_frames):
+    model = tiny(head_frames).eval()
     lengths = torch.tensor([120, 77, 1, 48])
     features = torch.randn(4, 64, 120)
     with torch.inference_mode():
         batch, out_lengths = model(features, lengths)
-        assert out_lengths.tolist() == [60, 39, 1, 24]
+        assert out_lengths.tolist() == [60 * head_frames, 77 if head_frames == 2 else 39, 1, 24 * head_frames]
         features[1, :, 77:] = torch.nan  # whatever is in the padding
         again, _ = model(features, lengths)
         for i, length in enumerate(lengths):
@@ -118,3 +119,8 @@ def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance():
             expected, lengths = model(clip, torch.tensor([clip.shape[2]]))
             end = start // 2 + int(lengths[0])
             torch.testing.assert_close(found[:, start // 2 : end], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_head_makes_whole_numbers_of_frames():
+    with pytest.raises(ValueError, match="must divide the stages' stride, 2, but is 3"):
+        tiny(head_frames=3)

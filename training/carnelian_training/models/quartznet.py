@@ -50,18 +50,30 @@ class QuartzNetConfig:
     name: Literal["quartznet"] = "quartznet"
     stages: tuple[StageConfig, ...]
     num_mels: int = 64
+    head_frames: int = 1
+    """Output frames that the head makes of each frame of the last stage. At 40 ms a frame there are fewer frames than
+    characters in a quick "the", which CTC then cannot write; 2 gives characters 20 ms at the cost of 40."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("`stages` must name at least one stage, but is empty")
+        if self.head_frames < 1 or self.body_stride % self.head_frames:
+            raise ValueError(
+                f"`head_frames` must divide the stages' stride, {self.body_stride}, but is {self.head_frames}"
+            )
 
     @property
-    def stride(self) -> int:
-        """Feature frames per output frame."""
+    def body_stride(self) -> int:
+        """Feature frames per frame of the last stage."""
         total = 1
         for stage in self.stages:
             total *= stage.stride**stage.blocks
         return total
+
+    @property
+    def stride(self) -> int:
+        """Feature frames per output frame."""
+        return self.body_stride // self.head_frames
 
     @property
     def reach(self) -> int:
@@ -139,7 +151,7 @@ class QuartzNet(nn.Module):
                 blocks.append(Block(channels, stage))
                 channels = stage.filters
         self.blocks = nn.ModuleList(blocks)
-        self.head = MaskedConv(channels, num_labels, 1, bias=True)
+        self.head = MaskedConv(channels, num_labels * config.head_frames, 1, bias=True)
         self.apply(_initialise)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,13 +166,14 @@ class QuartzNet(nn.Module):
             ``lengths' = ceil(lengths / config.stride)``, whether or not that many frames are there.
         """
         mask = Mask.from_lengths(lengths, features.shape[2])
-        return self.score(features, mask), strided(lengths, self.config.stride)
+        log_probs = self.score(features, mask)[:, : -(-features.shape[2] // self.config.stride)]
+        return log_probs, strided(lengths, self.config.stride)
 
     def score(self, features: Tensor, mask: Mask) -> Tensor:
         """Score every label at every frame, wherever in the rows the clips lie.
 
-        A row may hold several clips if each starts at a multiple of `config.stride` and at least `config.reach` frames
-        after the one before it. No clip then touches another: the gap is zero before every convolution.
+        A row may hold several clips if each starts at a multiple of `config.body_stride` and at least `config.reach`
+        frames after the one before it. No clip then touches another: the gap is zero before every convolution.
 
         Args:
             features: [batch, num_mels, frames] float32.
@@ -173,8 +186,9 @@ class QuartzNet(nn.Module):
         x = mask.apply(features.unsqueeze(2)).to(memory_format=torch.channels_last)
         for block in self.blocks:
             x, mask = block(x, mask)
-        # [B, V, 1, T'] -> [B, T', V]
+        # [B, n V, 1, T''] -> [B, T'', n V] -> [B, n T'', V]
         logits = self.head(x).squeeze(2).transpose(1, 2)
+        logits = logits.reshape(logits.shape[0], -1, logits.shape[2] // self.config.head_frames)
         return F.log_softmax(logits.float(), dim=2)
 
 
