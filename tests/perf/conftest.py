@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import onnx
+import pytest
+from carnelian_export.to_onnx import export_padded
+from carnelian_perf.results import Measurement, Run
+from carnelian_training.checkpoint import load_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT / "model_repository"
+
+
+@pytest.fixture(scope="session")
+def padded() -> onnx.ModelProto:
+    """The demo model's network for padded batches."""
+    return export_padded(load_model(ROOT / "demo" / "quartznet_demo.pt")[1])
+
+
+def make_run(candidate: str, delay_ms: float, round_number: int, wall_s: float) -> Run:
+    return Run(
+        candidate=candidate,
+        queue_delay_ms=delay_ms,
+        round=round_number,
+        others_busy_cores=0.5,
+        wall_s=wall_s,
+        audio_s=20.0,
+        latencies_s=[0.1, 0.2, 0.3, 0.4],
+        acoustic_batches={1: 2, 2: 1},
+        feature_batches={4: 1},
+        acoustic_compute_s=0.2,
+        server_cpu_s=0.4,
+        real_frames=2000,
+        processed_frames=3000.0,
+    )
+
+
+@pytest.fixture
+def measurement() -> Measurement:
+    """Two candidates, three rounds, with two queue delays for the second."""
+    walls_s = {("buckets", 0.0): (4.0, 2.0, 1.0), ("ragged", 0.0): (2.0, 2.0, 2.0), ("ragged", 2.0): (1.0, 0.5, 1.0)}
+    return Measurement(
+        model="quartznet_demo",
+        date="2026-01-01T00:00:00+00:00",
+        command="carnelian-perf batching",
+        commit="0123456789ab",
+        machine={"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
+        versions={"python": "3.11"},
+        concurrency=4,
+        traffic={"source": "some clips", "durations_s": [1.0, 5.0, 16.0]},
+        candidates={"buckets": "(a) buckets", "ragged": "(c) ragged"},
+        mismatches=[],
+        runs=[
+            make_run(*cell, round_number, wall_s)
+            for cell, walls in reversed(walls_s.items())
+            for round_number, wall_s in enumerate(walls)
+        ],
+    )

@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from carnelian_perf.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["batching", "--colour", "red"], "--colour"),
+        (["sweep-everything"], "sweep-everything"),
+        (["batching", "--concurrency", "0"], "--concurrency"),
+        (["batching", "--model", "jasper"], "quartznet_demo"),
+        (["batching", "--repository", "nowhere"], "nowhere"),
+        (["batching", "--checkpoint", "nowhere.pt"], "--checkpoint"),
+        (["batching", "--manifest", "nowhere.jsonl"], "--manifest"),
+        (["batching", "--render", "nowhere.json"], "--render"),
+        (["batching", "--out", "table.md"], ".json"),
+    ],
+)
+def test_wrong_use_is_status_2_and_named(arguments, words):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_what_is_no_raw_file_is_status_1(tmp_path):
+    path = tmp_path / "raw.json"
+    path.write_text("{}")
+    result = run("batching", "--render", path)
+    assert result.returncode == 1
+    assert "must be a raw file" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_render_needs_no_server(measurement, tmp_path):
+    measurement.write(tmp_path / "raw.json")
+    result = run("batching", "--render", tmp_path / "raw.json")
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
+
+
+def test_help_is_light():
+    code = (
+        "import sys; from typer.testing import CliRunner; from carnelian_perf.cli import app;"
+        "result = CliRunner().invoke(app, ['batching', '--help']); assert result.exit_code == 0, result.output;"
+        "print({'torch', 'onnx', 'matplotlib', 'tritonclient'} & set(sys.modules) or 'light')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "light\n", result.stderr
