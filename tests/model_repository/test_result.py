@@ -10,7 +10,7 @@ import pytest
 
 MODEL = "quartznet_demo"
 FRAME_S = 0.0401
-"""A clip lasts whole frames of 0.04 s, of which the last may pass its end."""
+"""A clip lasts whole frames, of at most 0.04 s, of which the last may pass its end."""
 MARKER = 0.12345679  # a sample that cannot be mistaken
 QUIET = {"log_info": False, "log_verbose_level": 0}
 
