@@ -6,8 +6,6 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 MAX_BATCH_SIZE = 32
-MAX_QUEUE_SIZE = 128  # requests; a stage answers "unavailable" beyond it. An ensemble has no back-pressure of its own
-QUEUE_TIMEOUT_US = 60_000_000  # Triton heeds a request's own, shorter timeout only where a default is set
 ACOUSTIC_QUEUE_DELAY_US = 2000  # lets clips that left the feature stage together meet again
 WARMUP_FRAMES = 200
 WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
@@ -60,7 +58,7 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
             _output("FEATURE_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
-        dynamic_batching=_batching(),
+        dynamic_batching=pb.ModelDynamicBatching(),
     )
 
 
@@ -88,7 +86,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
             _output("LOG_PROB_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
-        dynamic_batching=_batching(ACOUSTIC_QUEUE_DELAY_US),
+        dynamic_batching=pb.ModelDynamicBatching(max_queue_delay_microseconds=ACOUSTIC_QUEUE_DELAY_US),
         model_warmup=[
             pb.ModelWarmup(
                 name="clip",
@@ -114,7 +112,7 @@ def build_ctc(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         output=[_output("TRANSCRIPT", pb.TYPE_STRING, 1), _output("RESULT", pb.TYPE_STRING, 1)],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
-        dynamic_batching=_batching(),
+        dynamic_batching=pb.ModelDynamicBatching(),
     )
 
 
@@ -144,16 +142,6 @@ def to_text(config: pb.ModelConfig) -> str:
     """The text of a `config.pbtxt`."""
     text: str = text_format.MessageToString(config)
     return _HEADER + text
-
-
-def _batching(queue_delay_us: int = 0) -> pb.ModelDynamicBatching:
-    policy = pb.ModelQueuePolicy(
-        timeout_action=pb.ModelQueuePolicy.REJECT,
-        default_timeout_microseconds=QUEUE_TIMEOUT_US,
-        allow_timeout_override=True,
-        max_queue_size=MAX_QUEUE_SIZE,
-    )
-    return pb.ModelDynamicBatching(max_queue_delay_microseconds=queue_delay_us, default_queue_policy=policy)
 
 
 def _input(name: str, data_type: int, *dims: int, is_ragged: bool = False) -> pb.ModelInput:
