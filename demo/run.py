@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from carnelian_client import CarnelianClient, CarnelianClientError
-from carnelian_serving.launcher import Server
+from carnelian_serving.installation import InstallationError
+from carnelian_serving.launcher import Server, ServerError
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "quartznet_demo"
@@ -24,7 +25,16 @@ STAGES = {
 
 
 def main(files: list[str]) -> int:
-    """Run the demo; the exit status is 1 if a clip could not be transcribed."""
+    """Run the demo; the exit status is 1 if the server could not start or a clip could not be transcribed."""
+    try:
+        return transcribe(files)
+    except (InstallationError, ServerError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+
+
+def transcribe(files: list[str]) -> int:
+    """Serve, transcribe and print; returns whether a clip failed."""
     references = read_references()
     clips = [Path(file) for file in files] or list(references)
     started = time.perf_counter()
@@ -50,7 +60,8 @@ def main(files: list[str]) -> int:
             print(f"  heard      {transcript.text}")
             if clip in references:
                 print(f"  reference  {references[clip]}")
-            print(f"  time       {elapsed_s * 1e3:.0f} ms ({stages}), real-time factor {elapsed_s / transcript.duration_s:.4f}\n")
+            factor = elapsed_s / transcript.duration_s
+            print(f"  time       {elapsed_s * 1e3:.0f} ms ({stages}), real-time factor {factor:.4f}\n")
     return int(failures > 0)
 
 
@@ -63,7 +74,8 @@ def read_references() -> dict[Path, str]:
 
 def stage_times(server: Server) -> dict[str, float]:
     """Seconds that each stage has computed since the server started, by Triton's own statistics."""
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/stats") as answer:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine's own address
+    with opener.open(f"http://{server.http_url}/v2/models/stats") as answer:
         statistics: list[dict[str, Any]] = json.load(answer)["model_stats"]
     by_model = {row["name"]: row["inference_stats"] for row in statistics}
     parts = ("compute_input", "compute_infer", "compute_output")

@@ -60,9 +60,7 @@ class ContainerServer:
             if time.monotonic() > deadline:
                 log = "\n".join(self.log[-40:])
                 self.__exit__()
-                pytest.fail(
-                    f"{self._image} must be ready in {CONTAINER_READY_TIMEOUT_S} s; its log ends:\n{log}"
-                )
+                pytest.fail(f"{self._image} must be ready in {CONTAINER_READY_TIMEOUT_S} s; its log ends:\n{log}")
             time.sleep(1)
         return self
 

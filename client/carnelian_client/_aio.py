@@ -131,9 +131,7 @@ class AsyncCarnelianClient:
             source_error: Exception | None = None
             try:
                 while True:
-                    while (
-                        source is not None and len(pending) < window and not (pending and pending[0].done())
-                    ):
+                    while source is not None and len(pending) < window and not (pending and pending[0].done()):
                         try:
                             pending.append(asyncio.create_task(transcribe(await anext(source))))
                         except StopAsyncIteration:
@@ -159,9 +157,7 @@ class AsyncCarnelianClient:
         """Say whether a model can be called now; see `CarnelianClient.is_ready`."""
         transport = self._transport()
         try:
-            return await transport.is_model_ready(
-                model or self._settings.model, self._settings.deadline(timeout_s)
-            )
+            return await transport.is_model_ready(model or self._settings.model, self._settings.deadline(timeout_s))
         except TransportError:
             return False
 

@@ -25,18 +25,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command(epilog=f"An API key is read from the environment variable {API_KEY_VARIABLE}.")
 def transcribe(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")],
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for one file.")] = DEFAULT_TIMEOUT_S,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = DEFAULT_CONCURRENCY,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
-    ca: Annotated[
-        Path | None, typer.Option(help="Encrypt, trusting the authorities in this PEM file.")
-    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="Encrypt, trusting the authorities in this PEM file.")] = None,
     cert: Annotated[Path | None, typer.Option(help="PEM file of this client's certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
 ) -> None:

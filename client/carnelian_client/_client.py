@@ -174,9 +174,7 @@ class CarnelianClient:
             source_error: Exception | None = None
             try:
                 while True:
-                    while (
-                        source is not None and len(pending) < window and not (pending and pending[0].done())
-                    ):
+                    while source is not None and len(pending) < window and not (pending and pending[0].done()):
                         try:
                             pending.append(pool.submit(transcribe, next(source)))
                         except StopIteration:
@@ -197,9 +195,7 @@ class CarnelianClient:
         """Say whether a model can be called now: False also if the server cannot be reached."""
         self._check_open()
         try:
-            return self._transport.is_model_ready(
-                model or self._settings.model, self._settings.deadline(timeout_s)
-            )
+            return self._transport.is_model_ready(model or self._settings.model, self._settings.deadline(timeout_s))
         except TransportError:
             return False
 

@@ -157,9 +157,7 @@ _WORDINGS = (
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
     _wording("too long", InvalidAudio),
-    _wording(
-        "error decoding|malformed|chunk marker|flac decoder", InvalidAudio, "the file is damaged or cut short"
-    ),
+    _wording("error decoding|malformed|chunk marker|flac decoder", InvalidAudio, "the file is damaged or cut short"),
     # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.
     _wording(
         "encoded data|(unsupported|unimplemented|unknown) .*format|format not recogni[sz]ed",
@@ -167,9 +165,7 @@ _WORDINGS = (
         CONVERT_ADVICE,
     ),
     _wording("socket closed|http1", ConnectError, "8001 is Triton's usual gRPC port; 8000 speaks HTTP"),
-    _wording(
-        "tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"
-    ),
+    _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
     _wording("resolv", ConnectError, "check the host name in `url`"),
     _wording("failed to connect", ConnectError, "check `url` and that the server runs"),
 )

@@ -33,9 +33,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.num_attempts < 1:
-            raise ValueError(
-                f"`num_attempts` must be at least 1, but is {self.num_attempts}; 1 never retries."
-            )
+            raise ValueError(f"`num_attempts` must be at least 1, but is {self.num_attempts}; 1 never retries.")
         if not 0 < self.first_wait_s <= self.longest_wait_s:
             raise ValueError(
                 "`first_wait_s` must be above 0 and at most `longest_wait_s`, but they are "
@@ -73,8 +71,7 @@ def retry_arguments(policy: RetryPolicy, deadline: Deadline) -> RetryArguments:
     import tenacity
 
     return {
-        "stop": tenacity.stop_after_attempt(policy.num_attempts)
-        | tenacity.stop_before_delay(deadline.left_s),
+        "stop": tenacity.stop_after_attempt(policy.num_attempts) | tenacity.stop_before_delay(deadline.left_s),
         "wait": tenacity.wait_random_exponential(multiplier=policy.first_wait_s, max=policy.longest_wait_s),
         "retry": tenacity.retry_if_exception(lambda e: isinstance(e, CarnelianClientError) and e.retryable),
         "before_sleep": _log_retry,

@@ -54,17 +54,13 @@ class Settings:
         headers = {name.lower(): value for name, value in (self.headers or {}).items()}
         if self.api_key is not None:
             if "authorization" in headers:
-                raise ValueError(
-                    "`api_key` is sent as the header authorization, which `headers` has; choose one."
-                )
+                raise ValueError("`api_key` is sent as the header authorization, which `headers` has; choose one.")
             headers["authorization"] = f"Bearer {self.api_key}"
         return tuple(headers.items())
 
     def request(self, audio: Audio, model: str | None, request_id: str | None) -> Request:
         """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
-        return Request(
-            encode_audio(audio), describe_audio(audio), model or self.model, request_id or uuid.uuid4().hex
-        )
+        return Request(encode_audio(audio), describe_audio(audio), model or self.model, request_id or uuid.uuid4().hex)
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Start the clock of one call."""

@@ -7,6 +7,7 @@ build each request, errors that keep the status as text, and a destructor that c
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 5000),
     ("grpc.max_receive_message_length", -1),
 )
+# gRPC would ask the proxy of the environment for this machine's own address, too.
+_OWN_ADDRESS = re.compile(r"(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE)
 
 
 class Transport:
@@ -40,9 +43,9 @@ class Transport:
     def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
         self._metadata = metadata
         if tls is None:
-            self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
+            self._channel = grpc.insecure_channel(url, options=_options(url))
         else:
-            self._channel = grpc.secure_channel(url, _credentials(tls), options=_CHANNEL_OPTIONS)
+            self._channel = grpc.secure_channel(url, _credentials(tls), options=_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def infer(self, request: Request, deadline: Deadline) -> Transcript:
@@ -89,9 +92,9 @@ class AsyncTransport:
 
         self._metadata = metadata
         if tls is None:
-            self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(url, options=_options(url))
         else:
-            self._channel = grpc.aio.secure_channel(url, _credentials(tls), options=_CHANNEL_OPTIONS)
+            self._channel = grpc.aio.secure_channel(url, _credentials(tls), options=_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
@@ -119,9 +122,7 @@ class AsyncTransport:
         """See `Transport.close`."""
         await self._channel.close()
 
-    async def _call(
-        self, method: str, message: Any, deadline: Deadline, request: Request | None = None
-    ) -> Any:
+    async def _call(self, method: str, message: Any, deadline: Deadline, request: Request | None = None) -> Any:
         call = getattr(self._stub, method)
         try:
             return await call(message, timeout=deadline.left_s, metadata=self._metadata)
@@ -129,10 +130,13 @@ class AsyncTransport:
             raise _error(error, deadline, request) from error
 
 
+def _options(url: str) -> tuple[tuple[str, str | int], ...]:
+    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if _OWN_ADDRESS.fullmatch(url) else _CHANNEL_OPTIONS
+
+
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:
     ca, key, cert = (
-        None if path is None else Path(path).read_bytes()
-        for path in (tls.ca_path, tls.key_path, tls.cert_path)
+        None if path is None else Path(path).read_bytes() for path in (tls.ca_path, tls.key_path, tls.cert_path)
     )
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
@@ -186,6 +190,4 @@ def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) ->
         details = f"no answer within {deadline.timeout_s:g} s"
     if request is None:
         return error_from_answer(status, details)
-    return error_from_answer(
-        status, details, clip=request.clip, model=request.model, request_id=request.request_id
-    )
+    return error_from_answer(status, details, clip=request.clip, model=request.model, request_id=request.request_id)

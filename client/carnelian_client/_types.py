@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Audio: TypeAlias = Union[
-    str, "PathLike[str]", bytes, bytearray, memoryview, tuple["npt.NDArray[np.number[Any]]", int]
-]
+Audio: TypeAlias = Union[str, "PathLike[str]", bytes, bytearray, memoryview, tuple["npt.NDArray[np.number[Any]]", int]]
 """A path, the bytes of an audio file, or `(samples, rate)`: samples [samples] or [samples, channels], int16
 or floating point in [-1, 1]; rate in Hz. The server resamples and mixes down."""
 
@@ -79,9 +77,7 @@ class TLS:
     def __post_init__(self) -> None:
         if (self.cert_path is None) != (self.key_path is None):
             given, missing = ("key_path", "cert_path") if self.key_path else ("cert_path", "key_path")
-            raise ValueError(
-                f"a client certificate needs both files, but only `{given}` is given; add `{missing}`."
-            )
+            raise ValueError(f"a client certificate needs both files, but only `{given}` is given; add `{missing}`.")
 
 
 @dataclass(frozen=True)

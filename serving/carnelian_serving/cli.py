@@ -8,7 +8,7 @@ import sys
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -31,7 +31,7 @@ class LogLevel(str, Enum):
 def serve(
     repository: Annotated[Path, typer.Option(help="Folder of Triton models.")] = Path("model_repository"),
     model: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        list[str] | None,
         typer.Option(help="Load this model only, with what an ensemble is composed of. Repeatable."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1",
@@ -39,7 +39,7 @@ def serve(
     grpc_port: Annotated[int, typer.Option(help="gRPC port, the one for clients.", min=0, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=0, max=65535)] = 8002,
     threads: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(help="Threads of each ONNX Runtime and DALI instance.", min=1, show_default="the configs'"),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What of Triton's log to show.")] = LogLevel.warning,
@@ -70,7 +70,7 @@ def serve(
             status = server.wait()
     except _Stop:
         return
-    except (InstallationError, ServerError) as error:
+    except (InstallationError, ServerError, OSError) as error:
         print(f"carnelian-serve: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     print(f"carnelian-serve: tritonserver ended by itself with status {status}", file=sys.stderr)

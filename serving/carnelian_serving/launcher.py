@@ -155,7 +155,7 @@ class Server:
         try:
             installation = find_installation(self._scratch)
             if not installation.is_native:
-                check_shared_memory(shutil.disk_usage(SHARED_MEMORY).free)
+                check_shared_memory(shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0)
             self._launch(installation)
             self._wait_until_ready()
         except BaseException:
