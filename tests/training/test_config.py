@@ -50,6 +50,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop.steps", "must look like a.b=value"),
         ("name.x=1", "is a value, not a section"),
         ("labels=[ab]", "distinct single"),
+        ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
     ],
 )
 def test_wrong_overrides_say_what_is_wrong(config_file, override, message):

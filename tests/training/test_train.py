@@ -62,6 +62,20 @@ def test_evaluation_does_not_depend_on_the_batch_size(tiny_config):
     assert results[0].error_rates().clips == 6
 
 
+def test_an_empty_manifest_cannot_be_evaluated(tiny_config, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match=r"at least one clip .*empty\.jsonl"):
+        evaluate(checkpoint.build_model(tiny_config), tiny_config, tmp_path / "empty.jsonl")
+
+
+def test_a_finished_run_stays_as_it_is(tiny_config, tmp_path):
+    config = with_loop(tiny_config, evaluate_every_steps=1, log_every_steps=1)
+    train(config, tmp_path)
+    before = sorted(path.name for path in tmp_path.glob("*.pt")), losses(tmp_path)
+    train(config, tmp_path)
+    assert (sorted(path.name for path in tmp_path.glob("*.pt")), losses(tmp_path)) == before
+
+
 def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_config, tmp_path):
     train(tiny_config, tmp_path)
     checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "published.pt")

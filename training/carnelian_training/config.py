@@ -148,7 +148,10 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"override {override!r}: `{parent}` is a value, not a section")
-        node[leaf] = yaml.safe_load(value)
+        try:
+            node[leaf] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: the value cannot be read as YAML: {error}") from error
     return config_from_dict(tree, str(path))
 
 

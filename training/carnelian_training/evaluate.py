@@ -59,10 +59,16 @@ def frame_duration_s(config: Config) -> float:
 
 @torch.inference_mode()
 def evaluate(model: QuartzNet, config: Config, manifest: Path) -> Evaluation:
-    """Transcribe a manifest in batches of about equal length; the result does not depend on the batches."""
+    """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
+
+    Raises:
+        ValueError: The manifest is none, or names no clips.
+    """
     model.eval()
     device = next(model.parameters()).device
     clips = read_manifest(manifest)
+    if not clips:
+        raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     transcripts = [""] * len(clips)
     position = 0

@@ -87,6 +87,9 @@ def train(config: Config, directory: Path) -> None:
     if saved:
         state.restore(saved[-1])
         logger.info("resuming %s at step %d", saved[-1], state.step)
+    if state.step >= config.loop.steps:
+        logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
+        return
 
     progress = tqdm(total=config.loop.steps, initial=state.step, unit="step", disable=not sys.stderr.isatty())
     window = Window()
