@@ -79,6 +79,15 @@ def test_a_sentence_occurs_once_across_texts(tmp_path, prose):
         texts.read_sentences([*texts.choose_sources([prose]), replace(texts.choose_sources([prose])[0], name="again")])
 
 
+def test_files_of_one_name_are_both_read(tmp_path):
+    paths = [tmp_path / folder / "book.txt" for folder in ("a", "b")]
+    for path, text in zip(paths, ("Nobody had seen the old man.", "Somebody had met the young woman."), strict=True):
+        path.parent.mkdir()
+        path.write_text(text + "\n", encoding="utf-8")
+    found = texts.read_sentences(texts.choose_sources(list(map(str, paths))))
+    assert [sentence.labels.split()[0] for sentence in found["book"]] == ["nobody", "somebody"]
+
+
 def test_a_text_that_is_no_file_is_named():
     with pytest.raises(ValueError, match=r"'missing\.txt', which is neither"):
         texts.choose_sources(["missing.txt"])

@@ -77,7 +77,7 @@ def read_sentences(sources: Iterable[Source]) -> dict[str, list[Sentence]]:
     seen: set[str] = set()
     sentences: dict[str, list[Sentence]] = {}
     for source in sources:
-        found = sentences[source.name] = []
+        found = sentences.setdefault(source.name, [])  # two files may have one name
         for paragraph in source.read():
             for spoken in split_sentences(paragraph):
                 labels = _check(spoken)
