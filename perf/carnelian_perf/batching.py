@@ -7,7 +7,7 @@ import random
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,14 +45,18 @@ class Plan:
     queue_delays_ms: Sequence[float] = QUEUE_DELAYS_MS
 
 
-def measure(plan: Plan) -> Measurement:
+def measure(plan: Plan) -> Iterator[Measurement]:
     """Run every candidate with every queue delay, once in each round and in another order in each.
+
+    Yields:
+        After each round what was measured so far.
 
     Raises:
         ServerError: a variant could not be served.
         LoadError: a request failed.
     """
     cells = [(candidate, delay) for candidate in plan.candidates for delay in plan.queue_delays_ms]
+    commit = find_commit()  # now: a raw file that is checked in changes the tree
     runs: list[Run] = []
     transcripts: dict[int, set[str]] = {}
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
@@ -67,11 +71,15 @@ def measure(plan: Plan) -> Measurement:
                     transcripts.setdefault(answer.clip, set()).add(answer.transcript)
                 speed = len(answers) / run.wall_s
                 LOGGER.info("round %d: %s, queue delay %g ms: %.1f clips/s", round_number, candidate.name, delay, speed)
+            yield _sum_up(plan, commit, runs, transcripts)
+
+
+def _sum_up(plan: Plan, commit: str | None, runs: Sequence[Run], transcripts: Mapping[int, set[str]]) -> Measurement:
     return Measurement(
         model=plan.model,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        commit=find_commit(),
+        commit=commit,
         machine=describe_machine(),
         versions=find_versions(),
         concurrency=plan.concurrency,
@@ -80,7 +88,7 @@ def measure(plan: Plan) -> Measurement:
         mismatches=[
             f"clip {clip}: {' / '.join(sorted(found))}" for clip, found in sorted(transcripts.items()) if len(found) > 1
         ],
-        runs=runs,
+        runs=list(runs),
     )
 
 

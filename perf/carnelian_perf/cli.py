@@ -1,6 +1,8 @@
 """`carnelian-perf`: measurements, each with its raw file and what is rendered from it."""
 
 import logging
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -79,8 +81,8 @@ def batching(
         num_requests=requests,
         rounds=rounds,
     )
-    measurement = measure(plan)
-    measurement.write(out)
+    for measurement in measure(plan):
+        measurement.write(out)  # after each round, so that it is not lost if a later one fails
     _say_rendered(rendering.render(out))
     if measurement.mismatches:
         raise ValueError(
@@ -130,6 +132,7 @@ def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("carnelian_perf").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on the way out
     try:
         app()
     except ModuleNotFoundError as error:

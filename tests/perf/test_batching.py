@@ -34,7 +34,7 @@ def make_plan(repository, padded):
 def test_variants_give_equal_transcripts_and_count_their_work(make_plan):
     candidates = [candidate for candidate in CANDIDATES if candidate.name in ("buckets", "ragged")]
     clips = cut_clips(MANIFEST, 5)
-    measurement = measure(make_plan(clips, candidates))
+    (measurement,) = measure(make_plan(clips, candidates))
     assert measurement.mismatches == []
     runs = {run.candidate: run for run in measurement.runs}
     for run in runs.values():
@@ -50,4 +50,4 @@ def test_variants_give_equal_transcripts_and_count_their_work(make_plan):
 def test_clip_that_fails_ends_the_measurement_and_is_named(make_plan):
     broken = Clip(b"no audio", 1.0, 101)
     with pytest.raises(LoadError, match=r"clip 0 \(1.0 s\)"):
-        measure(make_plan([broken], CANDIDATES[-1:]))
+        list(measure(make_plan([broken], CANDIDATES[-1:])))
