@@ -73,7 +73,7 @@ def test_an_audio_decode_that_is_there_stays_if_its_tensors_fit(tmp_path, config
     folder = tmp_path / "r" / "audio_decode"
     folder.mkdir(parents=True)
     source = (repository.SOURCES / "audio_decode" / "config.pbtxt").read_text()
-    (folder / "config.pbtxt").write_text(source.replace("count: 2", "count: 8"))
+    (folder / "config.pbtxt").write_text(source.replace("count: 4", "count: 8"))
     write_model(tmp_path / "r", "tiny", config, network)
     assert read_config(folder / "config.pbtxt").instance_group[0].count == 8
     (folder / "config.pbtxt").write_text(source.replace("SIGNAL_LENGTH", "SAMPLES"))
