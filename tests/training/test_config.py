@@ -50,6 +50,10 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop.steps", "must look like a.b=value"),
         ("name.x=1", "is a value, not a section"),
         ("labels=[ab]", "distinct single"),
+        ("model.num_mels=80", r"model\.num_mels"),
+        ("data.batch_s=0", "`batch_s` and `num_threads` must be positive"),
+        ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
+        ("loop.keep_last=0", "`keep_last` must be at least 1"),
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
     ],
 )

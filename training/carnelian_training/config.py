@@ -42,6 +42,12 @@ class DataConfig:
     num_threads: int = 2
     """DALI threads that decode audio and compute features."""
 
+    def __post_init__(self) -> None:
+        if self.batch_s <= 0 or self.num_threads < 1:
+            raise ValueError(
+                f"`batch_s` and `num_threads` must be positive, but are {self.batch_s} and {self.num_threads}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
@@ -100,6 +106,11 @@ class LoopConfig:
     evaluate_every_steps: int = 1000
     """Also writes a checkpoint."""
     keep_last: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "log_every_steps", "evaluate_every_steps", "keep_last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)

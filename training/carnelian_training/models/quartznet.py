@@ -49,7 +49,8 @@ class QuartzNetConfig:
 
     name: Literal["quartznet"] = "quartznet"
     stages: tuple[StageConfig, ...]
-    num_mels: int = 64
+    num_mels: Literal[64] = 64
+    """What `features.py` makes; stored with the model."""
     head_frames: int = 1
     """Output frames that the head makes of each frame of the last stage. At 40 ms a frame there are fewer frames than
     characters in a quick "the", which CTC then cannot write; 2 gives characters 20 ms at the cost of 40."""
@@ -145,7 +146,8 @@ class QuartzNet(nn.Module):
     def __init__(self, config: QuartzNetConfig, num_labels: int) -> None:
         super().__init__()
         self.config = config
-        blocks, channels = [], config.num_mels
+        blocks = []
+        channels: int = config.num_mels
         for stage in config.stages:
             for _ in range(stage.blocks):
                 blocks.append(Block(channels, stage))
