@@ -168,7 +168,9 @@ class QuartzNet(nn.Module):
             ``lengths' = ceil(lengths / config.stride)``, whether or not that many frames are there.
         """
         mask = Mask.from_lengths(lengths, features.shape[2])
-        log_probs = self.score(features, mask)[:, : -(-features.shape[2] // self.config.stride)]
+        # Not -(-a // b): ONNX rounds the quotients of negative integers up.
+        log_prob_frames = (features.shape[2] + self.config.stride - 1) // self.config.stride
+        log_probs = self.score(features, mask)[:, :log_prob_frames]
         return log_probs, strided(lengths, self.config.stride)
 
     def score(self, features: Tensor, mask: Mask) -> Tensor:
