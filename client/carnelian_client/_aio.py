@@ -113,7 +113,7 @@ class AsyncCarnelianClient:
         The iterable may be asynchronous. Ending the loop early cancels what is in flight: at once if
         `contextlib.aclosing` closes the iterator, else when it is collected.
         """
-        window = window_size(concurrency)
+        window = window_size(clips, concurrency)
         free = asyncio.Semaphore(concurrency)
 
         async def transcribe(audio: Audio) -> Outcome:

@@ -156,7 +156,7 @@ class CarnelianClient:
             TypeError: an item is no clip at all.
             Exception: what the iterable itself raises, after the outcomes of the clips before.
         """
-        window = window_size(concurrency)
+        window = window_size(clips, concurrency)
         self._check_open()
 
         def transcribe(audio: Audio) -> Outcome:

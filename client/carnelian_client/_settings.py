@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 
 from ._audio import describe_audio, encode_audio
 from ._retry import Deadline, RetryPolicy
@@ -67,8 +68,10 @@ class Settings:
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
 
 
-def window_size(concurrency: int) -> int:
-    """How many clips `transcribe_many` takes ahead: a slow one at the front leaves work for the others."""
+def window_size(clips: object, concurrency: int) -> int:
+    """How many of `clips` `transcribe_many` takes ahead: a slow one at the front leaves work for the others."""
+    if isinstance(clips, (str, PathLike, bytes, bytearray, memoryview)):
+        raise TypeError(f"`clips` must be an iterable of clips, but is one: {type(clips).__name__}; use `transcribe`.")
     if concurrency < 1:
         raise ValueError(f"`concurrency` must be at least 1, but is {concurrency}.")
     return 2 * concurrency

@@ -6,7 +6,6 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 MAX_BATCH_SIZE = 32
-ACOUSTIC_QUEUE_DELAY_US = 2000  # lets clips that left the feature stage together meet again
 WARMUP_FRAMES = 200
 WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
@@ -86,7 +85,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
             _output("LOG_PROB_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
-        dynamic_batching=pb.ModelDynamicBatching(max_queue_delay_microseconds=ACOUSTIC_QUEUE_DELAY_US),
+        dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it gathers no more than it costs, see perf/README.md
         model_warmup=[
             pb.ModelWarmup(
                 name="clip",

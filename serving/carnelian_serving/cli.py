@@ -15,6 +15,7 @@ import typer
 from carnelian_serving.installation import InstallationError
 from carnelian_serving.launcher import Server, ServerError
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -59,7 +60,7 @@ def serve(
         log_level=log_level.value,
         on_log=_print_log,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, _raise_stop)
     try:
         with server:
@@ -88,7 +89,7 @@ class _Stop(BaseException):
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
     # A second signal would interrupt the clean-up; the server is ended by force if it does not end by itself.
-    for other in (signal.SIGTERM, signal.SIGINT):
+    for other in STOP_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     raise _Stop
 

@@ -239,10 +239,18 @@ class Server:
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
 
+    def _spaceless_repository(self) -> Path:
+        """The repository, under a name that Triton can hand to its Python stubs: it splits their command at spaces."""
+        if self._scratch is None or not any(character.isspace() for character in str(self.repository)):
+            return self.repository
+        link = self._scratch / "model_repository"
+        link.symlink_to(self.repository)
+        return link
+
     def _command(self, installation: Installation) -> list[str]:
         command = [
             str(installation.binary),
-            f"--model-repository={self.repository}",
+            f"--model-repository={self._spaceless_repository()}",
             f"--http-address={self._host}",
             f"--grpc-address={self._host}",
             f"--metrics-address={self._host}",
@@ -340,7 +348,7 @@ def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
             except OSError as error:
                 raise ServerError(
                     f"`{option}` must be a free port, but {port} on {host} cannot be had: "
-                    f"{error.strerror or error}; give another (`{option} {port + 1}`), or end what has it"
+                    f"{error.strerror or error}; end what has it, or give another (`{option} 0` takes any)"
                 ) from error
             sockets.append(bound)
             chosen[option] = bound.getsockname()[1]

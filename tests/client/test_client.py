@@ -1,6 +1,7 @@
 import logging
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -330,3 +331,9 @@ def test_model_not_ready_is_waited_for_and_then_raised(client, triton, wav):
     with pytest.raises(ModelNotReady):
         client.transcribe(wav)
     assert len(triton.requests) == FAST.num_attempts
+
+
+@pytest.mark.parametrize("clips", ["clip.wav", b"RIFF", Path("clip.wav")])
+def test_one_clip_is_not_many(clips):
+    with CarnelianClient() as client, pytest.raises(TypeError, match="must be an iterable of clips, but is one"):
+        client.transcribe_many(clips)

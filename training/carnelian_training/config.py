@@ -92,7 +92,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if self.name == "adamw" and not 0 < self.betas[1] < 1:
-            raise ValueError(f"AdamW's second beta must lie between 0 and 1, for example 0.98, but is {self.betas[1]}")
+            raise ValueError(
+                "`betas` must suit AdamW, for example [0.9, 0.98] (the default is NovoGrad's), "
+                f"but are {list(self.betas)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
