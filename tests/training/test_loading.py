@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from carnelian_training.augment import spec_augment, warp_frequency
+from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
 from carnelian_training.loading import Item, group, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
+from torch.nn import functional as F
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 
@@ -22,6 +24,36 @@ def test_an_epoch_depends_on_seed_and_number_alone_and_holds_every_clip_once(tin
     assert first == again != other
     for plan in (first, other):
         assert sorted(item.clip.duration for batch in plan for item in batch) == [clip.duration for clip in many]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 64])
+def test_shares_hold_every_clip_once_and_have_equally_many_batches(tiny_config, world_size):
+    whole = plan_epoch(clips(*np.linspace(1, 9, 50)), tiny_config, 3)
+    shares = [
+        plan_epoch(clips(*np.linspace(1, 9, 50)), tiny_config, 3, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        assert sorted(item.seed for part in parts for item in part) == sorted(item.seed for item in batch)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_an_empty_share_runs_through_network_and_loss(tiny_config):
+    (empty,) = load([[]], 1)
+    assert empty.items == ()
+    log_probs, lengths = build_model(tiny_config).eval()(empty.features, empty.lengths)
+    targets, target_lengths = empty.targets(tiny_config.labels)
+    loss = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, target_lengths, reduction="sum")
+    loss.backward()
+    assert loss == 0
+
+
+def test_a_clip_is_augmented_alike_in_every_batch():
+    config, lengths = AugmentConfig(frequency_warp=0.1), torch.tensor([90, 80, 70])
+    features = torch.randn(3, 64, 90, generator=torch.Generator().manual_seed(0))
+    for augment in (lambda x, n, s: spec_augment(x, n, config, s), lambda x, n, s: warp_frequency(x, config, s)):
+        together, alone = augment(features, lengths, [7, 8, 9]), augment(features[1:2], lengths[1:2], [8])
+        torch.testing.assert_close(together[1], alone[0])
 
 
 def test_batches_keep_the_budget_of_padded_seconds():
@@ -80,7 +112,7 @@ def test_masks_stay_in_their_limits_and_follow_the_generator():
         frequency_masks=1, frequency_mask_bands=8, time_masks=1, time_mask_frames=20, time_mask_share=0.1
     )
     features, lengths = torch.ones(64, 64, 300), torch.full((64,), 300)
-    masked, again = (spec_augment(features, lengths, config, torch.Generator().manual_seed(3)) for _ in range(2))
+    masked, again = (spec_augment(features, lengths, config, range(64)) for _ in range(2))
     assert torch.equal(masked, again)
     bands = (masked == 0).all(2).sum(1)
     frames = (masked == 0).all(1).sum(1)
@@ -93,10 +125,10 @@ def test_warping_moves_a_tone_by_its_factor_in_hertz():
     mel_filters = torch.zeros(200, 64, 3)
     mel_filters[:, 40] = 1.0  # a tone in band 40, 2.8 kHz
     config = AugmentConfig(frequency_warp=0.1)
-    warped = warp_frequency(mel_filters, config, torch.Generator().manual_seed(0))
+    warped = warp_frequency(mel_filters, config, range(200))
     bands = (warped[:, :, 0] * torch.arange(64)).sum(1) / warped[:, :, 0].sum(1)
     # Above 1 kHz a band is 0.695 mel, and 27 mel are a factor of 6.4 in Hz: +-10 % are about +-2 bands.
     assert bands.min() == pytest.approx(38.0, abs=0.3)
     assert bands.max() == pytest.approx(42.2, abs=0.3)
-    unchanged = warp_frequency(mel_filters, AugmentConfig(), torch.Generator().manual_seed(0))
+    unchanged = warp_frequency(mel_filters, AugmentConfig(), range(200))
     torch.testing.assert_close(unchanged, mel_filters)

@@ -1,7 +1,13 @@
-"""Augmentation of padded batches of features: SpecAugment and vocal tract length perturbation."""
+"""Augmentation of padded batches of features: SpecAugment and vocal tract length perturbation.
+
+What is drawn for a clip comes from its own seed: it is the same in every batch and in every process.
+"""
 
 import math
+import zlib
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,36 +18,44 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 _BREAK_HZ, _BREAK_MEL, _MEL_PER_E = 1000.0, 15.0, 27 / math.log(6.4)
 
 
-def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
+def draws(seeds: Sequence[int], purpose: str, count: int) -> Tensor:
+    """Numbers uniform in [0, 1), [clips, count] float64, that depend on each clip's seed and the purpose alone."""
+    stream = zlib.crc32(purpose.encode())
+    return torch.from_numpy(np.stack([np.random.default_rng([seed, stream]).random(count) for seed in seeds]))
+
+
+def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
     """Zero random bands and stretches of time, drawn for each clip on its own (Park et al. 2019, arXiv:1904.08779).
 
     Args:
         features: [batch, mels, frames] float32.
         lengths: [batch] int64, frames.
         config: how many masks, how wide.
-        generator: on the CPU, whatever the device of `features`, so that every device sees the same masks.
+        seeds: one per row.
     """
     masked = torch.zeros(features.shape, dtype=torch.bool)
+    drawn = draws(seeds, "spec_augment", 2 * (config.frequency_masks + config.time_masks))
+    pairs = iter(torch.split(drawn, 2, dim=1))
     num_mels = torch.full_like(lengths, features.shape[1])
     widest = torch.full_like(lengths, config.frequency_mask_bands)
     for _ in range(config.frequency_masks):
-        masked |= _spans(num_mels, widest, features.shape[1], generator)[:, :, None]
+        masked |= _spans(num_mels, widest, features.shape[1], next(pairs))[:, :, None]
     widest = (lengths * config.time_mask_share).long().clamp(max=config.time_mask_frames)
     for _ in range(config.time_masks):
-        masked |= _spans(lengths, widest, features.shape[2], generator)[:, None, :]
+        masked |= _spans(lengths, widest, features.shape[2], next(pairs))[:, None, :]
     return features.masked_fill(masked.to(features.device), 0.0)
 
 
-def warp_frequency(features: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
+def warp_frequency(features: Tensor, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
     """Scale each clip's frequencies by its own factor, as another length of vocal tract would (Jaitly and Hinton 2013).
 
     Args:
         features: [batch, mels, frames] float32. Bands that would come from above the highest repeat it.
         config: the factor is uniform in 1 +- `frequency_warp`.
-        generator: on the CPU.
+        seeds: one per row.
     """
     num_mels = features.shape[1]
-    factor = 1 + config.frequency_warp * (2 * torch.rand(len(features), 1, generator=generator) - 1)
+    factor = 1 + config.frequency_warp * (2 * draws(seeds, "warp_frequency", 1).float() - 1)
     band_mel = _to_mel(torch.tensor(SAMPLE_RATE_HZ / 2)) / (num_mels + 1)
     centre_hz = _to_hz((torch.arange(num_mels) + 1) * band_mel)
     source = (_to_mel(centre_hz * factor) / band_mel - 1).clamp(0, num_mels - 1)  # [batch, mels], in bands
@@ -61,9 +75,16 @@ def _to_hz(mel: Tensor) -> Tensor:
     return torch.where(mel < _BREAK_MEL, mel * _BREAK_HZ / _BREAK_MEL, logarithmic)
 
 
-def _spans(sizes: Tensor, widest: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """One span per row, of width uniform in [0, widest] within [0, sizes): [batch, size] bool."""
-    width = (torch.rand(len(sizes), generator=generator) * (widest + 1)).long().minimum(sizes)
-    start = (torch.rand(len(sizes), generator=generator) * (sizes - width + 1)).long()
+def _spans(sizes: Tensor, widest: Tensor, size: int, drawn: Tensor) -> Tensor:
+    """One span per row, of width uniform in [0, widest] within [0, sizes): [batch, size] bool.
+
+    Args:
+        sizes: [batch] int64.
+        widest: [batch] int64.
+        size: of the axis.
+        drawn: [batch, 2], uniform in [0, 1): where in their ranges the width and the start lie.
+    """
+    width = (drawn[:, 0] * (widest + 1)).long().minimum(sizes)
+    start = (drawn[:, 1] * (sizes - width + 1)).long()
     position = torch.arange(size)
     return (position >= start[:, None]) & (position < (start + width)[:, None])

@@ -35,7 +35,7 @@ class DataConfig:
     train: tuple[ManifestConfig, ...] = ()
     dev: Path | None = None
     batch_s: float = 128.0
-    """Seconds of audio per batch, padding included."""
+    """Seconds of audio per step, padding included, over all processes together."""
     max_duration_s: float = 16.7
     """Longer training clips are left out and counted in the log."""
     min_duration_s: float = 0.2

@@ -17,7 +17,7 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
 from carnelian_training.config import Config
-from carnelian_training.features import HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel
+from carnelian_training.features import HOP_SAMPLES, NUM_MELS, SAMPLE_RATE_HZ, log_mel
 from carnelian_training.manifest import Clip
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ class Item:
 
     clip: Clip
     speed: float = 1.0
+    seed: int = 0
+    """What else is random about this clip in this epoch is drawn from here, whatever its batch and its process."""
 
     @property
     def duration_s(self) -> float:
@@ -38,7 +40,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """Clips of about equal length."""
+    """Clips of about equal length.
+
+    Without items (a process whose share of a small batch is empty) there is one row of one frame and length 0: the
+    network can run, so that every process takes part in what they compute together, and the loss, a sum, is 0.
+    """
 
     items: Sequence[Item]
     features: Tensor
@@ -46,11 +52,16 @@ class Batch:
     lengths: Tensor
     """[batch] int64, frames."""
 
+    @property
+    def seeds(self) -> list[int]:
+        """One per row of `features`."""
+        return [item.seed for item in self.items] or [0]
+
     def targets(self, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Label ids of all transcripts in one [sum of lengths] int64 tensor, and the [batch] lengths."""
         index = {label: i for i, label in enumerate(labels)}
-        ids = [[index[character] for character in item.clip.text] for item in self.items]
-        return torch.tensor([i for row in ids for i in row]), torch.tensor([len(row) for row in ids])
+        ids = [[index[character] for character in item.clip.text] for item in self.items] or [[]]
+        return torch.tensor([i for row in ids for i in row], dtype=torch.int64), torch.tensor([len(row) for row in ids])
 
 
 def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
@@ -81,19 +92,32 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
     return kept
 
 
-def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[Item]]:
-    """Draw speeds, group clips of about equal length under the budget of seconds, shuffle the groups."""
+def plan_epoch(
+    clips: Sequence[Clip], config: Config, epoch: int, *, rank: int = 0, world_size: int = 1
+) -> list[list[Item]]:
+    """Draw speeds, group clips of about equal length under the budget of seconds, shuffle the groups.
+
+    The groups, one per step of the optimiser, depend on the seed and the epoch alone. Each is dealt out to
+    `world_size` shares, of which this is number `rank`: processes, or processes times the parts of an accumulated
+    batch. All shares of an epoch have equally many batches and hold every clip once; where a group has fewer clips
+    than there are shares, some are empty.
+    """
     draw = random.Random(f"{config.loop.seed}/{epoch}")
     low, high = config.augment.speed
     items = [
-        Item(clip, draw.uniform(low, high) if draw.random() < config.augment.speed_probability else 1.0)
+        Item(
+            clip,
+            draw.uniform(low, high) if draw.random() < config.augment.speed_probability else 1.0,
+            draw.getrandbits(63),
+        )
         for clip in clips
     ]
     # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
     draw.shuffle(batches)
-    return batches
+    # Every n-th of a sorted group: the shares take about equally long.
+    return [batch[rank::world_size] for batch in batches]
 
 
 def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
@@ -115,9 +139,8 @@ def load(batches: Sequence[Sequence[Item]], num_threads: int) -> Iterator[Batch]
     Raises:
         RuntimeError: A clip cannot be decoded; the message names the clips of its batch and carries DALI's words.
     """
-    if not batches:
-        return
-    pending = iter(batches)
+    largest = max(map(len, batches), default=0)
+    pending = filter(None, batches)
 
     def read() -> tuple[list[npt.NDArray[np.uint8]], list[npt.NDArray[np.float32]]]:
         items = next(pending)
@@ -134,9 +157,12 @@ def load(batches: Sequence[Sequence[Item]], num_threads: int) -> Iterator[Batch]
         return fn.pad(features, axes=[1]), frames
 
     device_id = torch.cuda.current_device() if torch.cuda.is_available() else None
-    pipeline: Pipeline = graph(batch_size=max(map(len, batches)), num_threads=num_threads, device_id=device_id)
+    pipeline: Pipeline = graph(batch_size=max(largest, 1), num_threads=num_threads, device_id=device_id)
     pipeline.build()
     for items in batches:
+        if not items:
+            yield Batch((), torch.zeros(1, NUM_MELS, 1), torch.zeros(1, dtype=torch.int64))
+            continue
         try:
             features, frames = (output.as_cpu() for output in pipeline.run())
         except RuntimeError as error:

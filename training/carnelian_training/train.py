@@ -130,9 +130,8 @@ def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor
     """One step: the loss per character, the gradient norm and the learning rate."""
     state.model.train()
     device = next(state.model.parameters()).device
-    generator = torch.Generator().manual_seed(config.loop.seed * 1_000_003 + state.step)
-    features = warp_frequency(batch.features, config.augment, generator)
-    features = spec_augment(features, batch.lengths, config.augment, generator).to(device)
+    features = warp_frequency(batch.features, config.augment, batch.seeds)
+    features = spec_augment(features, batch.lengths, config.augment, batch.seeds).to(device)
     targets, target_lengths = batch.targets(config.labels)
     with torch.autocast(device.type, torch.bfloat16, enabled=config.loop.precision == "bf16"):
         log_probs, lengths = state.model(features, batch.lengths.to(device))
