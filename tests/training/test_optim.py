@@ -1,5 +1,8 @@
+import dataclasses
+
 import pytest
 import torch
+from carnelian_training.checkpoint import build_model
 from carnelian_training.config import OptimizerConfig
 from carnelian_training.optim import NovoGrad, build_optimizer, learning_rate
 from torch import nn
@@ -25,12 +28,13 @@ def test_novograd_follows_the_papers_algorithm():
         torch.testing.assert_close(parameter.detach(), expected)
 
 
-def test_adamw_does_not_decay_norms_and_biases():
-    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3))
-    decayed, plain = build_optimizer(
-        OptimizerConfig(name="adamw", betas=(0.9, 0.98), weight_decay=0.3), model
-    ).param_groups
-    assert [p.ndim for p in decayed["params"]] == [4]
+def test_adamw_does_not_decay_norms_and_biases(tiny_config):
+    optimizer = dataclasses.replace(tiny_config.optimizer, weight_decay=0.3)
+    config = dataclasses.replace(tiny_config, optimizer=optimizer)
+    model = build_model(config)
+    decayed, plain = build_optimizer(config, model).param_groups
+    assert {p.ndim for p in decayed["params"]} == {4}
     assert decayed["weight_decay"] == 0.3
-    assert [p.ndim for p in plain["params"]] == [1, 1, 1]
+    assert {p.ndim for p in plain["params"]} == {1}
     assert plain["weight_decay"] == 0.0
+    assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))

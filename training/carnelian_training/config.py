@@ -99,6 +99,33 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FreezeConfig:
+    """Stages that do not learn for a while. Their batch norms keep their statistics; their dropout stays on."""
+
+    stages: tuple[int, ...] | Literal["body"]
+    """Positions in `model.stages`, or all of them: everything but the head."""
+    until_step: int | None = None
+    """They learn from this step on; none: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfig:
+    """Fine-tuning: where the weights of a new run come from, and how fast each part moves away from there."""
+
+    checkpoint: Path | None = None
+    """Ours, published ones too. `model` and `labels` are its own where the YAML does not give them."""
+    freeze: tuple[FreezeConfig, ...] = ()
+    stage_lr_decay: float = 1.0
+    """The head learns at the full rate, the last stage at this factor of it, the one before at its square, ..."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stage_lr_decay <= 1:
+            raise ValueError(f"`stage_lr_decay` must be above 0 and at most 1, but is {self.stage_lr_decay}")
+        if self.freeze and self.checkpoint is None:
+            raise ValueError("`freeze` must come with a `checkpoint`, for random weights have to learn")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopConfig:
     """How long to train, how often to look."""
 
@@ -127,6 +154,7 @@ class Config:
     """One character each; the CTC blank comes after the last and is not listed."""
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    init: InitConfig = field(default_factory=InitConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
@@ -134,6 +162,11 @@ class Config:
         wrong = [label for label in self.labels if len(label) != 1]
         if wrong or len(set(self.labels)) != len(self.labels):
             raise ValueError(f"`labels` must be distinct single characters, but are {list(self.labels)}")
+        stages = range(len(self.model.stages))
+        for freeze in self.init.freeze:
+            absent = [i for i in freeze.stages if i not in stages] if freeze.stages != "body" else []
+            if absent:
+                raise ValueError(f"`init.freeze` must name stages of 0 to {stages[-1]}, but names {absent}")
 
 
 # The rule reaches nested dataclasses by propagation; a test pins that.
@@ -166,7 +199,19 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
             node[leaf] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: the value cannot be read as YAML: {error}") from error
+    _inherit(tree)
     return config_from_dict(tree, str(path))
+
+
+def _inherit(tree: dict[str, Any]) -> None:
+    """Complete the tree of a fine-tuning by what its checkpoint says of the network."""
+    init = tree.get("init")
+    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str):
+        from carnelian_training.checkpoint import load  # which needs this module
+
+        source = config_to_dict(load(Path(init["checkpoint"]))[0])
+        for section in ("model", "labels"):
+            tree.setdefault(section, source[section])
 
 
 def config_from_dict(tree: dict[str, Any], where: str) -> Config:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from carnelian_training.config import OptimizerConfig
+from carnelian_training import finetune
+from carnelian_training.config import Config, OptimizerConfig
 
 
 class NovoGrad(Optimizer):
@@ -19,7 +20,7 @@ class NovoGrad(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
@@ -48,17 +49,24 @@ class NovoGrad(Optimizer):
                 parameter.add_(state["momentum"], alpha=-group["lr"])
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """The configured optimiser. AdamW leaves norms and biases undecayed; NovoGrad, as published, decays all."""
-    if config.name == "novograd":
-        return NovoGrad(model.parameters(), config.lr, config.betas, config.weight_decay)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return AdamW(groups, lr=config.lr, betas=config.betas)
+def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
+    """The configured optimiser. AdamW leaves norms and biases undecayed; NovoGrad, as published, decays all.
+
+    Each group carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
+    """
+    optimizer = config.optimizer
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        decays = optimizer.name == "novograd" or parameter.ndim > 1
+        stages_below_head = len(config.model.stages) - finetune.stage_of(name, config)
+        scale = config.init.stage_lr_decay**stages_below_head
+        groups.setdefault((scale, optimizer.weight_decay if decays else 0.0), []).append(parameter)
+    # Decayed parameters first, then undecayed ones, whatever layer comes first.
+    ordered = sorted(groups.items(), key=lambda group: group[0], reverse=True)
+    parameters = [{"params": p, "weight_decay": decay, "lr_scale": scale} for (scale, decay), p in ordered]
+    if optimizer.name == "novograd":
+        return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
+    return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas)
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

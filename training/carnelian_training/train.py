@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from carnelian_training import checkpoint
+from carnelian_training import checkpoint, finetune
 from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.config import Config, config_to_dict
 from carnelian_training.evaluate import evaluate
@@ -60,7 +60,10 @@ class State:
         _, content = checkpoint.load(path)
         training = content["training"]
         self.model.load_state_dict(content["weights"])
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(training["optimizer"])
+        for group, configured in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(configured)  # the configuration may have changed; what was saved must not win over it
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
         self.best_wer = training["best_wer"]
         torch.set_rng_state(training["rng"])
@@ -82,9 +85,11 @@ def train(config: Config, directory: Path) -> None:
     torch.manual_seed(config.loop.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = checkpoint.build_model(config).to(device)
-    state = State(model, build_optimizer(config.optimizer, model))
+    state = State(model, build_optimizer(config, model))
     saved = _checkpoints(directory, config)
-    if saved:
+    if not saved:
+        finetune.start_from_checkpoint(model, config)
+    else:
         state.restore(saved[-1])
         logger.info("resuming %s at step %d", saved[-1], state.step)
     if state.step >= config.loop.steps:
@@ -129,6 +134,7 @@ def batches(clips: list[Clip], config: Config, state: State) -> Iterator[Batch]:
 def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor, float]:
     """One step: the loss per character, the gradient norm and the learning rate."""
     state.model.train()
+    finetune.freeze(state.model, config, state.step)
     device = next(state.model.parameters()).device
     features = warp_frequency(batch.features, config.augment, batch.seeds)
     features = spec_augment(features, batch.lengths, config.augment, batch.seeds).to(device)
@@ -145,7 +151,7 @@ def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor
     ) / target_lengths.sum().to(device)
     lr = learning_rate(config.optimizer, state.step, config.loop.steps)
     for group in state.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_scale"]
     state.optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     grad_norm = clip_gradients(state.model, config.optimizer.max_grad_norm)

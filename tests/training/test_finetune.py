@@ -1,0 +1,127 @@
+import dataclasses
+
+import pytest
+import torch
+from carnelian_training import checkpoint, finetune
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import (
+    ConfigError,
+    FreezeConfig,
+    InitConfig,
+    config_from_dict,
+    config_to_dict,
+    load_config,
+)
+from carnelian_training.optim import build_optimizer
+from carnelian_training.train import train
+
+
+@pytest.fixture
+def source(tiny_config, tmp_path):
+    """A checkpoint to start from, in float16 as published ones are."""
+    torch.manual_seed(7)
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    path = tmp_path / "source.pt"
+    checkpoint.save(tmp_path / "whole.pt", tiny_config, weights, results={})
+    checkpoint.publish(tmp_path / "whole.pt", path)
+    return path
+
+
+def with_init(config, source, **changes):
+    return dataclasses.replace(config, init=InitConfig(checkpoint=source, **changes))
+
+
+def started(config):
+    torch.manual_seed(1)
+    model = checkpoint.build_model(config)
+    finetune.start_from_checkpoint(model, config)
+    return model
+
+
+def rows(model, config):
+    return dict(
+        zip([*config.labels, "blank"], model.head.weight.unflatten(0, (config.model.head_frames, -1))[0], strict=True)
+    )
+
+
+def test_the_same_labels_keep_every_weight(tiny_config, source):
+    model = started(with_init(tiny_config, source))
+    _, exact = checkpoint.load_model(source)
+    for name, weights in exact.state_dict().items():
+        assert torch.equal(weights, model.state_dict()[name]), name
+
+
+def test_a_new_alphabet_keeps_the_body_and_the_rows_of_shared_labels(tiny_config, source, caplog):
+    caplog.set_level("INFO")
+    config = dataclasses.replace(with_init(tiny_config, source), labels=(*"éa b",))
+    model = started(config)
+    _, old = checkpoint.load_model(source)
+    assert torch.equal(model.blocks[1].sub_blocks[0].norm.weight, old.blocks[1].sub_blocks[0].norm.weight)
+    new_rows, old_rows = rows(model, config), rows(old, tiny_config)
+    for label in ("a", " ", "b", "blank"):
+        assert torch.equal(new_rows[label], old_rows[label]), label
+    assert not any(torch.equal(new_rows["é"], row) for row in old_rows.values())
+    assert "the blank and 3 labels" in caplog.text
+    assert "start at random: 'é'" in caplog.text
+    assert "has not: 'cdefghijklmnopqrstuvwxyz''" in caplog.text.replace('"', "'")
+
+
+def test_more_frames_of_the_head_repeat_the_old_ones(tiny_config, source):
+    config = with_init(tiny_config, source)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, head_frames=2))
+    head = started(config).head.weight.unflatten(0, (2, -1))
+    assert torch.equal(head[0], head[1])
+
+
+def test_another_body_is_refused_tensor_by_tensor(tiny_config, source):
+    tree = config_to_dict(with_init(tiny_config, source))
+    tree["model"]["stages"][1] |= {"filters": 24, "repeat": 3}
+    with pytest.raises(
+        CheckpointError, match=r"(?s)sub_blocks\.2\.norm\.bias: not there.*head\.weight: must be \[29, 24"
+    ):
+        started(config_from_dict(tree, "here"))
+
+
+def test_the_yaml_of_a_fine_tuning_needs_neither_model_nor_labels(tiny_config, source, tmp_path):
+    (tmp_path / "fine.yaml").write_text(f"name: fine\ninit: {{checkpoint: {source}}}\n")
+    config = load_config(tmp_path / "fine.yaml")
+    assert (config.model, config.labels) == (tiny_config.model, tiny_config.labels)
+    assert load_config(tmp_path / "fine.yaml", ("labels=[a, b]",)).labels == ("a", "b")
+
+
+def test_frozen_stages_stay_as_they_are_until_their_step(tiny_config, source, tmp_path):
+    freeze = (FreezeConfig(stages="body", until_step=3), FreezeConfig(stages=(0,)))
+    config = with_init(tiny_config, source, freeze=freeze)
+    train(config, tmp_path / "run")
+    first = checkpoint.load(source)[1]["weights"]
+    states = [checkpoint.load(tmp_path / "run" / f"tiny-{step:08d}.pt")[1]["weights"] for step in (3, 6)]
+    for name, weights in first.items():
+        changed = [not torch.equal(weights.to(state[name].dtype), state[name]) for state in states]
+        if name.endswith("num_batches_tracked"):
+            continue
+        stage = finetune.stage_of(name, config)  # 0 and 1, and 2 is the head
+        assert changed == [stage == 2, stage > 0], name
+
+
+def test_lower_stages_learn_more_slowly(tiny_config, source):
+    config = with_init(tiny_config, source, stage_lr_decay=0.5)
+    model = checkpoint.build_model(config)
+    scales = {
+        id(p): group["lr_scale"] for group in build_optimizer(config, model).param_groups for p in group["params"]
+    }
+    found = {finetune.stage_of(name, config): scales[id(p)] for name, p in model.named_parameters()}
+    assert found == {0: 0.25, 1: 0.5, 2: 1.0}
+    assert len(scales) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ({"checkpoint": "a.pt", "freeze": [{"stages": [2]}]}, r"stages of 0 to 1, but names \[2\]"),
+        ({"freeze": [{"stages": "body"}]}, "must come with a `checkpoint`"),
+        ({"stage_lr_decay": 0.0}, "above 0 and at most 1"),
+    ],
+)
+def test_impossible_settings_are_refused(tiny_config, init, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from_dict(config_to_dict(tiny_config) | {"init": init}, "here")

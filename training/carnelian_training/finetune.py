@@ -1,0 +1,95 @@
+"""Fine-tuning: weights from another checkpoint, a head for other labels, stages that learn later or more slowly."""
+
+import logging
+import re
+
+from torch import Tensor, nn
+
+from carnelian_training import checkpoint
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import Config
+from carnelian_training.models.masked import MaskedBatchNorm
+
+logger = logging.getLogger(__name__)
+
+
+def start_from_checkpoint(model: nn.Module, config: Config) -> None:
+    """Give a new network the weights of `config.init.checkpoint`, if there is one; the log says what was taken.
+
+    The body must be the same. In the head, a label that both alphabets have keeps its row, as does the blank, and a new
+    label gets a random one: the letters that two languages share mostly share their sounds, and a network that knows
+    when to write a blank aligns from the first step. Frames of the head (`head_frames`) are taken from the old head's
+    frame at the same time.
+
+    Raises:
+        CheckpointError: The file cannot be read, or its body is another; every tensor that does not fit is named.
+    """
+    path = config.init.checkpoint
+    if path is None:
+        return
+    source, content = checkpoint.load(path)
+    found: dict[str, Tensor] = content["weights"]
+    wanted = model.state_dict()
+    body = {name for name in wanted if not name.startswith("head.")}
+    mistakes = [f"  {name}: not there" for name in sorted(body - found.keys())]
+    mistakes += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & found.keys()):
+        # Of the head, only the width of what it reads has to fit.
+        parts = slice(None) if name in body else slice(1, None)
+        if wanted[name].shape[parts] != found[name].shape[parts]:
+            mistakes.append(f"  {name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
+    if mistakes:
+        raise CheckpointError("\n".join([f"{path} does not fit `model`, except for its head it must:", *mistakes]))
+    kept = [label for label in config.labels if label in source.labels]
+    weights = {
+        name: tensor if name in body else _head(wanted[name], tensor, config, source) for name, tensor in found.items()
+    }
+    model.load_state_dict(weights)  # which converts float16 to the model's float32
+    logger.info("starting from %s: the body, and the head's rows of the blank and %d labels", path, len(kept))
+    if kept != list(config.labels):
+        new = "".join(label for label in config.labels if label not in kept)
+        logger.info("labels whose rows start at random: %r", new)
+    if len(kept) < len(source.labels):
+        dropped = "".join(label for label in source.labels if label not in kept)
+        logger.info("labels of the checkpoint that this run has not: %r", dropped)
+
+
+def _head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Tensor:
+    """A head's weight or bias, whose first dimension is [head_frames x (labels, blank)], for other labels or frames."""
+    head = fresh.clone().view(config.model.head_frames, len(config.labels) + 1, *fresh.shape[1:])
+    old = trained.to(fresh).view(source.model.head_frames, len(source.labels) + 1, *fresh.shape[1:])
+    rows = [(i, source.labels.index(label)) for i, label in enumerate(config.labels) if label in source.labels]
+    to, of = (list(column) for column in zip(*rows, (len(config.labels), len(source.labels)), strict=True))
+    for frame in range(len(head)):
+        head[frame, to] = old[frame * len(old) // len(head), of]
+    return head.flatten(0, 1)
+
+
+def stage_of(name: str, config: Config) -> int:
+    """The position in `model.stages` of the parameter or module `name`; the head's comes after the last."""
+    match = re.match(r"blocks\.(\d+)", name)
+    if match is None:
+        return len(config.model.stages)
+    stages = [i for i, stage in enumerate(config.model.stages) for _ in range(stage.blocks)]
+    return stages[int(match[1])]
+
+
+def frozen_stages(config: Config, step: int) -> set[int]:
+    """The stages that do not learn at `step`."""
+    frozen: set[int] = set()
+    for freeze in config.init.freeze:
+        if freeze.until_step is None or step < freeze.until_step:
+            frozen.update(range(len(config.model.stages)) if freeze.stages == "body" else freeze.stages)
+    return frozen
+
+
+def freeze(model: nn.Module, config: Config, step: int) -> None:
+    """Let those parameters of a model in training mode learn that should at `step`, and no others."""
+    if not config.init.freeze:
+        return
+    frozen = frozen_stages(config, step)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(stage_of(name, config) not in frozen)
+    for name, module in model.named_modules():
+        if isinstance(module, MaskedBatchNorm) and stage_of(name, config) in frozen:
+            module.eval()
