@@ -1,4 +1,4 @@
-"""`carnelian-train`: fit a model, evaluate it, publish it, synthesise a corpus."""
+"""`carnelian-train`: fit a model, evaluate it, publish it, synthesise a corpus and its surroundings."""
 
 import logging
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.synthesis.command import synthesise
+from carnelian_training.synthesis.command import surroundings, synthesise
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.command()(synthesise)
+app.command()(surroundings)
 
 
 @app.command()

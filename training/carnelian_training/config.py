@@ -50,12 +50,41 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """Additive noise from files."""
+
+    path: Path
+    """A folder of sound files, searched with its subfolders; relative to the working directory."""
+    probability: float = 0.5
+    snr_db: tuple[float, float] = (5.0, 30.0)
+
+    def __post_init__(self) -> None:
+        _check_probability("probability", self.probability)
+        _check_range("snr_db", self.snr_db, -20.0, 100.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReverberationConfig:
+    """Convolution with the impulse responses of rooms."""
+
+    path: Path
+    """A folder of impulse responses as sound files, searched with its subfolders."""
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_probability("probability", self.probability)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """Training only. Masks as in SpecAugment (Park et al. 2019), filled with 0, the mean of normalised features."""
 
     speed: tuple[float, float] = (0.85, 1.15)
     """Range of the speed factor, by resampling: tempo, pitch and formants move together."""
     speed_probability: float = 1.0
+    reverberation: ReverberationConfig | None = None
+    noise: NoiseConfig | None = None
+    gain_db: tuple[float, float] = (0.0, 0.0)
     frequency_warp: float = 0.0
     """Vocal tract length perturbation: frequencies are scaled by a factor uniform in 1 +- this."""
     frequency_masks: int = 2
@@ -68,13 +97,11 @@ class AugmentConfig:
     """And never more than this share of the clip."""
 
     def __post_init__(self) -> None:
-        low, high = self.speed
-        if not 0.5 <= low <= high <= 2.0:
-            raise ValueError(f"`speed` must be a range within 0.5 to 2.0, but is {low} to {high}")
+        _check_range("speed", self.speed, 0.5, 2.0)
+        _check_range("gain_db", self.gain_db, -60.0, 60.0)
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
-        if not 0.0 <= self.speed_probability <= 1.0:
-            raise ValueError(f"`speed_probability` must be within 0 to 1, but is {self.speed_probability}")
+        _check_probability("speed_probability", self.speed_probability)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +194,16 @@ class Config:
             absent = [i for i in freeze.stages if i not in stages] if freeze.stages != "body" else []
             if absent:
                 raise ValueError(f"`init.freeze` must name stages of 0 to {stages[-1]}, but names {absent}")
+
+
+def _check_probability(name: str, found: float) -> None:
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"`{name}` must be within 0 to 1, but is {found}")
+
+
+def _check_range(name: str, found: tuple[float, float], lowest: float, highest: float) -> None:
+    if not lowest <= found[0] <= found[1] <= highest:
+        raise ValueError(f"`{name}` must be a range within {lowest} to {highest}, but is {found[0]} to {found[1]}")
 
 
 # The rule reaches nested dataclasses by propagation; a test pins that.

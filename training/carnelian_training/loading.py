@@ -7,7 +7,7 @@ depends on the seed and the epoch alone, so a run can stop after any batch and g
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
+from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.config import Config
 from carnelian_training.features import HOP_SAMPLES, NUM_MELS, SAMPLE_RATE_HZ, log_mel
 from carnelian_training.manifest import Clip
@@ -31,6 +32,7 @@ class Item:
     speed: float = 1.0
     seed: int = 0
     """What else is random about this clip in this epoch is drawn from here, whatever its batch and its process."""
+    disturbance: Disturbance = UNDISTURBED
 
     @property
     def duration_s(self) -> float:
@@ -95,15 +97,19 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
 def plan_epoch(
     clips: Sequence[Clip], config: Config, epoch: int, *, rank: int = 0, world_size: int = 1
 ) -> list[list[Item]]:
-    """Draw speeds, group clips of about equal length under the budget of seconds, shuffle the groups.
+    """Draw what augments each clip, group clips of about equal length under the budget of seconds, shuffle the groups.
 
     The groups, one per step of the optimiser, depend on the seed and the epoch alone. Each is dealt out to
     `world_size` shares, of which this is number `rank`: processes, or processes times the parts of an accumulated
     batch. All shares of an epoch have equally many batches and hold every clip once; where a group has fewer clips
     than there are shares, some are empty.
+
+    Raises:
+        ConfigError: A folder of noises or rooms holds no sound file.
     """
     draw = random.Random(f"{config.loop.seed}/{epoch}")
     low, high = config.augment.speed
+    sounds = Sounds.find(config.augment)
     items = [
         Item(
             clip,
@@ -112,6 +118,7 @@ def plan_epoch(
         )
         for clip in clips
     ]
+    items = [replace(item, disturbance=sounds.draw(config.augment, draw)) for item in items]
     # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
@@ -140,18 +147,33 @@ def load(batches: Sequence[Sequence[Item]], num_threads: int) -> Iterator[Batch]
         RuntimeError: A clip cannot be decoded; the message names the clips of its batch and carries DALI's words.
     """
     largest = max(map(len, batches), default=0)
-    pending = filter(None, batches)
+    filled = [items for items in batches if items]
+    encoded_batches, disturbed_batches = iter(filled), iter(filled)
 
     def read() -> tuple[list[npt.NDArray[np.uint8]], list[npt.NDArray[np.float32]]]:
-        items = next(pending)
+        items = next(encoded_batches)
         encoded = [np.fromfile(item.clip.audio_filepath, np.uint8) for item in items]
         return encoded, [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items]
+
+    def read_disturbances() -> tuple[list[npt.NDArray[np.float32]], ...]:
+        disturbances = [(item.disturbance, item.duration_s) for item in next(disturbed_batches)]
+        return (
+            [read_room(disturbance.room) for disturbance, _ in disturbances],
+            [read_noise(disturbance, duration_s) for disturbance, duration_s in disturbances],
+            [np.array(disturbance.snr_db, np.float32) for disturbance, _ in disturbances],
+            [np.array(disturbance.gain_db, np.float32) for disturbance, _ in disturbances],
+        )
 
     @pipeline_def
     def graph() -> tuple[DataNode, DataNode]:
         encoded, rate = fn.external_source(source=read, num_outputs=2, dtype=[types.UINT8, types.FLOAT], ndim=[1, 0])
         # Resampled to 16000 / speed and then taken for 16000: that is the change of speed.
         signal, _ = fn.decoders.audio(encoded, sample_rate=rate, dtype=types.FLOAT, downmix=True)
+        if any(item.disturbance != UNDISTURBED for items in batches for item in items):
+            disturbances = fn.external_source(
+                source=read_disturbances, num_outputs=4, dtype=types.FLOAT, ndim=[1, 1, 0, 0]
+            )
+            signal = fn.python_function(signal, *disturbances, function=disturb)
         features = log_mel(signal if device_id is None else signal.gpu())
         frames = features.shape(dtype=types.INT64)[1]
         return fn.pad(features, axes=[1]), frames

@@ -31,3 +31,19 @@ def synthesise(
         raise typer.Exit(2) from error
     length_h = sum(clip.duration for clip in clips) / 3600
     typer.echo(f"{out / 'manifest.jsonl'}: {len(clips)} clips, {length_h:.2f} hours")
+
+
+def surroundings(
+    directory: Annotated[Path, typer.Argument(help="Gets rooms/ and noise/, for `augment` in the configuration.")],
+    seed: Annotated[int, typer.Option(help="The same seed, the same sounds.")] = 1,
+    rooms: Annotated[int, typer.Option(help="How many impulse responses.")] = 200,
+    noises: Annotated[int, typer.Option(help="How many noises, half a minute each.")] = 60,
+    babble: Annotated[
+        Path | None, typer.Option(help="A manifest at 16 kHz: a third of the noises is its voices.")
+    ] = None,
+) -> None:
+    """Make up noises and rooms to train in."""
+    from carnelian_training.manifest import read_manifest
+    from carnelian_training.synthesis.surroundings import write_surroundings
+
+    write_surroundings(directory, seed, rooms, noises, read_manifest(babble) if babble else [])

@@ -1,0 +1,106 @@
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import soundfile
+from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
+from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
+from carnelian_training.loading import Item, load, plan_epoch
+from carnelian_training.manifest import Clip, read_manifest
+
+ZERO = np.float32(0)
+NO_ROOM, NO_NOISE = read_room(None), read_noise(UNDISTURBED, 1.0)
+
+
+@pytest.fixture
+def sounds(tmp_path):
+    """Two noises, one of them at 44.1 kHz in stereo, and a room whose direct sound comes late."""
+    white = np.random.default_rng(0).standard_normal((44100, 2)).astype(np.float32) * 0.1
+    (tmp_path / "noise" / "deeper").mkdir(parents=True)
+    soundfile.write(tmp_path / "noise" / "wide.wav", white, 44100)
+    soundfile.write(tmp_path / "noise" / "deeper" / "narrow.flac", white[:8000, 0], 16000)
+    room = np.zeros(4000, np.float32)
+    room[100], room[1700] = 0.8, 0.4
+    (tmp_path / "rooms").mkdir()
+    soundfile.write(tmp_path / "rooms" / "hall.wav", room, 16000)
+    return tmp_path
+
+
+def test_noise_comes_at_its_ratio_and_is_repeated_to_the_end(sounds):
+    signal = np.sin(np.arange(48000) / 5).astype(np.float32)
+    noise = read_noise(Disturbance(noise=sounds / "noise" / "wide.wav", noise_start=0.5), 1.0)
+    assert len(noise) >= 16000
+    added = disturb(signal, NO_ROOM, noise, np.float32(12), ZERO) - signal
+    assert 10 * np.log10(np.mean(signal**2) / np.mean(added**2)) == pytest.approx(12, abs=0.01)
+    assert added[-1000:].std() > 0
+
+
+def test_noise_begins_where_it_was_drawn_to(sounds):
+    path = sounds / "noise" / "deeper" / "narrow.flac"
+    whole, _ = soundfile.read(path, dtype="float32")
+    noise = read_noise(Disturbance(noise=path, noise_start=0.25), 1.0)
+    np.testing.assert_array_equal(noise[:8000], np.roll(whole, -2000))
+
+
+def test_a_room_neither_shifts_nor_lengthens(sounds):
+    signal = np.zeros(8000, np.float32)
+    signal[1000] = 1.0
+    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, ZERO, ZERO)
+    assert len(heard) == len(signal)
+    assert np.abs(heard).argmax() == 1000
+    assert heard[2600] / heard[1000] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_gain_is_in_decibels():
+    heard = disturb(np.ones(10, np.float32), NO_ROOM, NO_NOISE, ZERO, np.float32(-20))
+    np.testing.assert_allclose(heard, 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_hardly_any_signal_stays_finite(samples, sounds):
+    room = read_room(sounds / "rooms" / "hall.wav")
+    heard = disturb(np.zeros(samples, np.float32), room, np.ones(5, np.float32), ZERO, ZERO)
+    assert heard.shape == (samples,)
+    assert np.isfinite(heard).all()
+
+
+def augmented(tiny_config, sounds, noise, reverberation):
+    augment = AugmentConfig(
+        speed_probability=0.0,
+        noise=NoiseConfig(path=sounds / "noise", probability=noise, snr_db=(0.0, 10.0)),
+        reverberation=ReverberationConfig(path=sounds / "rooms", probability=reverberation),
+    )
+    return dataclasses.replace(tiny_config, augment=augment)
+
+
+def test_the_probabilities_are_those_that_happen(tiny_config, sounds):
+    config = augmented(tiny_config, sounds, 0.3, 0.6)
+    clips = [Clip(sounds, 2.0, "a")] * 4000
+    drawn = [item.disturbance for batch in plan_epoch(clips, config, 0) for item in batch]
+    assert np.mean([d.noise is not None for d in drawn]) == pytest.approx(0.3, abs=0.03)
+    assert np.mean([d.room is not None for d in drawn]) == pytest.approx(0.6, abs=0.03)
+    both = np.mean([d.noise is not None and d.room is not None for d in drawn])
+    assert both == pytest.approx(0.18, abs=0.03)
+    assert len({d.noise for d in drawn}) == 3
+
+
+def test_training_hears_the_disturbance_and_the_same_one_each_time(tiny_config, sounds):
+    clips = read_manifest(tiny_config.data.train[0].path)[:3]
+    plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 1.0), 0)
+    first, again = ([batch.features for batch in load(plan, 1)] for _ in range(2))
+    clean = [batch.features for batch in load([[Item(item.clip) for item in items] for items in plan], 1)]
+    for disturbed, same, undisturbed in zip(first, again, clean, strict=True):
+        np.testing.assert_array_equal(disturbed, same)
+        assert disturbed.shape == undisturbed.shape
+        assert (disturbed - undisturbed).abs().mean() > 0.1
+
+
+def test_a_folder_without_sounds_is_refused(tmp_path):
+    config = AugmentConfig(noise=NoiseConfig(path=tmp_path))
+    with pytest.raises(ConfigError, match="must hold sound files"):
+        Sounds.find(config)
+
+
+def test_undisturbed_unless_configured():
+    assert Sounds().draw(AugmentConfig(), random.Random(0)) == UNDISTURBED

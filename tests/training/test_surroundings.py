@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from carnelian_training.acoustics import Sounds, read_room
+from carnelian_training.cli import app
+from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
+from typer.testing import CliRunner
+
+CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+
+
+def make(directory: Path, seed: int) -> Sounds:
+    arguments = ["surroundings", str(directory), "--seed", str(seed), "--rooms", "5", "--noises", "4"]
+    assert CliRunner().invoke(app, [*arguments, "--babble", str(CLIPS)]).exit_code == 0
+    noise, rooms = NoiseConfig(path=directory / "noise"), ReverberationConfig(path=directory / "rooms")
+    return Sounds.find(AugmentConfig(noise=noise, reverberation=rooms))
+
+
+def test_the_command_makes_what_training_reads_and_the_seed_decides(tmp_path):
+    first, again, other = make(tmp_path / "1", 1), make(tmp_path / "2", 1), make(tmp_path / "3", 2)
+    assert (len(first.rooms), len(first.noises)) == (5, 4)
+    for kind in ("rooms", "noises"):
+        paths = [getattr(sounds, kind) for sounds in (first, again, other)]
+        one, same, different = ([soundfile.read(path)[0] for path in files] for files in paths)
+        assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
+        assert not any(np.array_equal(a, b) for a, b in zip(one, different, strict=True))
+        assert all(np.isfinite(sound).all() and np.abs(sound).max() > 0.4 for sound in one)
+
+
+def test_a_room_has_its_direct_sound_first_and_decays(tmp_path):
+    for path in make(tmp_path, 1).rooms:
+        response = read_room(path)
+        assert np.abs(response).argmax() == 0
+        early, late = np.array_split(response[1:] ** 2, 2)
+        assert early.sum() > 10 * late.sum()

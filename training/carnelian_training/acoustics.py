@@ -1,0 +1,128 @@
+"""What stands between a speaker and a recording: a room, noise, the level. Training only, on waveforms.
+
+In: a 16 kHz signal and a :class:`Disturbance`, drawn for one clip in one epoch. Out: the signal as it would have been
+recorded there, as long as before and not shifted, so that transcripts and lengths keep their meaning.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from carnelian_training.config import AugmentConfig, ConfigError
+from carnelian_training.features import SAMPLE_RATE_HZ
+
+Signal = npt.NDArray[np.float32]
+
+SUFFIXES = {".flac", ".ogg", ".opus", ".wav"}
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What happens to one clip."""
+
+    room: Path | None = None
+    """An impulse response."""
+    noise: Path | None = None
+    noise_start: float = 0.0
+    """Where in the noise file to begin, as a share of its length."""
+    snr_db: float = 0.0
+    """Speech to noise, over the whole clip."""
+    gain_db: float = 0.0
+
+
+UNDISTURBED = Disturbance()
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """The files that an epoch draws from."""
+
+    rooms: tuple[Path, ...] = ()
+    noises: tuple[Path, ...] = ()
+
+    @classmethod
+    def find(cls, config: AugmentConfig) -> "Sounds":
+        """List the configured folders, subfolders included, in an order that does not depend on the file system.
+
+        Raises:
+            ConfigError: A folder holds no sound file.
+        """
+        rooms = _sound_files(config.reverberation.path) if config.reverberation else ()
+        return cls(rooms, _sound_files(config.noise.path) if config.noise else ())
+
+    def draw(self, config: AugmentConfig, draw: random.Random) -> Disturbance:
+        """Draw for one clip; each kind happens with its own probability, whatever the others do."""
+        disturbance = Disturbance(gain_db=draw.uniform(*config.gain_db))
+        if config.reverberation and draw.random() < config.reverberation.probability:
+            disturbance = replace(disturbance, room=draw.choice(self.rooms))
+        if config.noise and draw.random() < config.noise.probability:
+            noise, start, snr_db = draw.choice(self.noises), draw.random(), draw.uniform(*config.noise.snr_db)
+            disturbance = replace(disturbance, noise=noise, noise_start=start, snr_db=snr_db)
+        return disturbance
+
+
+def read_sound(path: Path) -> Signal:
+    """A whole sound file, mono at 16 kHz."""
+    return _resample(*soundfile.read(path, dtype="float32", always_2d=True))
+
+
+def read_room(path: Path | None) -> Signal:
+    """The impulse response from its direct sound on, of unit energy; [1.0] for None."""
+    if path is None:
+        return np.ones(1, np.float32)
+    response = read_sound(path)
+    response = response[np.abs(response).argmax() :]
+    return np.asarray(response / np.linalg.norm(response), np.float32)
+
+
+def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
+    """At least `duration_s` of the noise from its drawn start on, from its beginning again after its end."""
+    if disturbance.noise is None:
+        return np.zeros(1, np.float32)
+    with soundfile.SoundFile(disturbance.noise) as file:
+        needed = int((duration_s + 0.1) * file.samplerate)
+        file.seek(int(disturbance.noise_start * file.frames))
+        parts = [file.read(needed, dtype="float32", always_2d=True)]
+        while (missing := needed - sum(map(len, parts))) > 0:
+            file.seek(0)
+            parts.append(file.read(missing, dtype="float32", always_2d=True))
+        return _resample(np.concatenate(parts), file.samplerate)
+
+
+def disturb(signal: Signal, room: Signal, noise: Signal, snr_db: Signal, gain_db: Signal) -> Signal:
+    """Reverberate `signal` [samples], add `noise` at `snr_db` and apply `gain_db`: [samples] float32.
+
+    Args:
+        signal: mono, 16 kHz.
+        room: [any] impulse response that starts with the direct sound.
+        noise: [any], repeated if it is shorter than the signal; silence adds nothing.
+        snr_db: 0-D.
+        gain_db: 0-D.
+    """
+    if len(room) > 1 and len(signal):
+        size = 1 << (len(signal) + len(room) - 2).bit_length()
+        spectrum = np.fft.rfft(signal, size) * np.fft.rfft(room, size)
+        signal = np.fft.irfft(spectrum, size)[: len(signal)].astype(np.float32)
+    noise = np.resize(noise, len(signal))
+    noise_rms = np.sqrt(np.mean(noise**2)) if len(noise) else 0.0
+    if noise_rms > 0:
+        signal_rms = np.sqrt(np.mean(signal**2))
+        signal = signal + noise * (signal_rms / noise_rms * 10 ** (-snr_db / 20))
+    return (signal * 10 ** (gain_db / 20)).astype(np.float32)
+
+
+def _sound_files(folder: Path) -> tuple[Path, ...]:
+    files = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES))
+    if not files:
+        raise ConfigError(f"{folder} must hold sound files ({', '.join(sorted(SUFFIXES))}), but none was found")
+    return files
+
+
+def _resample(sound: Signal, rate_hz: int) -> Signal:
+    mono = sound.mean(1)
+    return mono if rate_hz == SAMPLE_RATE_HZ else np.asarray(soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ), np.float32)

@@ -1,0 +1,83 @@
+"""Noises and rooms to train in, for those who have no recordings of any: a folder of each, the same for a seed.
+
+Noises: coloured noise whose power falls with frequency to a drawn power, swelling and sinking; mains hum with its
+harmonics; and, from a manifest, babble, several voices at once. Rooms: impulse responses after Polack's model, the
+direct sound and a tail of noise that decays exponentially, high frequencies first.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from tqdm import tqdm
+
+from carnelian_training.acoustics import read_sound
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.manifest import Clip
+
+Signal = npt.NDArray[np.float64]
+
+NOISE_S = 30
+
+
+def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voices: Sequence[Clip]) -> None:
+    """Write `rooms/*.flac` and `noise/*.flac` below `directory`; with voices, a third of the noises is babble."""
+    for folder in ("rooms", "noise"):
+        (directory / folder).mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(seed)
+    for i in tqdm(range(rooms), "rooms"):
+        _write(directory / "rooms" / f"{i:04d}.flac", room(draw))
+    for i in tqdm(range(noises), "noises"):
+        noise = babble(voices, draw) if voices and i % 3 == 0 else coloured_noise(draw)
+        _write(directory / "noise" / f"{i:04d}.flac", noise)
+
+
+def room(draw: np.random.Generator) -> Signal:
+    """An impulse response of 0.15 to 0.9 s of reverberation time (60 dB), direct to reverberant 0 to 15 dB."""
+    reverberation_s = draw.uniform(0.15, 0.9)
+    seconds = np.arange(int(reverberation_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
+    tail = np.zeros(len(seconds))
+    for low_hz, high_hz, factor in ((0, 500, 1.1), (500, 2000, 1.0), (2000, 8001, draw.uniform(0.4, 0.9))):
+        spectrum = np.fft.rfft(draw.standard_normal(len(seconds)))
+        hz = np.fft.rfftfreq(len(seconds), 1 / SAMPLE_RATE_HZ)
+        spectrum[(hz < low_hz) | (hz >= high_hz)] = 0
+        decay = 10 ** (-3 * seconds / (reverberation_s * factor))
+        tail += np.fft.irfft(spectrum, len(seconds)) * decay
+    tail[: draw.integers(16, 160)] = 0  # the first reflection comes 1 to 10 ms after the direct sound
+    tail *= 10 ** (-draw.uniform(0, 15) / 20) / np.linalg.norm(tail)
+    tail[0] = 1.0
+    return tail
+
+
+def coloured_noise(draw: np.random.Generator) -> Signal:
+    """Noise between white and brown, with hum in a third of the cases."""
+    size = NOISE_S * SAMPLE_RATE_HZ
+    hz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE_HZ)
+    spectrum = np.fft.rfft(draw.standard_normal(size)) * np.maximum(hz, 20.0) ** -draw.uniform(0, 1)
+    noise = np.fft.irfft(spectrum, size)
+    noise /= noise.std()
+    swell = np.interp(np.arange(size), np.linspace(0, size, 20), draw.uniform(-6, 6, 20))
+    noise *= 10 ** (swell / 20)
+    if draw.random() < 1 / 3:
+        mains_hz, seconds = draw.choice([50.0, 60.0]), np.arange(size) / SAMPLE_RATE_HZ
+        for harmonic in range(1, 8):
+            phase = draw.uniform(0, 2 * np.pi)
+            noise += draw.uniform(0, 1) / harmonic * np.sin(2 * np.pi * mains_hz * harmonic * seconds + phase)
+    return noise
+
+
+def babble(voices: Sequence[Clip], draw: np.random.Generator) -> Signal:
+    """Three to eight voices at once, each from one clip to the next."""
+    mixed = np.zeros(NOISE_S * SAMPLE_RATE_HZ)
+    for _ in range(draw.integers(3, 9)):
+        spoken: list[Signal] = []
+        while sum(map(len, spoken)) < len(mixed):
+            spoken.append(read_sound(voices[draw.integers(len(voices))].audio_filepath).astype(np.float64))
+        mixed += np.concatenate(spoken)[: len(mixed)]
+    return mixed
+
+
+def _write(path: Path, sound: Signal) -> None:
+    soundfile.write(path, 0.5 * sound / np.abs(sound).max(), SAMPLE_RATE_HZ)
