@@ -1,0 +1,80 @@
+"""The encoded sound of a clip, and the DALI operators that decode it.
+
+Also here: how one clip that cannot be decoded is kept from taking its batch along. DALI answers a batch with the first
+error of any of its samples, and the pipeline object is dead after it.
+"""
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from nvidia.dali import fn, math, pipeline_def, types
+from nvidia.dali.pipeline import DataNode
+
+from carnelian_training.manifest import Clip
+
+Encoded = npt.NDArray[np.uint8]
+
+
+def encoded(clip: Clip) -> Encoded:
+    """The bytes of a sound file that holds the clip and nothing else.
+
+    A clip that begins inside its file is cut out as a WAV file in memory, at the file's own rate, so that a segment of
+    a long recording costs what it lasts.
+
+    Raises:
+        OSError: The file cannot be read.
+        RuntimeError: A segment cannot be cut out; libsndfile's words.
+    """
+    if clip.offset is None:
+        return np.fromfile(clip.audio_filepath, np.uint8)
+    with soundfile.SoundFile(clip.audio_filepath) as file:
+        file.seek(round(clip.offset * file.samplerate))
+        samples = file.read(round(clip.duration * file.samplerate), dtype="float32", always_2d=True)
+        return _wav(samples, file.samplerate)
+
+
+def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="FLOAT")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+STAND_IN = _wav(np.zeros((1, 1), np.float32), 16_000)
+"""One sample of silence, in the place of a clip that cannot be decoded."""
+
+
+def decode(data: DataNode, rate_hz: Any) -> DataNode:
+    """Build the decoding: encoded bytes of any rate and channels -> [samples] float32 mono at `rate_hz`."""
+    signal, _ = fn.decoders.audio(data, sample_rate=rate_hz, dtype=types.FLOAT, downmix=True)
+    return signal
+
+
+def root_mean_square(signal: DataNode) -> DataNode:
+    """Build the measure of a signal's level; NaN or infinite if a sample is."""
+    # A sample of zeros is added: DALI's reductions refuse nothing to reduce.
+    return fn.reductions.rms(signal)
+
+
+def decoding_error(clip: Clip) -> str | None:
+    """Why a clip cannot be decoded, in the words of the file system or of DALI; None if it can."""
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph() -> DataNode:
+        return decode(fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1), 16_000.0)
+
+    try:
+        pipeline = graph()
+        pipeline.build()
+        pipeline.run()
+    except (OSError, RuntimeError) as error:
+        return error_words(error)
+    return None
+
+
+def error_words(error: Exception) -> str:
+    """What went wrong, without DALI's account of where in its graph."""
+    _, _, words = str(error).rpartition("encountered:")
+    return words.strip().partition("\n")[0].strip()
