@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import torch
-from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.network import CtcNetwork
 
 from carnelian_export.to_onnx import INPUTS, OUTPUTS
 
@@ -23,7 +23,7 @@ class ParityError(ValueError):
     """The exported graph and the network disagree; the message has the numbers."""
 
 
-def check_parity(path: Path, network: QuartzNet) -> float:
+def check_parity(path: Path, network: CtcNetwork) -> float:
     """Compare a file with the network that it was exported from, on random features.
 
     Returns:
@@ -59,7 +59,7 @@ def check_parity(path: Path, network: QuartzNet) -> float:
 
 
 @torch.inference_mode()
-def score(network: QuartzNet, clip: npt.NDArray[np.float32], length: int) -> tuple[npt.NDArray[np.float32], int]:
+def score(network: CtcNetwork, clip: npt.NDArray[np.float32], length: int) -> tuple[npt.NDArray[np.float32], int]:
     """One clip alone in PyTorch: [num_mels, frames] -> log-probabilities [frames', labels], and frames'."""
     if length == 0:
         return np.zeros((0, 1), np.float32), 0

@@ -11,7 +11,7 @@ import onnx
 from carnelian_training import ctc, features
 from carnelian_training.config import Config
 from carnelian_training.evaluate import frame_duration_s
-from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.network import CtcNetwork
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -44,7 +44,7 @@ class RepositoryError(ValueError):
     """The model must not be written into this repository under this name; the message says why."""
 
 
-def write_model(repository: Path, name: str, config: Config, network: QuartzNet) -> float:
+def write_model(repository: Path, name: str, config: Config, network: CtcNetwork) -> float:
     """Export a network and write its folders; a folder is there whole or not at all.
 
     Folders of an earlier export with this name are replaced, version 1 by version 1: an ensemble calls the
@@ -87,7 +87,7 @@ def read_config(path: Path) -> pb.ModelConfig:
     return text_format.Parse(path.read_text(), pb.ModelConfig())
 
 
-def _stage(folder: Path, name: str, config: Config, network: QuartzNet) -> None:
+def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None:
     """Write all folders of the model, audio_decode included."""
     sizes = TensorSizes(num_mels=config.model.num_mels, vocabulary=len(config.labels) + 1)
     for model, message in build_configs(name, sizes).items():

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import torch
 from carnelian_training.models.masked import Mask, MaskedConv, strided
-from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.network import CtcNetwork
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ OUTPUTS = ("LOG_PROBS", "LOG_PROB_LENGTH")
 class RaggedAcoustic(nn.Module):
     """A network with the tensors of the `<model>_acoustic` stage."""
 
-    def __init__(self, network: QuartzNet) -> None:
+    def __init__(self, network: CtcNetwork) -> None:
         super().__init__()
         self.network = network
 
@@ -95,7 +95,7 @@ def unpack(log_probs: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) 
 class PaddedAcoustic(nn.Module):
     """A network for batches that somebody else has padded: what buckets and static batches are measured with."""
 
-    def __init__(self, network: QuartzNet) -> None:
+    def __init__(self, network: CtcNetwork) -> None:
         super().__init__()
         self.network = network
 
@@ -105,7 +105,7 @@ class PaddedAcoustic(nn.Module):
         return log_probs, log_prob_lengths[:, None].int()
 
 
-def export_ragged(network: QuartzNet) -> onnx.ModelProto:
+def export_ragged(network: CtcNetwork) -> onnx.ModelProto:
     """The graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`."""
     num_mels = network.config.num_mels
     shapes = torch.tensor([[num_mels, 40], [num_mels, 64]], dtype=torch.int32)
@@ -113,7 +113,7 @@ def export_ragged(network: QuartzNet) -> onnx.ModelProto:
     return _trace(RaggedAcoustic(network), dict(zip(INPUTS, (features, shapes, shapes[:, 1:]), strict=True)))
 
 
-def export_padded(network: QuartzNet) -> onnx.ModelProto:
+def export_padded(network: CtcNetwork) -> onnx.ModelProto:
     """The same network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1]."""
     features = torch.zeros(2, network.config.num_mels, 64)
     lengths = torch.tensor([[40], [64]], dtype=torch.int32)
@@ -150,7 +150,7 @@ def _trace(module: RaggedAcoustic | PaddedAcoustic, inputs: dict[str, Tensor]) -
     return model
 
 
-def _with_plain_convolutions(network: QuartzNet) -> QuartzNet:
+def _with_plain_convolutions(network: CtcNetwork) -> CtcNetwork:
     """A copy without the detour for PyTorch: ONNX Runtime runs dilated convolutions at full speed."""
     network = copy.deepcopy(network)
     for parent in list(network.modules()):

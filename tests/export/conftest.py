@@ -4,8 +4,11 @@ import pytest
 import torch
 from carnelian_training.checkpoint import build_model, publish, save
 from carnelian_training.config import Config
+from carnelian_training.models.blocks import StageConfig
+from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 from carnelian_training.models.masked import MaskedBatchNorm
-from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig, StageConfig
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.quartznet import QuartzNetConfig
 
 
 @pytest.fixture
@@ -21,7 +24,29 @@ def config() -> Config:
 
 
 @pytest.fixture
-def network(config: Config) -> QuartzNet:
+def jasper_config() -> Config:
+    """A tiny network with every kind of layer that Jasper has."""
+    stages = (
+        JasperStageConfig(filters=16, kernel=5, stride=2, residual=False),
+        JasperStageConfig(filters=24, kernel=7, blocks=2, repeat=2),
+        JasperStageConfig(filters=20, kernel=9, repeat=2),
+        JasperStageConfig(filters=16, kernel=9, dilation=2, residual=False),
+    )
+    return Config(name="tiny", model=JasperConfig(stages=stages))
+
+
+@pytest.fixture
+def network(config: Config) -> CtcNetwork:
+    return trained(config)
+
+
+@pytest.fixture
+def jasper(jasper_config: Config) -> CtcNetwork:
+    return trained(jasper_config)
+
+
+def trained(config: Config) -> CtcNetwork:
+    """A network whose batch norms do something."""
     torch.manual_seed(0)
     network = build_model(config).eval()
     for module in network.modules():
@@ -33,7 +58,7 @@ def network(config: Config) -> QuartzNet:
 
 
 @pytest.fixture
-def checkpoint(config: Config, network: QuartzNet, tmp_path: Path) -> Path:
+def checkpoint(config: Config, network: CtcNetwork, tmp_path: Path) -> Path:
     """As published: float16 weights."""
     save(tmp_path / "full.pt", config, network.state_dict(), results={})
     publish(tmp_path / "full.pt", tmp_path / "tiny.pt")

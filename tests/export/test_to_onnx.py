@@ -64,6 +64,18 @@ def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(session, network, clip
         assert not batch[row, end:].any()
 
 
+def test_jasper_in_a_ragged_batch_equals_each_clip_alone_in_pytorch(jasper, clips, tmp_path):
+    onnx.save(export_ragged(jasper), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    batch, lengths = run(session, clips, FRAMES)
+    assert lengths.tolist() == [[1], [19], [100], [45]]
+    for row, clip in enumerate(clips):
+        expected, end = score(jasper, clip, clip.shape[1])
+        np.testing.assert_allclose(batch[row, :end], expected, atol=TOLERANCE)
+        np.testing.assert_allclose(run(session, [clip], [clip.shape[1]])[0][0], expected, atol=TOLERANCE)
+    assert Counter(node.op_type for node in optimised(tmp_path / "model.onnx").graph.node)["BatchNormalization"] == 0
+
+
 def test_a_head_of_two_frames_keeps_clips_apart(config, clips, tmp_path):
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, head_frames=2))
     network = build_model(config).eval()

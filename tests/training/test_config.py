@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 from carnelian_training.config import ConfigError, config_from_dict, config_to_dict, load_config
+from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 
 CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))
 
@@ -33,6 +34,21 @@ def test_unknown_keys_are_refused_at_every_depth(config_file, path):
         config_from_dict(tree, "here")
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{name: wavenet, stages: []}", "'quartznet', 'jasper'"),
+        ("{name: jasper, stages: [{filters: 8, kernel: 3, nonsense: 1}]}", r"model\.stages\.0\.nonsense"),
+        ("{name: quartznet, dense: true, stages: [{filters: 8, kernel: 3}]}", r"model\.dense"),
+    ],
+)
+def test_the_name_of_the_architecture_says_which_keys_there_are(config_file, model, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file, (f"model={model}",))
+    config = load_config(config_file, ("model={name: jasper, stages: [{filters: 8, kernel: 3}]}",))
+    assert config.model == JasperConfig(stages=(JasperStageConfig(filters=8, kernel=3),))
+
+
 def test_all_mistakes_are_reported_at_once(config_file):
     with pytest.raises(ConfigError, match=r"(?s)2 mistake.*data\.batch_s.*loop\.steps"):
         load_config(config_file, ("data.batch_s=many", "loop.steps=x"))
@@ -50,7 +66,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop.steps", "must look like a.b=value"),
         ("name.x=1", "is a value, not a section"),
         ("labels=[ab]", "distinct single"),
-        ("model.num_mels=80", r"model\.num_mels"),
+        ("model.num_mels=0", r"`num_mels` must be at least 1"),
         ("data.batch_s=0", "`batch_s` and `num_threads` must be positive"),
         ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),

@@ -4,8 +4,10 @@ import pytest
 import torch
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import load_config
+from carnelian_training.models.blocks import StageConfig
+from carnelian_training.models.jasper import Jasper, JasperConfig, JasperStageConfig
 from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
-from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig, StageConfig
+from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from torch.nn import functional as F
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"
@@ -23,24 +25,41 @@ def tiny(head_frames: int = 1, **stage) -> QuartzNet:
     return QuartzNet(QuartzNetConfig(stages=stages, head_frames=head_frames), 29)
 
 
+def tiny_jasper(**settings) -> Jasper:
+    stages = (
+        JasperStageConfig(filters=16, kernel=5, stride=2, residual=False),
+        JasperStageConfig(filters=24, kernel=7, blocks=2, repeat=2),
+        JasperStageConfig(filters=32, kernel=3, repeat=2),
+        JasperStageConfig(filters=16, kernel=5, dilation=2, residual=False),
+    )
+    torch.manual_seed(0)
+    return Jasper(JasperConfig(stages=stages, **settings), 29)
+
+
+MODELS = {"quartznet": tiny, "quartznet, two frames": lambda: tiny(head_frames=2), "jasper": tiny_jasper}
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "stride"),
     [
         ("quartznet_15x5", 18_924_381, 2),  # as NeMo builds it with 29 labels
         ("quartznet_10x5", 12_818_781, 2),  # 12.8 M in the paper, table 1
-        ("quartznet_5x3", 4_639_581, 2),
+        ("quartznet_5x3", 6_407_005, 2),  # 6.4 M in the paper's results for WSJ
+        ("jasper_10x5dr", 332_632_349, 2),  # as NVIDIA's "Jasper Large"
         ("quartznet_demo", 3_235_578, 2),
     ],
 )
 def test_parameter_counts(name, parameters, stride):
     config = load_config(CONFIGS / f"{name}.yaml")
-    assert sum(p.numel() for p in build_model(config).parameters()) == parameters
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(config).parameters()) == parameters
     assert config.model.stride == stride
 
 
-@pytest.mark.parametrize("head_frames", [1, 2])
-def test_log_probabilities_do_not_depend_on_the_batch(head_frames):
-    model = tiny(head_frames).eval()
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_do_not_depend_on_the_batch(name):
+    model = MODELS[name]().eval()
+    head_frames = model.config.head_frames
     lengths = torch.tensor([120, 77, 1, 48])
     features = torch.randn(4, 64, 120)
     with torch.inference_mode():
@@ -54,13 +73,14 @@ def test_log_probabilities_do_not_depend_on_the_batch(head_frames):
             torch.testing.assert_close(again[i, : out_lengths[i]], alone[0], atol=TOLERANCE, rtol=0)
 
 
-def test_training_gradients_do_not_depend_on_padding():
+@pytest.mark.parametrize("name", MODELS)
+def test_training_gradients_do_not_depend_on_padding(name):
     lengths = torch.tensor([40, 26])
     features = torch.randn(2, 64, 40)
     features[1, :, 26:] = 0
     gradients = []
     for padding in (0, 24):
-        model = tiny().train()
+        model = MODELS[name]().train()
         log_probs, out_lengths = model(F.pad(features, (0, padding)), lengths)
         loss = F.ctc_loss(
             log_probs.transpose(0, 1), torch.tensor([1, 2, 3, 4]), out_lengths, torch.tensor([2, 2]), blank=28
@@ -104,8 +124,9 @@ def test_impossible_stages_are_refused(wrong, message):
         StageConfig(**wrong)
 
 
-def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance():
-    model = tiny().eval()
+@pytest.mark.parametrize("name", ["quartznet", "jasper"])
+def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance(name):
+    model = MODELS[name]().eval()
     assert (model.config.stride, model.config.reach) == (2, 8)
     clips = [torch.randn(1, 64, frames) for frames in (31, 7, 20)]
     starts = [0, 40, 56]  # even, and at least 8 frames after the end before
@@ -124,3 +145,23 @@ def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance():
 def test_the_head_makes_whole_numbers_of_frames():
     with pytest.raises(ValueError, match="must divide the stages' stride, 2, but is 3"):
         tiny(head_frames=3)
+
+
+def test_each_dense_block_adds_the_inputs_of_all_dense_blocks_before_it():
+    assert [len(block.earlier) for block in tiny_jasper().blocks] == [0, 0, 1, 2, 0]
+    assert [len(block.earlier) for block in tiny_jasper(dense=False).blocks] == [0, 0, 0, 0, 0]
+    block = tiny_jasper().eval().blocks[2]
+    x, earlier = torch.randn(1, 24, 1, 9), torch.randn(1, 16, 1, 9)
+    mask = Mask.from_lengths(torch.tensor([9]), 9)
+    body = x
+    for i, sub_block in enumerate(block.sub_blocks):
+        body, _ = sub_block(body if i == 0 else body.relu(), mask)
+    body = body + block.projection_norm(block.projection(x), mask) + block.earlier[0](earlier, mask)
+    torch.testing.assert_close(block(x, mask, [earlier])[0], body.relu())
+
+
+def test_dense_blocks_come_in_a_row():
+    stages = [JasperStageConfig(filters=8, kernel=3, residual=is_residual) for is_residual in (True, False, True)]
+    with pytest.raises(ValueError, match="residual ones in a row"):
+        JasperConfig(stages=tuple(stages))
+    JasperConfig(stages=tuple(stages), dense=False)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from carnelian_training.config import Config, config_from_dict, config_to_dict
+from carnelian_training.models.jasper import Jasper, JasperConfig
+from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet
 
 
@@ -14,9 +16,12 @@ class CheckpointError(ValueError):
     """A file is not a checkpoint of ours, or does not fit its own configuration."""
 
 
-def build_model(config: Config) -> QuartzNet:
+def build_model(config: Config) -> CtcNetwork:
     """The network of a configuration, with random weights; the blank is its last label."""
-    return QuartzNet(config.model, len(config.labels) + 1)
+    num_labels = len(config.labels) + 1
+    if isinstance(config.model, JasperConfig):
+        return Jasper(config.model, num_labels)
+    return QuartzNet(config.model, num_labels)
 
 
 def save(
@@ -63,7 +68,7 @@ def load(path: Path) -> tuple[Config, dict[str, Any]]:
     return config_from_dict(content["config"], str(path)), content
 
 
-def load_model(path: Path) -> tuple[Config, QuartzNet]:
+def load_model(path: Path) -> tuple[Config, CtcNetwork]:
     """Read a checkpoint for inference: float32 weights, evaluation mode.
 
     Raises:

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
+from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 
 
@@ -176,7 +177,8 @@ class Config:
 
     name: str
     """Also the name of the config file, the checkpoint and the Triton model."""
-    model: QuartzNetConfig
+    model: Annotated[QuartzNetConfig | JasperConfig, Field(discriminator="name")]
+    """The architecture that `model.name` says."""
     labels: tuple[str, ...] = tuple(" abcdefghijklmnopqrstuvwxyz'")
     """One character each; the CTC blank comes after the last and is not listed."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -260,9 +262,16 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
     try:
         return _ADAPTER.validate_python(tree)
     except ValidationError as error:
-        mistakes = [(".".join(map(str, e["loc"])) or "config", e["msg"], e["input"]) for e in error.errors()]
+        mistakes = [(_path(e["loc"]), e["msg"], e["input"]) for e in error.errors()]
         lines = [f"  {path}: {message} (found {found!r})" for path, message, found in mistakes]
         raise ConfigError("\n".join([f"{where}: {len(lines)} mistake(s)", *lines])) from error
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A place in the file; pydantic also names the kind of model, which is no key."""
+    if location[:1] == ("model",):
+        location = ("model", *location[2:])
+    return ".".join(map(str, location)) or "config"
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from carnelian_training.config import Config
 from carnelian_training.features import HOP_SAMPLES, SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, load
 from carnelian_training.manifest import Clip, read_manifest
-from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.network import CtcNetwork
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def frame_duration_s(config: Config) -> float:
 
 
 @torch.inference_mode()
-def evaluate(model: QuartzNet, config: Config, manifest: Path) -> Evaluation:
+def evaluate(model: CtcNetwork, config: Config, manifest: Path) -> Evaluation:
     """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
 
     Raises:

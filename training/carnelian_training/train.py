@@ -26,7 +26,7 @@ from carnelian_training.config import Config, config_to_dict
 from carnelian_training.evaluate import evaluate
 from carnelian_training.loading import Batch, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
-from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.network import CtcNetwork
 from carnelian_training.optim import build_optimizer, clip_gradients, learning_rate
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class State:
     """Where a run is: what a checkpoint holds and resuming restores."""
 
-    model: QuartzNet
+    model: CtcNetwork
     optimizer: Optimizer
     step: int = 0
     epoch: int = 0

@@ -1,0 +1,176 @@
+"""What Jasper and QuartzNet are built of: stages of equal blocks, each of sub-blocks and a residual sum.
+
+Everything works on [batch, channels, 1, frames] with a mask, as `masked.py` says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """`blocks` equal blocks in a row, each of `repeat` sub-blocks: convolution, batch norm, ReLU, dropout."""
+
+    filters: int
+    kernel: int
+    """Odd, in frames of the stage's input."""
+    blocks: int = 1
+    repeat: int = 1
+    stride: int = 1
+    """Of the first sub-block of each block."""
+    dilation: int = 1
+    dropout: float = 0.0
+    residual: bool = True
+    separable: bool = True
+    """A depthwise convolution over time and a pointwise one over channels, in place of a full one."""
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"`kernel` must be odd, so that output frames stay centred, but is {self.kernel}")
+        for name in ("filters", "kernel", "blocks", "repeat", "stride", "dilation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        if self.residual and self.stride > 1:
+            raise ValueError(
+                f"a residual block keeps the frame rate: set `residual: false` or `stride: 1` (is {self.stride})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """Any B x R stack of blocks, stem and head included, as a list of stages. Each architecture has its own."""
+
+    stages: tuple[StageConfig, ...]
+    num_mels: int = 64
+    """As many as the features have; stored with the model."""
+    head_frames: int = 1
+    """Output frames that the head makes of each frame of the last stage. At 40 ms a frame there are fewer frames than
+    characters in a quick "the", which CTC then cannot write; 2 gives characters 20 ms at the cost of 40."""
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("`stages` must name at least one stage, but is empty")
+        if self.num_mels < 1:
+            raise ValueError(f"`num_mels` must be at least 1, but is {self.num_mels}")
+        if self.head_frames < 1 or self.body_stride % self.head_frames:
+            raise ValueError(
+                f"`head_frames` must divide the stages' stride, {self.body_stride}, but is {self.head_frames}"
+            )
+
+    @property
+    def body_stride(self) -> int:
+        """Feature frames per frame of the last stage."""
+        total = 1
+        for stage in self.stages:
+            total *= stage.stride**stage.blocks
+        return total
+
+    @property
+    def stride(self) -> int:
+        """Feature frames per output frame."""
+        return self.body_stride // self.head_frames
+
+    @property
+    def reach(self) -> int:
+        """How many feature frames the widest single convolution looks to either side."""
+        widest, rate = 0, 1
+        for stage in self.stages:
+            for i in range(stage.blocks * stage.repeat):
+                widest = max(widest, stage.kernel // 2 * stage.dilation * rate)
+                if i % stage.repeat == 0:
+                    rate *= stage.stride
+        return widest
+
+    def blocks(self) -> list[tuple[int, StageConfig]]:
+        """Every block in order: its input channels and its stage."""
+        stages = [stage for stage in self.stages for _ in range(stage.blocks)]
+        channels = [self.num_mels, *(stage.filters for stage in stages)]
+        return list(zip(channels, stages, strict=False))
+
+
+class SubBlock(nn.Module):
+    """Depthwise and pointwise (or one full) convolution, then batch norm. No activation: see :class:`Block`."""
+
+    def __init__(self, in_channels: int, stage: StageConfig, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        kernel, dilation = stage.kernel, stage.dilation
+        self.depthwise: MaskedConv | None = None
+        if stage.separable:
+            self.depthwise = MaskedConv(
+                in_channels, in_channels, kernel, stride=stride, dilation=dilation, groups=in_channels
+            )
+            self.pointwise = MaskedConv(in_channels, stage.filters, 1)
+        else:
+            self.pointwise = MaskedConv(in_channels, stage.filters, kernel, stride=stride, dilation=dilation)
+        self.norm = MaskedBatchNorm(stage.filters)
+
+    def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        """Transform `x` [batch, in_channels, 1, frames], zero in its padding."""
+        if self.depthwise is not None:
+            x = self.depthwise(x)
+        x = self.pointwise(x)
+        if self.stride > 1:
+            mask = mask.strided(self.stride)
+        return self.norm(x, mask), mask
+
+
+class Projection(nn.Module):
+    """A 1x1 convolution and batch norm, which fit an earlier block's input to a residual sum."""
+
+    def __init__(self, in_channels: int, filters: int) -> None:
+        super().__init__()
+        self.conv = MaskedConv(in_channels, filters, 1)
+        self.norm = MaskedBatchNorm(filters)
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        """Transform `x` [batch, in_channels, 1, frames], zero in its padding."""
+        projected: Tensor = self.norm(self.conv(x), mask)
+        return projected
+
+
+class Block(nn.Module):
+    """`repeat` sub-blocks and, if the stage is residual, a projection of the input added before the last ReLU.
+
+    Args:
+        in_channels: of the block's input.
+        stage: what it is made of.
+        earlier: channels of earlier blocks' inputs, which are projected and added as well (dense residual).
+    """
+
+    def __init__(self, in_channels: int, stage: StageConfig, earlier: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.dropout = stage.dropout
+        channels = [in_channels] + [stage.filters] * (stage.repeat - 1)
+        self.sub_blocks = nn.ModuleList(
+            SubBlock(size, stage, stage.stride if i == 0 else 1) for i, size in enumerate(channels)
+        )
+        self.projection = MaskedConv(in_channels, stage.filters, 1) if stage.residual else None
+        self.projection_norm = MaskedBatchNorm(stage.filters) if stage.residual else None
+        self.earlier = nn.ModuleList(Projection(size, stage.filters) for size in earlier)
+
+    def forward(self, x: Tensor, mask: Mask, earlier: Sequence[Tensor] = ()) -> tuple[Tensor, Mask]:
+        """Transform `x` [batch, in_channels, 1, frames], zero in its padding, into the same form."""
+        block_input = x
+        for i, sub_block in enumerate(self.sub_blocks):
+            if i > 0:
+                x = F.dropout(F.relu(x), self.dropout, self.training)
+            x, mask = sub_block(x, mask)
+        if self.projection is not None and self.projection_norm is not None:
+            x = x + self.projection_norm(self.projection(block_input), mask)
+        for projection, earlier_input in zip(self.earlier, earlier, strict=True):
+            x = x + projection(earlier_input, mask)
+        return F.dropout(F.relu(x), self.dropout, self.training), mask
+
+
+def initialise(module: nn.Module) -> None:
+    """Draw a convolution's weights as NVIDIA's recipes do; other modules stay as they are."""
+    if isinstance(module, MaskedConv):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,66 @@
+"""Jasper with dense residual: B blocks of R full convolutions (Li et al. 2019, https://arxiv.org/abs/1904.03288).
+
+Every residual block adds projections of its own input and of all earlier residual blocks' inputs to the output of its
+last batch norm, as the released code does.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from carnelian_training.models.blocks import Block, StackConfig, StageConfig
+from carnelian_training.models.masked import Mask
+from carnelian_training.models.network import CtcNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class JasperStageConfig(StageConfig):
+    """A stage whose convolutions are full unless it says otherwise."""
+
+    separable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JasperConfig(StackConfig):
+    """Any B x R Jasper."""
+
+    name: Literal["jasper"] = "jasper"
+    stages: tuple[JasperStageConfig, ...]
+    dense: bool = True
+    """Add the inputs of all earlier residual blocks, not only the block's own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        residual = "".join("r" if stage.residual else " " for stage in self.stages)
+        if self.dense and " " in residual.strip():
+            raise ValueError(
+                "`stages` must have their residual ones in a row if it is `dense`, but others come between"
+            )
+
+
+class Jasper(CtcNetwork):
+    """The network of a :class:`JasperConfig`. 10x5 dense residual with 29 labels has 332,632,349 parameters."""
+
+    def __init__(self, config: JasperConfig, num_labels: int) -> None:
+        blocks = nn.ModuleList()
+        earlier: list[int] = []
+        for size, stage in config.blocks():
+            is_dense = stage.residual and config.dense
+            blocks.append(Block(size, stage, earlier if is_dense else ()))
+            if is_dense:
+                earlier.append(size)
+        super().__init__(config, blocks, num_labels)
+        self.is_dense = config.dense
+
+    def encode(self, x: Tensor, mask: Mask) -> Tensor:
+        """Run the blocks, keeping the inputs that later ones add."""
+        inputs: list[Tensor] = []
+        for block in self.blocks:
+            if block.projection is None or not self.is_dense:
+                x, mask = block(x, mask)
+                continue
+            block_input = x
+            x, mask = block(x, mask, inputs)
+            inputs.append(block_input)
+        return x
