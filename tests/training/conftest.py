@@ -1,7 +1,10 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from carnelian_training.config import config_from_dict
+from carnelian_training.manifest import Clip
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 
@@ -25,3 +28,33 @@ def tiny_config():
         },
         "tiny_config",
     )
+
+
+@pytest.fixture
+def bad_clips(tmp_path):
+    """One clip for each thing that can be wrong with a file; each file is named after it."""
+    noise = np.random.default_rng(0).standard_normal(32000).astype(np.float32) * 0.1
+    clips = {}
+
+    def add(name, sound, duration, text="a clip", **extra):
+        path = tmp_path / f"{name}.wav"
+        clips[name] = Clip(path, duration, text, **extra)
+        if sound is not None:
+            soundfile.write(path, sound, 16000, subtype="FLOAT")
+
+    add("missing", None, 2.0)
+    add("text", None, 2.0)
+    clips["text"].audio_filepath.write_text("this is no sound")
+    add("truncated", None, 2.0)
+    soundfile.write(tmp_path / "truncated.flac", noise, 16000)
+    data = (tmp_path / "truncated.flac").read_bytes()
+    clips["truncated"].audio_filepath.write_bytes(data[: len(data) // 2])
+    add("empty", noise[:0], 2.0)
+    add("silent", np.zeros_like(noise), 2.0)
+    for name, value in (("nan", np.nan), ("infinite", np.inf)):
+        add(name, np.where(np.arange(32000) == 5000, np.float32(value), noise), 2.0)
+    add("longer", noise, 1.0)
+    add("endless", np.tile(noise, 10), 1.0)
+    add("dense", noise, 2.0, "as fast as nobody can speak " * 8)
+    add("segment", noise, 2.0, offset=1.0)
+    return clips

@@ -3,10 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
+from carnelian_training.defects import Limits
 from carnelian_training.loading import Item, group, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
 from torch.nn import functional as F
@@ -87,11 +89,55 @@ def test_speed_shortens_a_clip():
     assert fast.lengths.item() == pytest.approx(slow.lengths.item() / 1.25, abs=2)
 
 
-def test_an_undecodable_clip_is_named(tmp_path):
-    bad = tmp_path / "bad.wav"
-    bad.write_text("this is no sound")
-    with pytest.raises(RuntimeError, match=r"bad\.wav"):
-        list(load([[Item(Clip(bad, 1.0, "a"))]], 1))
+def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplog):
+    good = read_manifest(CLIPS)
+    mixed = [clip for pair in zip(bad_clips.values(), [*good, *good], strict=False) for clip in pair]
+    items = [Item(clip, 1.05) for clip in mixed]
+    first, alone, second = load([items, items[:1], [Item(clip) for clip in good]], 1, skip=Limits.of(tiny_config))
+    (clean,) = load([[item for item in items if item.clip in good]], 1)
+    assert first.items == clean.items
+    torch.testing.assert_close(first.features, clean.features)
+    assert torch.equal(first.lengths, clean.lengths)
+    reasons = {item.clip.audio_filepath.stem: reason for item, reason in first.skipped}
+    assert reasons.keys() == bad_clips.keys()
+    expected = {
+        "missing": "No such file",
+        "text": "Format not recognised",
+        "truncated": "Requested",
+        "empty": "no samples",
+        "silent": "silent: root mean square",
+        "nan": "no finite numbers",
+        "infinite": "no finite numbers",
+        "longer": "lasts 2.00 s, but its manifest says 1.00 s",
+        "endless": "lasts 20.00 s, but its manifest says 1.00 s",
+        "dense": "longer than CTC can align",
+        "segment": "lasts 1.00 s, but its manifest says 2.00 s",
+    }
+    for name, words in expected.items():
+        assert words in reasons[name]
+        assert f"{name}.wav: {reasons[name]}" in caplog.text
+    assert alone.items == ()
+    assert len(alone.skipped) == 1
+    assert list(second.items) == [Item(clip) for clip in good]
+
+
+def test_evaluation_refuses_bad_clips_by_name(bad_clips):
+    with pytest.raises(RuntimeError, match=r"text\.wav: "):
+        list(load([[Item(read_manifest(CLIPS)[0]), Item(bad_clips["text"])]], 1))
+    with pytest.raises(RuntimeError, match=r"nan\.wav: samples that are no finite numbers"):
+        list(load([[Item(bad_clips["nan"])]], 1))
+
+
+def test_a_segment_is_what_it_cuts_out(tmp_path):
+    sound = np.random.default_rng(0).standard_normal((88200, 2)).astype(np.float32) * 0.1
+    for format_ in ("wav", "flac"):
+        soundfile.write(tmp_path / f"long.{format_}", sound, 44100)
+        soundfile.write(tmp_path / f"cut.{format_}", sound[22050:66150], 44100)
+        segment = Clip(tmp_path / f"long.{format_}", 1.0, "a", offset=0.5)
+        cut = Clip(tmp_path / f"cut.{format_}", 1.0, "a")
+        (batch,) = load([[Item(segment), Item(cut)]], 1)
+        assert batch.lengths.tolist() == [101, 101]
+        torch.testing.assert_close(batch.features[0], batch.features[1])
 
 
 def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplog):
@@ -104,7 +150,8 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     ]
     assert trainable([good, *bad], tiny_config) == [good]
     assert "'é'" in caplog.text
-    assert "left out 2 of 5 clips: empty or too long" in caplog.text
+    for reason in ("duration", "empty transcript", "a transcript longer than CTC can align"):
+        assert f"left out 1 of 5 clips: {reason}" in caplog.text
 
 
 def test_masks_stay_in_their_limits_and_follow_the_generator():

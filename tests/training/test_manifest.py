@@ -34,7 +34,7 @@ def test_empty_lines_are_skipped(tmp_path):
 def test_what_is_written_is_read_again(tmp_path):
     clips = [
         Clip(tmp_path / "clips/ä.ogg", 1.25, "one", {"speaker": "x"}),
-        Clip(tmp_path.parent / "elsewhere.wav", 2.0, "two"),
+        Clip(tmp_path.parent / "elsewhere.wav", 2.0, "two", offset=1.5),
     ]
     path = tmp_path / "manifest.jsonl"
     write_manifest(path, clips)
@@ -75,6 +75,7 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         ),
         (json.dumps(LINE | {"duration": 0}), "`duration` must be a positive number of seconds, found 0"),
         (json.dumps(LINE | {"duration": True}), "found True"),
+        (json.dumps(LINE | {"offset": -1}), "`offset` must be a number of seconds into the file, found -1"),
         (json.dumps(LINE | {"duration": float("nan")}), "found nan"),
         (json.dumps(LINE | {"text": None}), "`text` must be the clip's transcript, a string, found None"),
     ],

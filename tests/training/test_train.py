@@ -1,12 +1,15 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
+from carnelian_training.config import ManifestConfig
 from carnelian_training.evaluate import evaluate
+from carnelian_training.manifest import read_manifest, write_manifest
 from carnelian_training.train import train
 
 
@@ -31,6 +34,24 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny_config, tmp_p
     whole, parts = (checkpoint.load(tmp_path / run / "tiny-00000006.pt")[1] for run in ("whole", "parts"))
     for name, weights in whole["weights"].items():
         assert torch.equal(weights, parts["weights"][name]), name
+
+
+def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_config, bad_clips, tmp_path):
+    good = read_manifest(tiny_config.data.dev)
+    write_manifest(tmp_path / "mixed.jsonl", [*good, *bad_clips.values()])
+    manifest = ManifestConfig(path=tmp_path / "mixed.jsonl")
+    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, train=(manifest,), batch_s=4))
+    train(config, tmp_path / "whole")
+    assert np.isfinite(losses(tmp_path / "whole")).all()
+    train(config, tmp_path / "parts")
+    (tmp_path / "parts" / "tiny-00000006.pt").unlink()
+    (tmp_path / "parts" / "metrics.jsonl").unlink()
+    train(config, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")[3:]
+    records = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert records[-2]["skipped_clips"] > 0
+    weights = checkpoint.load(tmp_path / "parts" / "tiny-00000006.pt")[1]["weights"]
+    assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
 def test_the_loss_falls(tiny_config, tmp_path):

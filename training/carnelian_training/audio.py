@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import soundfile
-from nvidia.dali import fn, math, pipeline_def, types
+from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode
 
 from carnelian_training.manifest import Clip
@@ -52,12 +52,6 @@ def decode(data: DataNode, rate_hz: Any) -> DataNode:
     return signal
 
 
-def root_mean_square(signal: DataNode) -> DataNode:
-    """Build the measure of a signal's level; NaN or infinite if a sample is."""
-    # A sample of zeros is added: DALI's reductions refuse nothing to reduce.
-    return fn.reductions.rms(signal)
-
-
 def decoding_error(clip: Clip) -> str | None:
     """Why a clip cannot be decoded, in the words of the file system or of DALI; None if it can."""
 
@@ -77,4 +71,4 @@ def decoding_error(clip: Clip) -> str | None:
 def error_words(error: Exception) -> str:
     """What went wrong, without DALI's account of where in its graph."""
     _, _, words = str(error).rpartition("encountered:")
-    return words.strip().partition("\n")[0].strip()
+    return words.strip().partition("\n")[0]

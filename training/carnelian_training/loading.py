@@ -5,9 +5,11 @@ depends on the seed and the epoch alone, so a run can stop after any batch and g
 """
 
 import logging
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +19,20 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
 from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
+from carnelian_training.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
 from carnelian_training.config import Config
-from carnelian_training.features import HOP_SAMPLES, NUM_MELS, SAMPLE_RATE_HZ, log_mel
+from carnelian_training.defects import (
+    Heard,
+    Limits,
+    alignment_defect,
+    duration_defect,
+    duration_tolerance_s,
+    planned_frames,
+    silence_defect,
+    sound_defect,
+    text_defect,
+)
+from carnelian_training.features import NUM_MELS, SAMPLE_RATE_HZ, log_mel
 from carnelian_training.manifest import Clip
 
 logger = logging.getLogger(__name__)
@@ -44,8 +58,9 @@ class Item:
 class Batch:
     """Clips of about equal length.
 
-    Without items (a process whose share of a small batch is empty) there is one row of one frame and length 0: the
-    network can run, so that every process takes part in what they compute together, and the loss, a sum, is 0.
+    Without items (a process whose share of a small batch is empty, or all bad) there is one row of one frame and
+    length 0: the network can run, so that every process takes part in what they compute together, and the loss, a sum,
+    is 0.
     """
 
     items: Sequence[Item]
@@ -53,6 +68,8 @@ class Batch:
     """[batch, mels, frames] float32, zero-padded."""
     lengths: Tensor
     """[batch] int64, frames."""
+    skipped: Sequence[tuple[Item, str]] = ()
+    """Clips of the plan that are not here, and why."""
 
     @property
     def seeds(self) -> list[int]:
@@ -66,25 +83,25 @@ class Batch:
         return torch.tensor([i for row in ids for i in row], dtype=torch.int64), torch.tensor([len(row) for row in ids])
 
 
+NO_CLIPS = Batch((), torch.zeros(1, NUM_MELS, 1), torch.zeros(1, dtype=torch.int64))
+
+
 def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
-    """The clips that can be learnt from; what is left out is counted in the log, by reason.
+    """The clips that can be learnt from, by their manifest; what is left out is counted in the log, by reason.
 
     Left out: clips outside the configured durations, characters outside the labels, and transcripts that CTC cannot
-    align even at the fastest speed (one frame per character, one more between equal neighbours).
+    align even at the fastest speed. Nothing is read but the manifest; :func:`load` sees to what the files hold.
     """
+    limits = Limits.of(config)
     left_out: dict[str, int] = {}
     kept = []
-    fastest = max(1.0, config.augment.speed[1])
-    frames_per_s = SAMPLE_RATE_HZ / HOP_SAMPLES / config.model.stride
     for clip in clips:
-        needed = len(clip.text) + sum(a == b for a, b in zip(clip.text, clip.text[1:], strict=False))
-        unknown = set(clip.text) - set(config.labels)
-        if not config.data.min_duration_s <= clip.duration <= config.data.max_duration_s:
+        if duration_defect(clip, limits):
             reason = "duration"
-        elif unknown:
-            reason = f"characters outside the labels: {''.join(sorted(unknown))!r}"
-        elif not clip.text or needed > clip.duration / fastest * frames_per_s:
-            reason = "empty or too long a transcript for its duration"
+        elif defect := text_defect(clip, limits):
+            reason = defect
+        elif alignment_defect(clip, planned_frames(clip, limits), limits):
+            reason = "a transcript longer than CTC can align"
         else:
             kept.append(clip)
             continue
@@ -140,20 +157,62 @@ def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
     return batches
 
 
-def load(batches: Sequence[Sequence[Item]], num_threads: int) -> Iterator[Batch]:
-    """Decode audio and compute features, one batch ahead of the caller.
+def load(
+    batches: Sequence[Sequence[Item]], num_threads: int, *, skip: Limits | None = None, prefetch: int = 2
+) -> Iterator[Batch]:
+    """Decode audio and compute features, ahead of the caller.
+
+    Args:
+        batches: as :func:`plan_epoch` or :func:`group` make them; each gives one :class:`Batch`.
+        num_threads: for decoding and features.
+        skip: for training: a clip that cannot be learnt from is left out of its batch, logged and listed in
+            `Batch.skipped`. None, for evaluation: such a clip is an error.
+        prefetch: batches that DALI works on before they are asked for.
 
     Raises:
-        RuntimeError: A clip cannot be decoded; the message names the clips of its batch and carries DALI's words.
+        RuntimeError: Without `skip`, a clip that cannot be decoded or is not what its manifest says; named, with why.
     """
-    largest = max(map(len, batches), default=0)
-    filled = [items for items in batches if items]
-    encoded_batches, disturbed_batches = iter(filled), iter(filled)
+    failed: dict[Clip, str] = {}
+    done = 0
+    while done < len(batches):
+        pipeline = _pipeline([items for items in batches[done:] if items], failed, num_threads, prefetch)
+        for items in batches[done:]:
+            batch = NO_CLIPS
+            if items:
+                try:
+                    outputs = pipeline.run()
+                except RuntimeError as error:
+                    # The pipeline is dead. Another one starts from this batch, without the clips that are to blame.
+                    _blame(items, failed, error)
+                    break
+                batch = _batch(items, [output.as_cpu() for output in outputs], failed, skip)
+            done += 1
+            yield batch
 
-    def read() -> tuple[list[npt.NDArray[np.uint8]], list[npt.NDArray[np.float32]]]:
+
+def _pipeline(batches: Sequence[Sequence[Item]], failed: dict[Clip, str], num_threads: int, prefetch: int) -> Pipeline:
+    """Build the graph: a batch of items -> features, their frames, samples as decoded, level as decoded, level as used.
+
+    Files that cannot be read are noted in `failed`; what is in `failed` is replaced by :data:`STAND_IN`.
+    """
+    encoded_batches, disturbed_batches = iter(batches), iter(batches)
+
+    def read_clip(clip: Clip) -> Encoded:
+        if clip not in failed:
+            try:
+                return encoded(clip)
+            except (OSError, RuntimeError) as error:
+                failed[clip] = error_words(error)
+        return STAND_IN
+
+    def read() -> tuple[list[Encoded], list[npt.NDArray[np.float32]], list[npt.NDArray[np.int32]]]:
         items = next(encoded_batches)
-        encoded = [np.fromfile(item.clip.audio_filepath, np.uint8) for item in items]
-        return encoded, [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items]
+        longest_s = [(item.clip.duration + duration_tolerance_s(item.clip)) / item.speed for item in items]
+        return (
+            [read_clip(item.clip) for item in items],
+            [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items],
+            [np.array([seconds * SAMPLE_RATE_HZ], np.int32) for seconds in longest_s],
+        )
 
     def read_disturbances() -> tuple[list[npt.NDArray[np.float32]], ...]:
         disturbances = [(item.disturbance, item.duration_s) for item in next(disturbed_batches)]
@@ -165,30 +224,76 @@ def load(batches: Sequence[Sequence[Item]], num_threads: int) -> Iterator[Batch]
         )
 
     @pipeline_def
-    def graph() -> tuple[DataNode, DataNode]:
-        encoded, rate = fn.external_source(source=read, num_outputs=2, dtype=[types.UINT8, types.FLOAT], ndim=[1, 0])
+    def graph() -> tuple[DataNode, ...]:
+        data, rate_hz, longest = fn.external_source(
+            source=read, num_outputs=3, dtype=[types.UINT8, types.FLOAT, types.INT32], ndim=[1, 0, 1]
+        )
         # Resampled to 16000 / speed and then taken for 16000: that is the change of speed.
-        signal, _ = fn.decoders.audio(encoded, sample_rate=rate, dtype=types.FLOAT, downmix=True)
+        decoded = decode(data, rate_hz)
+        samples = decoded.shape(dtype=types.INT64)[0]
+        # A file that is far longer than its line says is refused later, and must not fill the memory until then. The
+        # operators of the features need one sample.
+        decoded = fn.pad(decoded, axes=[0], shape=[1])
+        signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
         if any(item.disturbance != UNDISTURBED for items in batches for item in items):
             disturbances = fn.external_source(
                 source=read_disturbances, num_outputs=4, dtype=types.FLOAT, ndim=[1, 1, 0, 0]
             )
-            signal = fn.python_function(signal, *disturbances, function=disturb)
+            signal = fn.python_function(decoded, *disturbances, function=disturb)
         features = log_mel(signal if device_id is None else signal.gpu())
         frames = features.shape(dtype=types.INT64)[1]
-        return fn.pad(features, axes=[1]), frames
+        return fn.pad(features, axes=[1]), frames, samples, fn.reductions.rms(decoded), fn.reductions.rms(signal)
 
     device_id = torch.cuda.current_device() if torch.cuda.is_available() else None
-    pipeline: Pipeline = graph(batch_size=max(largest, 1), num_threads=num_threads, device_id=device_id)
+    pipeline: Pipeline = graph(
+        batch_size=max(map(len, batches), default=1),
+        num_threads=num_threads,
+        device_id=device_id,
+        prefetch_queue_depth=prefetch,
+    )
     pipeline.build()
-    for items in batches:
-        if not items:
-            yield Batch((), torch.zeros(1, NUM_MELS, 1), torch.zeros(1, dtype=torch.int64))
-            continue
-        try:
-            features, frames = (output.as_cpu() for output in pipeline.run())
-        except RuntimeError as error:
-            paths = ", ".join(str(item.clip.audio_filepath) for item in items)
-            raise RuntimeError(f"one of these clips cannot be decoded: {paths}\n{error}") from error
-        lengths = torch.from_numpy(np.array(frames.as_tensor())).flatten()
-        yield Batch(items, torch.from_numpy(np.array(features.as_tensor())), lengths)
+    return pipeline
+
+
+def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) -> None:
+    """Find the clips that DALI cannot decode, each on its own.
+
+    Raises:
+        RuntimeError: `error`, where every clip can be decoded.
+    """
+    found = {clip: why for clip in {item.clip for item in items} - failed.keys() if (why := decoding_error(clip))}
+    if not found:
+        raise error
+    failed |= found
+
+
+def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:
+    """The clips of a batch that have no defect.
+
+    Raises:
+        RuntimeError: A clip has one, and `skip` is None.
+    """
+    features, frames, samples, decoded_rms, rms = (torch.from_numpy(np.array(out.as_tensor())) for out in outputs)
+    kept: list[int] = []
+    skipped: list[tuple[Item, str]] = []
+    for row, item in enumerate(items):
+        heard = Heard(round(samples[row].item() * item.speed), decoded_rms[row].item())
+        defect = failed.get(item.clip) or sound_defect(item.clip, heard)
+        if not defect and not math.isfinite(rms[row].item()):
+            defect = f"not finite any more after augmentation with {item.disturbance}"
+        if not defect and skip is not None:
+            defect = silence_defect(heard) or alignment_defect(item.clip, int(frames[row]), skip)
+        if defect:
+            skipped.append((item, defect))
+        else:
+            kept.append(row)
+    if not skipped:
+        return Batch(items, features, frames)
+    if skip is None:
+        raise RuntimeError("\n".join(f"{item.clip.audio_filepath}: {defect}" for item, defect in skipped))
+    for item, defect in skipped:
+        logger.warning("skipped %s: %s", item.clip.audio_filepath, defect)
+    if not kept:
+        return replace(NO_CLIPS, skipped=tuple(skipped))
+    longest = int(frames[kept].max())
+    return Batch([items[row] for row in kept], features[kept, :, :longest], frames[kept], tuple(skipped))

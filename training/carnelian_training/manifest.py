@@ -1,4 +1,4 @@
-"""NeMo manifests: one JSON object per line with `audio_filepath`, `duration` (s) and `text`.
+"""NeMo manifests: one JSON object per line with `audio_filepath`, `duration` (s), `text` and perhaps `offset` (s).
 
 The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools read. Other fields of a line
 (`speaker`, `source`, ...) travel along in `Clip.extra`.
@@ -7,7 +7,7 @@ The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ class Clip:
     text: str
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What else the line says: `speaker`, `source`, ..."""
+    offset: float | None = field(default=None, kw_only=True)
+    """Seconds into the file where the clip begins; None: the file is the clip."""
 
 
 def read_manifest(path: Path) -> list[Clip]:
@@ -31,13 +33,18 @@ def read_manifest(path: Path) -> list[Clip]:
     Raises:
         ValueError: A line is not a clip; the message names the file, the line and what was found.
     """
-    folder = path.parent
-    clips = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                clips.append(_parse_line(line, folder, f"{path}, line {number}"))
-    return clips
+    return [_parse_line(line, path.parent, where) for where, line in _lines(path)]
+
+
+def read_manifest_leniently(path: Path) -> tuple[list[Clip], list[str]]:
+    """As :func:`read_manifest`, with the messages of the lines that are no clips beside the clips."""
+    clips, mistakes = [], []
+    for where, line in _lines(path):
+        try:
+            clips.append(_parse_line(line, path.parent, where))
+        except ValueError as error:
+            mistakes.append(str(error))
+    return clips, mistakes
 
 
 def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
@@ -55,10 +62,19 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
                 if audio.is_relative_to(folder):
                     audio = audio.relative_to(folder)
                 row = {"audio_filepath": audio.as_posix(), "duration": clip.duration, "text": clip.text}
+                row |= {} if clip.offset is None else {"offset": clip.offset}
                 file.write(json.dumps(row | dict(clip.extra), ensure_ascii=False) + "\n")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines that are not blank, each after the words that say where it is."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"{path}, line {number}", line
 
 
 def _parse_line(line: str, folder: Path, where: str) -> Clip:
@@ -72,10 +88,16 @@ def _parse_line(line: str, folder: Path, where: str) -> Clip:
     if not isinstance(audio, str) or not audio:
         raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
     duration = row.pop("duration", None)
-    is_number = isinstance(duration, (int, float)) and not isinstance(duration, bool)
-    if not is_number or not math.isfinite(duration) or duration <= 0:
+    if not _is_number(duration) or duration <= 0:
         raise ValueError(f"{where}: `duration` must be a positive number of seconds, found {duration!r}")
+    offset = row.pop("offset", None)
+    if offset is not None and (not _is_number(offset) or offset < 0):
+        raise ValueError(f"{where}: `offset` must be a number of seconds into the file, found {offset!r}")
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
-    return Clip(folder / audio, float(duration), text, row)
+    return Clip(folder / audio, float(duration), text, row, offset=None if offset is None else float(offset))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

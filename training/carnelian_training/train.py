@@ -23,6 +23,7 @@ from tqdm import tqdm
 from carnelian_training import checkpoint, finetune
 from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.config import Config, config_to_dict
+from carnelian_training.defects import Limits
 from carnelian_training.evaluate import evaluate
 from carnelian_training.loading import Batch, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
@@ -42,6 +43,8 @@ class State:
     epoch: int = 0
     batch: int = 0
     """Batches of the epoch that are done."""
+    skipped: int = 0
+    """How often a clip was left out of its batch because of what its file holds."""
     best_wer: float = float("inf")
 
     def save(self, path: Path, config: Config) -> None:
@@ -50,6 +53,7 @@ class State:
             "optimizer": self.optimizer.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
+            "skipped": self.skipped,
             "best_wer": self.best_wer,
             "rng": torch.get_rng_state(),
         }
@@ -65,6 +69,7 @@ class State:
         for group, configured in zip(self.optimizer.param_groups, options, strict=True):
             group.update(configured)  # the configuration may have changed; what was saved must not win over it
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
+        self.skipped = training.get("skipped", 0)
         self.best_wer = training["best_wer"]
         torch.set_rng_state(training["rng"])
 
@@ -110,6 +115,7 @@ def train(config: Config, directory: Path) -> None:
                 **window.close(),
                 "lr": lr,
                 "grad_norm": grad_norm.item(),
+                "skipped_clips": state.skipped,
             }
             _record(directory, record)
             progress.set_postfix(loss=record["loss"])
@@ -125,9 +131,11 @@ def batches(clips: list[Clip], config: Config, state: State) -> Iterator[Batch]:
     """Endless batches, from where `state` is, which is kept up to date."""
     while True:
         plan = plan_epoch(clips, config, state.epoch)
-        for batch in load(plan[state.batch :], config.data.num_threads):
+        for batch in load(plan[state.batch :], config.data.num_threads, skip=Limits.of(config)):
             state.batch += 1
-            yield batch
+            state.skipped += len(batch.skipped)
+            if batch.items:
+                yield batch
         state.epoch, state.batch = state.epoch + 1, 0
 
 

@@ -1,0 +1,101 @@
+"""What makes a clip useless for training or evaluation: one definition, for `validate` and for the training run.
+
+Every check answers in words: what was found and what would have to hold; None if nothing is wrong.
+"""
+
+from dataclasses import dataclass
+
+from carnelian_training.config import Config
+from carnelian_training.features import HOP_SAMPLES, SAMPLE_RATE_HZ
+from carnelian_training.manifest import Clip
+
+SILENT_RMS = 10 ** (-90 / 20)
+"""Root mean square, full scale 1. A 16-bit recording of which only the last bit flickers stays below it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a clip to train on must keep."""
+
+    labels: frozenset[str]
+    stride: int
+    """Feature frames per output frame of the network."""
+    min_duration_s: float
+    max_duration_s: float
+    fastest: float
+    """The highest speed that training plays a clip at."""
+
+    @classmethod
+    def of(cls, config: Config) -> "Limits":
+        """Those of a configuration."""
+        return cls(
+            frozenset(config.labels),
+            config.model.stride,
+            config.data.min_duration_s,
+            config.data.max_duration_s,
+            max(1.0, config.augment.speed[1]),
+        )
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What decoding a clip gave."""
+
+    samples: int
+    """At 16 kHz and natural speed."""
+    rms: float
+    """Root mean square of the samples, full scale 1; not finite if one of them is not."""
+
+
+def duration_defect(clip: Clip, limits: Limits) -> str | None:
+    """Too short or too long to train on, by its manifest."""
+    if limits.min_duration_s <= clip.duration <= limits.max_duration_s:
+        return None
+    return f"{clip.duration:g} s, outside {limits.min_duration_s:g} to {limits.max_duration_s:g} s"
+
+
+def text_defect(clip: Clip, limits: Limits) -> str | None:
+    """A transcript that cannot be spelt with the labels."""
+    if not clip.text:
+        return "empty transcript"
+    unknown = set(clip.text) - limits.labels
+    return f"characters outside the labels: {''.join(sorted(unknown))!r}" if unknown else None
+
+
+def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
+    """A transcript that CTC cannot align with `frames` of features: it would have an infinite loss.
+
+    Each character takes an output frame, and a pair of equal neighbours one more, for the blank between them.
+    """
+    needed = len(clip.text) + sum(a == b for a, b in zip(clip.text, clip.text[1:], strict=False))
+    found = -(-frames // limits.stride)
+    if needed <= found:
+        return None
+    return f"transcript longer than CTC can align: it needs {needed} output frames, the clip has {found}"
+
+
+def planned_frames(clip: Clip, limits: Limits) -> int:
+    """Feature frames at the fastest speed, by the manifest's duration."""
+    return int(clip.duration / limits.fastest * SAMPLE_RATE_HZ) // HOP_SAMPLES + 1
+
+
+def sound_defect(clip: Clip, heard: Heard) -> str | None:
+    """What was heard is not the sound of the manifest's line."""
+    if heard.samples == 0:
+        return "no samples"
+    duration_s = heard.samples / SAMPLE_RATE_HZ
+    if abs(duration_s - clip.duration) > duration_tolerance_s(clip):
+        return f"lasts {duration_s:.2f} s, but its manifest says {clip.duration:.2f} s"
+    if not heard.rms < float("inf"):
+        return "samples that are no finite numbers"
+    return None
+
+
+def silence_defect(heard: Heard) -> str | None:
+    """Nothing to hear."""
+    return f"silent: root mean square {heard.rms:.1e} of full scale" if heard.rms < SILENT_RMS else None
+
+
+def duration_tolerance_s(clip: Clip) -> float:
+    """How far a file may be off its manifest: durations are often rounded, to 0.1 s at worst, or ignore codec delay."""
+    return 0.1 + 0.01 * clip.duration
