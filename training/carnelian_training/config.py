@@ -10,6 +10,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 
+LABELS = tuple(" abcdefghijklmnopqrstuvwxyz'")
+
 
 class ConfigError(ValueError):
     """The configuration is wrong; the message lists every mistake with its path."""
@@ -179,7 +181,7 @@ class Config:
     """Also the name of the config file, the checkpoint and the Triton model."""
     model: Annotated[QuartzNetConfig | JasperConfig, Field(discriminator="name")]
     """The architecture that `model.name` says."""
-    labels: tuple[str, ...] = tuple(" abcdefghijklmnopqrstuvwxyz'")
+    labels: tuple[str, ...] = LABELS
     """One character each; the CTC blank comes after the last and is not listed."""
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)

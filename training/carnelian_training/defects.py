@@ -5,7 +5,7 @@ Every check answers in words: what was found and what would have to hold; None i
 
 from dataclasses import dataclass
 
-from carnelian_training.config import Config
+from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
 from carnelian_training.features import HOP_SAMPLES, SAMPLE_RATE_HZ
 from carnelian_training.manifest import Clip
 
@@ -28,13 +28,16 @@ class Limits:
     @classmethod
     def of(cls, config: Config) -> "Limits":
         """Those of a configuration."""
-        return cls(
-            frozenset(config.labels),
-            config.model.stride,
-            config.data.min_duration_s,
-            config.data.max_duration_s,
-            max(1.0, config.augment.speed[1]),
-        )
+        return cls._of(config.labels, config.model.stride, config.data, config.augment)
+
+    @classmethod
+    def by_default(cls) -> "Limits":
+        """Those of a configuration that says nothing about them, at 20 ms per output frame."""
+        return cls._of(LABELS, 2, DataConfig(), AugmentConfig())
+
+    @classmethod
+    def _of(cls, labels: tuple[str, ...], stride: int, data: DataConfig, augment: AugmentConfig) -> "Limits":
+        return cls(frozenset(labels), stride, data.min_duration_s, data.max_duration_s, max(1.0, augment.speed[1]))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ depends on the seed and the epoch alone, so a run can stop after any batch and g
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,11 +173,34 @@ def load(
         RuntimeError: Without `skip`, a clip that cannot be decoded or is not what its manifest says; named, with why.
     """
     failed: dict[Clip, str] = {}
+
+    def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
+        return _pipeline(remaining, failed, num_threads, prefetch)
+
+    for items, outputs in run_surviving(batches, failed, build):
+        yield _batch(items, [output.as_cpu() for output in outputs], failed, skip) if items else NO_CLIPS
+
+
+def run_surviving(
+    batches: Sequence[Sequence[Item]],
+    failed: dict[Clip, str],
+    build: Callable[[Sequence[Sequence[Item]]], Pipeline],
+) -> Iterator[tuple[Sequence[Item], tuple[Any, ...]]]:
+    """Run a DALI pipeline over batches, whatever their files hold.
+
+    Args:
+        batches: where one is empty, DALI is not asked.
+        failed: gets the clips that cannot be decoded, with why.
+        build: makes a pipeline for the batches that are left; it reads clips through :func:`read_clip`.
+
+    Yields:
+        Each batch with what DALI made of it; the rows of clips in `failed` mean nothing.
+    """
     done = 0
     while done < len(batches):
-        pipeline = _pipeline([items for items in batches[done:] if items], failed, num_threads, prefetch)
+        pipeline = build([items for items in batches[done:] if items])
         for items in batches[done:]:
-            batch = NO_CLIPS
+            outputs: tuple[Any, ...] = ()
             if items:
                 try:
                     outputs = pipeline.run()
@@ -185,31 +208,29 @@ def load(
                     # The pipeline is dead. Another one starts from this batch, without the clips that are to blame.
                     _blame(items, failed, error)
                     break
-                batch = _batch(items, [output.as_cpu() for output in outputs], failed, skip)
             done += 1
-            yield batch
+            yield items, outputs
+
+
+def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
+    """The encoded clip; :data:`STAND_IN` for one in `failed`, and for one that cannot be read, which is put there."""
+    if clip not in failed:
+        try:
+            return encoded(clip)
+        except (OSError, RuntimeError) as error:
+            failed[clip] = error_words(error)
+    return STAND_IN
 
 
 def _pipeline(batches: Sequence[Sequence[Item]], failed: dict[Clip, str], num_threads: int, prefetch: int) -> Pipeline:
-    """Build the graph: a batch of items -> features, their frames, samples as decoded, level as decoded, level as used.
-
-    Files that cannot be read are noted in `failed`; what is in `failed` is replaced by :data:`STAND_IN`.
-    """
+    """Build the graph: items -> features, their frames, samples as decoded, level as decoded, level as used."""
     encoded_batches, disturbed_batches = iter(batches), iter(batches)
-
-    def read_clip(clip: Clip) -> Encoded:
-        if clip not in failed:
-            try:
-                return encoded(clip)
-            except (OSError, RuntimeError) as error:
-                failed[clip] = error_words(error)
-        return STAND_IN
 
     def read() -> tuple[list[Encoded], list[npt.NDArray[np.float32]], list[npt.NDArray[np.int32]]]:
         items = next(encoded_batches)
         longest_s = [(item.clip.duration + duration_tolerance_s(item.clip)) / item.speed for item in items]
         return (
-            [read_clip(item.clip) for item in items],
+            [read_clip(item.clip, failed) for item in items],
             [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items],
             [np.array([seconds * SAMPLE_RATE_HZ], np.int32) for seconds in longest_s],
         )

@@ -1,0 +1,93 @@
+import json
+
+import numpy as np
+import pytest
+import soundfile
+import yaml
+from carnelian_training.cli import main
+from carnelian_training.config import config_to_dict
+from carnelian_training.manifest import Clip, read_manifest, write_manifest
+
+
+def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:
+    monkeypatch.setattr("sys.argv", ["carnelian-train", "validate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return exit_.value.code, capsys.readouterr().out
+
+
+@pytest.fixture
+def manifest(bad_clips, tmp_path):
+    """Every kind of bad clip and line, and one good clip among them."""
+    noise = np.random.default_rng(1).standard_normal(16000).astype(np.float32) * 0.1
+    soundfile.write(tmp_path / "good.flac", noise, 16000)
+    soundfile.write(tmp_path / "telephone.wav", noise, 8000)
+    soundfile.write(tmp_path / "music.wav", np.tile(noise, 20), 16000)
+    clips = [
+        *bad_clips.values(),
+        Clip(tmp_path / "good.flac", 1.0, "a clip"),
+        Clip(tmp_path / "telephone.wav", 2.0, "a clip"),
+        Clip(tmp_path / "music.wav", 20.0, "la la"),
+        Clip(tmp_path / "good.flac", 0.5, "né", offset=0.25),
+    ]
+    path = tmp_path / "mixed.jsonl"
+    write_manifest(path, clips)
+    with path.open("a") as file:
+        file.write('{"audio_filepath": "x.wav"}\n')
+    return path
+
+
+def test_each_clip_is_reported_with_what_was_found(manifest, monkeypatch, capsys):
+    status, out = run(monkeypatch, capsys, manifest)
+    assert status == 1
+    expected = {
+        "missing.wav": "No such file",
+        "text.wav": "Format not recognised",
+        "truncated.wav": "Requested 32000 samples but got",
+        "empty.wav": "no samples",
+        "silent.wav": "silent: root mean square 0.0e+00",
+        "nan.wav": "samples that are no finite numbers",
+        "longer.wav": "lasts 2.00 s, but its manifest says 1.00 s",
+        "dense.wav": "longer than CTC can align: it needs 224 output frames, the clip has 87",
+        "segment.wav at 1 s": "lasts 1.00 s, but its manifest says 2.00 s",
+        "telephone.wav": "recorded at 8000 Hz, below 16000 Hz",
+        "music.wav": "20 s, outside 0.2 to 16.7 s",
+        "good.flac at 0.25 s": "characters outside the labels: 'é'",
+        "line 16": "`duration` must be a positive number of seconds, found None",
+    }
+    lines = out.splitlines()
+    for clip, words in expected.items():
+        assert any(f"{clip}: " in line and words in line for line in lines), (clip, words)
+    assert not any("good.flac:" in line for line in lines)
+    assert "1 clips without a defect" in lines[-1]
+    assert "3 unreadable" in lines[-1]
+
+
+def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, monkeypatch, capsys):
+    run(monkeypatch, capsys, manifest, "--write", "--min-rate", "8000")
+    clean = manifest.with_name("mixed.clean.jsonl")
+    assert [clip.audio_filepath.name for clip in read_manifest(clean)] == ["good.flac", "telephone.wav"]
+    status, out = run(monkeypatch, capsys, clean, "--min-rate", "8000")
+    assert status == 0
+    assert "defects: none" in out
+
+
+def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_config, tmp_path, monkeypatch, capsys):
+    tree = config_to_dict(tiny_config)
+    tree["labels"] = [*tree["labels"], "é"]
+    tree["data"] |= {"train": [{"path": str(manifest)}], "dev": str(manifest), "max_duration_s": 25}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
+    status, out = run(monkeypatch, capsys, tmp_path / "own.yaml")
+    assert status == 1
+    assert "outside the labels" not in out
+    assert "music.wav" not in out
+    assert out.count("nan.wav") == 2  # in training and dev
+    assert out.count("dense.wav") == 1  # evaluation aligns nothing
+
+
+def test_a_sound_manifest_passes(tmp_path, monkeypatch, capsys):
+    soundfile.write(tmp_path / "a.wav", np.random.default_rng(0).standard_normal(16000) * 0.1, 16000)
+    (tmp_path / "m.jsonl").write_text(json.dumps({"audio_filepath": "a.wav", "duration": 1.0, "text": "a"}))
+    status, out = run(monkeypatch, capsys, tmp_path / "m.jsonl")
+    assert status == 0
+    assert "1 clips without a defect" in out

@@ -1,0 +1,1 @@
+"""Corpora for training: fetched, converted, looked through, multiplied."""

@@ -1,0 +1,149 @@
+"""Look at every clip of a manifest before a training run does: what cannot be learnt from, and why.
+
+In: manifests, or a configuration with its own. Out: a :class:`Report` for each, with a cleaned manifest on request.
+The checks are those of training (:mod:`carnelian_training.defects`) over what DALI decodes, and the sampling rate.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.pipeline import DataNode, Pipeline
+from tqdm import tqdm
+
+from carnelian_training.audio import Encoded, decode
+from carnelian_training.config import load_config
+from carnelian_training.defects import (
+    Heard,
+    Limits,
+    alignment_defect,
+    duration_defect,
+    planned_frames,
+    silence_defect,
+    sound_defect,
+    text_defect,
+)
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.loading import Item, group, read_clip, run_surviving
+from carnelian_training.manifest import Clip, read_manifest_leniently, write_manifest
+
+SECONDS_AT_ONCE = 300.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A manifest to look at, and what it is for."""
+
+    manifest: Path
+    limits: Limits
+    for_training: bool = True
+    """For evaluation, any length will do."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in one manifest."""
+
+    manifest: Path
+    sound: list[Clip] = field(default_factory=list)
+    """The clips without a defect."""
+    defects: list[tuple[str, str]] = field(default_factory=list)
+    """Which clip or line, and what is wrong with it."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How many clips have which kind of defect."""
+
+    def write_clean(self) -> Path:
+        """Write the sound clips beside the manifest, as `<name>.clean.jsonl`."""
+        target = self.manifest.with_name(f"{self.manifest.stem}.clean.jsonl")
+        write_manifest(target, self.sound)
+        return target
+
+
+def tasks(paths: Sequence[Path]) -> list[Task]:
+    """The manifests that are named; those of a YAML file are judged by it, others by the defaults."""
+    found = []
+    for path in paths:
+        if path.suffix not in {".yaml", ".yml"}:
+            found.append(Task(path, Limits.by_default()))
+            continue
+        config = load_config(path)
+        limits = Limits.of(config)
+        found += [Task(manifest.path, limits) for manifest in config.data.train]
+        if config.data.dev is not None:
+            found.append(Task(config.data.dev, limits, for_training=False))
+    return found
+
+
+def validate(task: Task, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int | None = None) -> Report:
+    """Decode every clip of a manifest and collect what is wrong.
+
+    Args:
+        task: what to look at.
+        min_rate_hz: files below are reported. They can be decoded, but half of the mel bands of an 8 kHz recording,
+            for example, hold nothing.
+        num_threads: that decode; as many as the machine has cores by default.
+    """
+    clips, mistakes = read_manifest_leniently(task.manifest)
+    report = Report(task.manifest, defects=[(line, "") for line in mistakes])
+    report.kinds.update({"no clip": len(mistakes)} if mistakes else {})
+    with tqdm(total=len(clips), unit="clip", desc=task.manifest.name, disable=None) as progress:
+        for clip, sounds in _listen(clips, min_rate_hz, num_threads or os.cpu_count() or 1):
+            found = _line_defects(clip, task) | sounds
+            name = f"{clip.audio_filepath}" + ("" if clip.offset is None else f" at {clip.offset:g} s")
+            report.defects.extend((name, words) for words in found.values())
+            report.kinds.update(found.keys())
+            if not found:
+                report.sound.append(clip)
+            progress.update()
+    return report
+
+
+def _line_defects(clip: Clip, task: Task) -> dict[str, str]:
+    """What the manifest's line alone shows, by kind."""
+    limits = task.limits
+    found = {"text": text_defect(clip, limits)}
+    if task.for_training:
+        found["duration"] = duration_defect(clip, limits)
+        found["alignment"] = alignment_defect(clip, planned_frames(clip, limits), limits)
+    return {kind: words for kind, words in found.items() if words}
+
+
+def _listen(clips: Sequence[Clip], min_rate_hz: int, num_threads: int) -> Iterator[tuple[Clip, dict[str, str]]]:
+    """Decode clips and name the defects of their sound, by kind."""
+    failed: dict[Clip, str] = {}
+    batches = group([Item(clip) for clip in clips], SECONDS_AT_ONCE)
+
+    def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
+        pending = iter(remaining)
+
+        def read() -> list[Encoded]:
+            return [read_clip(item.clip, failed) for item in next(pending)]
+
+        @pipeline_def(batch_size=max(map(len, remaining)), num_threads=num_threads, device_id=None)
+        def graph() -> tuple[DataNode, DataNode]:
+            signal = decode(fn.external_source(source=read, dtype=types.UINT8, ndim=1), float(SAMPLE_RATE_HZ))
+            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(fn.pad(signal, axes=[0], shape=[1]))
+
+        pipeline: Pipeline = graph()
+        pipeline.build()
+        return pipeline
+
+    for items, outputs in run_surviving(batches, failed, build):
+        samples, rms = (np.array(output.as_tensor()) for output in outputs)
+        for row, item in enumerate(items):
+            if item.clip in failed:
+                yield item.clip, {"unreadable": failed[item.clip]}
+                continue
+            heard = Heard(int(samples[row]), float(rms[row]))
+            rate_hz = soundfile.info(item.clip.audio_filepath).samplerate
+            found = {
+                "sound": sound_defect(item.clip, heard),
+                "silent": silence_defect(heard) if heard.samples else None,
+                "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
+            }
+            yield item.clip, {kind: words for kind, words in found.items() if words}
