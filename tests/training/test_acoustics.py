@@ -6,10 +6,11 @@ import pytest
 import soundfile
 from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
+from carnelian_training.defects import Limits
 from carnelian_training.loading import Item, load, plan_epoch
 from carnelian_training.manifest import Clip, read_manifest
 
-ZERO = np.float32(0)
+ZERO, SEED = np.float32(0), np.int64(1)
 NO_ROOM, NO_NOISE = read_room(None), read_noise(UNDISTURBED, 1.0)
 
 
@@ -31,7 +32,7 @@ def test_noise_comes_at_its_ratio_and_is_repeated_to_the_end(sounds):
     signal = np.sin(np.arange(48000) / 5).astype(np.float32)
     noise = read_noise(Disturbance(noise=sounds / "noise" / "wide.wav", noise_start=0.5), 1.0)
     assert len(noise) >= 16000
-    added = disturb(signal, NO_ROOM, noise, np.float32(12), ZERO) - signal
+    added = disturb(signal, NO_ROOM, noise, np.float32(12), ZERO, ZERO, SEED) - signal
     assert 10 * np.log10(np.mean(signal**2) / np.mean(added**2)) == pytest.approx(12, abs=0.01)
     assert added[-1000:].std() > 0
 
@@ -46,21 +47,21 @@ def test_noise_begins_where_it_was_drawn_to(sounds):
 def test_a_room_neither_shifts_nor_lengthens(sounds):
     signal = np.zeros(8000, np.float32)
     signal[1000] = 1.0
-    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, ZERO, ZERO)
+    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, ZERO, ZERO, ZERO, SEED)
     assert len(heard) == len(signal)
     assert np.abs(heard).argmax() == 1000
     assert heard[2600] / heard[1000] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_gain_is_in_decibels():
-    heard = disturb(np.ones(10, np.float32), NO_ROOM, NO_NOISE, ZERO, np.float32(-20))
+    heard = disturb(np.ones(10, np.float32), NO_ROOM, NO_NOISE, ZERO, np.float32(-20), ZERO, SEED)
     np.testing.assert_allclose(heard, 0.1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("samples", [0, 1])
 def test_hardly_any_signal_stays_finite(samples, sounds):
     room = read_room(sounds / "rooms" / "hall.wav")
-    heard = disturb(np.zeros(samples, np.float32), room, np.ones(5, np.float32), ZERO, ZERO)
+    heard = disturb(np.zeros(samples, np.float32), room, np.ones(5, np.float32), ZERO, ZERO, ZERO, SEED)
     assert heard.shape == (samples,)
     assert np.isfinite(heard).all()
 
@@ -94,6 +95,44 @@ def test_training_hears_the_disturbance_and_the_same_one_each_time(tiny_config, 
         np.testing.assert_array_equal(disturbed, same)
         assert disturbed.shape == undisturbed.shape
         assert (disturbed - undisturbed).abs().mean() > 0.1
+
+
+def test_dither_is_drawn_per_clip_and_epoch_and_never_in_evaluation(tiny_config):
+    config = dataclasses.replace(tiny_config, augment=AugmentConfig(speed_probability=0.0, dither=0.01))
+    clips = read_manifest(tiny_config.data.train[0].path)
+    first, again, later = (
+        {item.clip: item.disturbance for batch in plan_epoch(clips, config, epoch) for item in batch}
+        for epoch in (0, 0, 1)
+    )
+    assert first == again != later
+    assert {disturbance.dither for disturbance in first.values()} == {0.01}
+    silence = np.zeros(100_000, np.float32)
+    one, same, other = (disturb(silence, NO_ROOM, NO_NOISE, ZERO, ZERO, np.float32(0.01), s) for s in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert one.std() == pytest.approx(0.01, rel=0.01)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
+    (dithered,) = load([[Item(clips[0], disturbance=first[clips[0]])]], 1)
+    (clean,) = load([[Item(clips[0])]], 1)  # as evaluation makes them
+    assert 0.01 < (dithered.features - clean.features).abs().mean() < 2
+
+
+@pytest.mark.parametrize("content", [b"no sound", b""])
+def test_a_broken_noise_is_the_configurations_fault_and_no_clips(tiny_config, sounds, content):
+    (sounds / "noise" / "wide.wav").unlink()
+    (sounds / "noise" / "deeper" / "narrow.flac").write_bytes(content)
+    clips = read_manifest(tiny_config.data.train[0].path)
+    plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 0.0), 0)
+    with pytest.raises(ConfigError, match=r"narrow\.flac must be a sound file"):
+        list(load(plan, 1, skip=Limits.of(tiny_config)))
+
+
+def test_empty_noise_and_silent_rooms_are_refused(tmp_path):
+    soundfile.write(tmp_path / "empty.wav", np.zeros(0), 16000)
+    soundfile.write(tmp_path / "silent.wav", np.zeros(100), 16000)
+    with pytest.raises(ConfigError, match="must hold noise"):
+        read_noise(Disturbance(noise=tmp_path / "empty.wav"), 1.0)
+    with pytest.raises(ConfigError, match="must be an impulse response"):
+        read_room(tmp_path / "silent.wav")
 
 
 def test_a_folder_without_sounds_is_refused(tmp_path):

@@ -72,6 +72,15 @@ def test_speed_happens_with_its_probability(tiny_config):
     assert len(changed) / len(speeds) == pytest.approx(0.3, abs=0.03)
 
 
+def test_discrete_speeds_are_equally_likely(tiny_config):
+    augment = AugmentConfig(speed_factors=(0.9, 1.0, 1.1))
+    config = dataclasses.replace(tiny_config, augment=augment)
+    speeds = [item.speed for batch in plan_epoch(clips(*[2.0] * 3000), config, 0) for item in batch]
+    for factor in (0.9, 1.0, 1.1):
+        assert speeds.count(factor) / len(speeds) == pytest.approx(1 / 3, abs=0.03)
+    assert (augment.fastest, AugmentConfig(speed_probability=0.0).fastest) == (1.1, 1.0)
+
+
 def test_a_batch_equals_its_clips_alone():
     items = [Item(clip) for clip in read_manifest(CLIPS)]
     (batch,) = load([items], 1)
@@ -166,6 +175,18 @@ def test_masks_stay_in_their_limits_and_follow_the_generator():
     assert 0 < bands.max() <= 8
     assert 0 < frames.max() <= 20
     assert len(set(bands.tolist())) > 4
+
+
+def test_cutout_zeroes_boxes_within_the_clip():
+    config = AugmentConfig(frequency_masks=0, time_masks=0, cutout_boxes=1, cutout_bands=20, cutout_frames=5)
+    features, lengths = torch.ones(300, 64, 100), torch.full((300,), 50)
+    cut = spec_augment(features, lengths, config, range(300)) == 0
+    bands, frames = cut.any(2).sum(1), cut.any(1).sum(1)
+    assert torch.equal(cut.sum((1, 2)), bands * frames)
+    assert (bands.max(), frames.max()) == (20, 5)
+    assert not cut[:, :, 50:].any()
+    # Empty only where a width or a length of 0 was drawn: 1 / 21 and 1 / 6 of the clips.
+    assert (bands == 0).float().mean() == pytest.approx(1 - 20 / 21 * 5 / 6, abs=0.06)
 
 
 def test_warping_moves_a_tone_by_its_factor_in_hertz():

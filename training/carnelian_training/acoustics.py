@@ -33,6 +33,9 @@ class Disturbance:
     snr_db: float = 0.0
     """Speech to noise, over the whole clip."""
     gain_db: float = 0.0
+    dither: float = 0.0
+    """Standard deviation of white noise, full scale 1."""
+    dither_seed: int = 0
 
 
 UNDISTURBED = Disturbance()
@@ -63,39 +66,75 @@ class Sounds:
         if config.noise and draw.random() < config.noise.probability:
             noise, start, snr_db = draw.choice(self.noises), draw.random(), draw.uniform(*config.noise.snr_db)
             disturbance = replace(disturbance, noise=noise, noise_start=start, snr_db=snr_db)
+        if config.dither:
+            disturbance = replace(disturbance, dither=config.dither, dither_seed=draw.getrandbits(63))
         return disturbance
 
 
 def read_sound(path: Path) -> Signal:
-    """A whole sound file, mono at 16 kHz."""
-    return _resample(*soundfile.read(path, dtype="float32", always_2d=True))
+    """A whole sound file, mono at 16 kHz.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return _resample(*soundfile.read(path, dtype="float32", always_2d=True))
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{path} must be a sound file: {error}") from error
 
 
 def read_room(path: Path | None) -> Signal:
-    """The impulse response from its direct sound on, of unit energy; [1.0] for None."""
+    """The impulse response from its direct sound on, of unit energy; [1.0] for None.
+
+    Raises:
+        ConfigError: It cannot be read, or is silent or not finite.
+    """
     if path is None:
         return np.ones(1, np.float32)
     response = read_sound(path)
+    energy = np.linalg.norm(response)
+    if not 0 < energy < np.inf:
+        raise ConfigError(f"{path} must be an impulse response, but its energy is {energy}")
     response = response[np.abs(response).argmax() :]
     return np.asarray(response / np.linalg.norm(response), np.float32)
 
 
 def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
-    """At least `duration_s` of the noise from its drawn start on, from its beginning again after its end."""
+    """At least `duration_s` of the noise from its drawn start on, from its beginning again after its end.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty, or is not finite.
+    """
     if disturbance.noise is None:
         return np.zeros(1, np.float32)
-    with soundfile.SoundFile(disturbance.noise) as file:
-        needed = int((duration_s + 0.1) * file.samplerate)
-        file.seek(int(disturbance.noise_start * file.frames))
-        parts = [file.read(needed, dtype="float32", always_2d=True)]
-        while (missing := needed - sum(map(len, parts))) > 0:
-            file.seek(0)
-            parts.append(file.read(missing, dtype="float32", always_2d=True))
-        return _resample(np.concatenate(parts), file.samplerate)
+    try:
+        with soundfile.SoundFile(disturbance.noise) as file:
+            needed = int((duration_s + 0.1) * file.samplerate)
+            file.seek(int(disturbance.noise_start * file.frames))
+            parts = [file.read(needed, dtype="float32", always_2d=True)]
+            while (missing := needed - sum(map(len, parts))) > 0:
+                file.seek(0)
+                parts.append(file.read(missing, dtype="float32", always_2d=True))
+                if not len(parts[-1]):
+                    raise ConfigError(f"{disturbance.noise} must hold noise, but is empty")
+            noise = _resample(np.concatenate(parts), file.samplerate)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{disturbance.noise} must be a sound file: {error}") from error
+    if not np.isfinite(noise).all():
+        raise ConfigError(f"{disturbance.noise} must hold finite samples, but does not")
+    return noise
 
 
-def disturb(signal: Signal, room: Signal, noise: Signal, snr_db: Signal, gain_db: Signal) -> Signal:
-    """Reverberate `signal` [samples], add `noise` at `snr_db` and apply `gain_db`: [samples] float32.
+def disturb(
+    signal: Signal,
+    room: Signal,
+    noise: Signal,
+    snr_db: Signal,
+    gain_db: Signal,
+    dither: Signal,
+    dither_seed: npt.NDArray[np.int64],
+) -> Signal:
+    """Reverberate `signal` [samples], add `noise` at `snr_db`, apply `gain_db`, add dither: [samples] float32.
 
     Args:
         signal: mono, 16 kHz.
@@ -103,6 +142,8 @@ def disturb(signal: Signal, room: Signal, noise: Signal, snr_db: Signal, gain_db
         noise: [any], repeated if it is shorter than the signal; silence adds nothing.
         snr_db: 0-D.
         gain_db: 0-D.
+        dither: 0-D, standard deviation.
+        dither_seed: 0-D.
     """
     if len(room) > 1 and len(signal):
         size = 1 << (len(signal) + len(room) - 2).bit_length()
@@ -113,7 +154,11 @@ def disturb(signal: Signal, room: Signal, noise: Signal, snr_db: Signal, gain_db
     if noise_rms > 0:
         signal_rms = np.sqrt(np.mean(signal**2))
         signal = signal + noise * (signal_rms / noise_rms * 10 ** (-snr_db / 20))
-    return (signal * 10 ** (gain_db / 20)).astype(np.float32)
+    signal = signal * 10 ** (gain_db / 20)
+    if dither:
+        white = np.random.default_rng(int(dither_seed)).standard_normal(len(signal), np.float32)
+        signal = signal + dither * white
+    return signal.astype(np.float32)
 
 
 def _sound_files(folder: Path) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Augmentation of padded batches of features: SpecAugment and vocal tract length perturbation.
+"""Augmentation of padded batches of features: SpecAugment, Cutout and vocal tract length perturbation.
 
 What is drawn for a clip comes from its own seed: it is the same in every batch and in every process.
 """
@@ -25,7 +25,7 @@ def draws(seeds: Sequence[int], purpose: str, count: int) -> Tensor:
 
 
 def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
-    """Zero random bands and stretches of time, drawn for each clip on its own (Park et al. 2019, arXiv:1904.08779).
+    """Zero random bands, stretches of time and boxes, drawn for each clip (Park et al. 2019, arXiv:1904.08779).
 
     Args:
         features: [batch, mels, frames] float32.
@@ -34,7 +34,7 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds
         seeds: one per row.
     """
     masked = torch.zeros(features.shape, dtype=torch.bool)
-    drawn = draws(seeds, "spec_augment", 2 * (config.frequency_masks + config.time_masks))
+    drawn = draws(seeds, "spec_augment", 2 * (config.frequency_masks + config.time_masks + 2 * config.cutout_boxes))
     pairs = iter(torch.split(drawn, 2, dim=1))
     num_mels = torch.full_like(lengths, features.shape[1])
     widest = torch.full_like(lengths, config.frequency_mask_bands)
@@ -43,6 +43,11 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds
     widest = (lengths * config.time_mask_share).long().clamp(max=config.time_mask_frames)
     for _ in range(config.time_masks):
         masked |= _spans(lengths, widest, features.shape[2], next(pairs))[:, None, :]
+    for _ in range(config.cutout_boxes):
+        bands = torch.full_like(lengths, config.cutout_bands)
+        frames = torch.full_like(lengths, config.cutout_frames)
+        box = _spans(num_mels, bands, features.shape[1], next(pairs))[:, :, None]
+        masked |= box & _spans(lengths, frames, features.shape[2], next(pairs))[:, None, :]
     return features.masked_fill(masked.to(features.device), 0.0)
 
 

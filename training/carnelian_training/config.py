@@ -84,10 +84,14 @@ class AugmentConfig:
 
     speed: tuple[float, float] = (0.85, 1.15)
     """Range of the speed factor, by resampling: tempo, pitch and formants move together."""
+    speed_factors: tuple[float, ...] = ()
+    """If given, one of these is drawn instead of a number within `speed`, for example [0.9, 1.0, 1.1]."""
     speed_probability: float = 1.0
     reverberation: ReverberationConfig | None = None
     noise: NoiseConfig | None = None
     gain_db: tuple[float, float] = (0.0, 0.0)
+    dither: float = 0.0
+    """Standard deviation of white noise that is added last, full scale 1 (NeMo's recipes: 1e-5)."""
     frequency_warp: float = 0.0
     """Vocal tract length perturbation: frequencies are scaled by a factor uniform in 1 +- this."""
     frequency_masks: int = 2
@@ -98,13 +102,28 @@ class AugmentConfig:
     """Widest mask, in frames of 10 ms."""
     time_mask_share: float = 0.1
     """And never more than this share of the clip."""
+    cutout_boxes: int = 0
+    """Rectangles of bands by frames (DeVries and Taylor 2017, arXiv:1708.04552), filled with 0 as well."""
+    cutout_bands: int = 20
+    """Widest box; the width is uniform from 0."""
+    cutout_frames: int = 5
+    """Longest box, likewise."""
 
     def __post_init__(self) -> None:
         _check_range("speed", self.speed, 0.5, 2.0)
+        if not all(0.5 <= factor <= 2.0 for factor in self.speed_factors):
+            raise ValueError(f"`speed_factors` must be within 0.5 to 2.0, but are {list(self.speed_factors)}")
         _check_range("gain_db", self.gain_db, -60.0, 60.0)
+        if self.dither < 0.0:
+            raise ValueError(f"`dither` must not be negative, but is {self.dither}")
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
         _check_probability("speed_probability", self.speed_probability)
+
+    @property
+    def fastest(self) -> float:
+        """The highest speed that a clip can be played at."""
+        return max(1.0, *(self.speed_factors or self.speed)) if self.speed_probability else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

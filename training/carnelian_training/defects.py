@@ -37,7 +37,7 @@ class Limits:
 
     @classmethod
     def _of(cls, labels: tuple[str, ...], stride: int, data: DataConfig, augment: AugmentConfig) -> "Limits":
-        return cls(frozenset(labels), stride, data.min_duration_s, data.max_duration_s, max(1.0, augment.speed[1]))
+        return cls(frozenset(labels), stride, data.min_duration_s, data.max_duration_s, augment.fastest)
 
 
 @dataclass(frozen=True)

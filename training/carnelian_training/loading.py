@@ -20,7 +20,7 @@ from torch import Tensor
 
 from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
-from carnelian_training.config import Config
+from carnelian_training.config import AugmentConfig, Config
 from carnelian_training.defects import (
     Heard,
     Limits,
@@ -125,16 +125,8 @@ def plan_epoch(
         ConfigError: A folder of noises or rooms holds no sound file.
     """
     draw = random.Random(f"{config.loop.seed}/{epoch}")
-    low, high = config.augment.speed
     sounds = Sounds.find(config.augment)
-    items = [
-        Item(
-            clip,
-            draw.uniform(low, high) if draw.random() < config.augment.speed_probability else 1.0,
-            draw.getrandbits(63),
-        )
-        for clip in clips
-    ]
+    items = [Item(clip, _draw_speed(config.augment, draw), draw.getrandbits(63)) for clip in clips]
     items = [replace(item, disturbance=sounds.draw(config.augment, draw)) for item in items]
     # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
@@ -142,6 +134,12 @@ def plan_epoch(
     draw.shuffle(batches)
     # Every n-th of a sorted group: the shares take about equally long.
     return [batch[rank::world_size] for batch in batches]
+
+
+def _draw_speed(config: AugmentConfig, draw: random.Random) -> float:
+    if draw.random() >= config.speed_probability:
+        return 1.0
+    return draw.choice(config.speed_factors) if config.speed_factors else draw.uniform(*config.speed)
 
 
 def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
@@ -235,13 +233,15 @@ def _pipeline(batches: Sequence[Sequence[Item]], failed: dict[Clip, str], num_th
             [np.array([seconds * SAMPLE_RATE_HZ], np.int32) for seconds in longest_s],
         )
 
-    def read_disturbances() -> tuple[list[npt.NDArray[np.float32]], ...]:
+    def read_disturbances() -> tuple[list[npt.NDArray[Any]], ...]:
         disturbances = [(item.disturbance, item.duration_s) for item in next(disturbed_batches)]
         return (
             [read_room(disturbance.room) for disturbance, _ in disturbances],
             [read_noise(disturbance, duration_s) for disturbance, duration_s in disturbances],
             [np.array(disturbance.snr_db, np.float32) for disturbance, _ in disturbances],
             [np.array(disturbance.gain_db, np.float32) for disturbance, _ in disturbances],
+            [np.array(disturbance.dither, np.float32) for disturbance, _ in disturbances],
+            [np.array(disturbance.dither_seed, np.int64) for disturbance, _ in disturbances],
         )
 
     @pipeline_def
@@ -258,7 +258,10 @@ def _pipeline(batches: Sequence[Sequence[Item]], failed: dict[Clip, str], num_th
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
         if any(item.disturbance != UNDISTURBED for items in batches for item in items):
             disturbances = fn.external_source(
-                source=read_disturbances, num_outputs=4, dtype=types.FLOAT, ndim=[1, 1, 0, 0]
+                source=read_disturbances,
+                num_outputs=6,
+                dtype=[types.FLOAT] * 5 + [types.INT64],
+                ndim=[1, 1, 0, 0, 0, 0],
             )
             signal = fn.python_function(decoded, *disturbances, function=disturb)
         features = log_mel(signal if device_id is None else signal.gpu())
