@@ -56,6 +56,17 @@ def publish(
     run(checkpoint, target)
 
 
+@app.command()
+def plot(
+    metrics: Annotated[Path, typer.Argument(help="`metrics.jsonl` of a run.")],
+    target: Annotated[Path, typer.Argument(help="Where to draw: .svg, .png or .pdf.")],
+) -> None:
+    """Draw loss and error rates of a run, finished or not."""
+    from carnelian_training.plot import draw
+
+    draw(metrics, target)
+
+
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -1,24 +1,19 @@
 """The training run, top to bottom: clips -> batches -> loss -> step, with evaluation and checkpoints in between.
 
 In: a :class:`Config` and a folder. Out, in that folder: `<name>.yaml` (the resolved configuration), `<name>-<step>.pt`
-(all that resuming needs), `<name>.pt` (the best weights by dev WER) and `metrics.jsonl`.
+(all that resuming needs), `<name>.pt` (the best weights by dev WER) and what `report.py` writes.
 """
 
-import json
 import logging
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from tqdm import tqdm
 
 from carnelian_training import checkpoint, finetune
 from carnelian_training.augment import spec_augment, warp_frequency
@@ -29,6 +24,7 @@ from carnelian_training.loading import Batch, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.optim import build_optimizer, clip_gradients, learning_rate
+from carnelian_training.report import Report
 
 logger = logging.getLogger(__name__)
 
@@ -101,30 +97,19 @@ def train(config: Config, directory: Path) -> None:
         logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
         return
 
-    progress = tqdm(total=config.loop.steps, initial=state.step, unit="step", disable=not sys.stderr.isatty())
-    window = Window()
+    report = Report(directory, config, state.step)
     for batch in batches(clips, config, state):
         loss, grad_norm, lr = optimise(state, batch, config)
-        window.add(loss, batch)
         state.step += 1
-        progress.update()
+        report.add(loss, len(batch.items), sum(item.duration_s for item in batch.items))
         if state.step % config.loop.log_every_steps == 0:
-            record = {
-                "step": state.step,
-                "epoch": state.epoch,
-                **window.close(),
-                "lr": lr,
-                "grad_norm": grad_norm.item(),
-                "skipped_clips": state.skipped,
-            }
-            _record(directory, record)
-            progress.set_postfix(loss=record["loss"])
+            report.log(state.step, state.epoch, lr=lr, grad_norm=grad_norm.item(), skipped_clips=state.skipped)
         if state.step % config.loop.evaluate_every_steps == 0 or state.step == config.loop.steps:
-            look(state, config, directory)
-            window = Window()
+            look(state, config, directory, report)
+            report.restart_clock()
         if state.step >= config.loop.steps:
             break
-    progress.close()
+    report.close()
 
 
 def batches(clips: list[Clip], config: Config, state: State) -> Iterator[Batch]:
@@ -167,51 +152,17 @@ def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor
     return loss.detach(), grad_norm, lr
 
 
-def look(state: State, config: Config, directory: Path) -> None:
+def look(state: State, config: Config, directory: Path, report: Report) -> None:
     """Evaluate on the dev manifest, write a checkpoint, keep the best weights and the newest checkpoints."""
     if config.data.dev is not None:
-        evaluation = evaluate(state.model, config, config.data.dev)
-        rates = evaluation.error_rates()
-        record = {"step": state.step, "dev_wer": round(rates.wer, 4), "dev_cer": round(rates.cer, 4)}
-        record |= {f"dev_wer/{s}": round(evaluation.error_rates(s).wer, 4) for s in evaluation.sources()}
-        _record(directory, record)
-        for clip, transcript in list(zip(evaluation.clips, evaluation.transcripts, strict=True))[:2]:
-            logger.info("reference: %s\n    heard: %s", clip.text, transcript)
-        if rates.wer < state.best_wer:
-            state.best_wer = rates.wer
+        record = report.evaluated(state.step, evaluate(state.model, config, config.data.dev))
+        if record["dev_wer"] < state.best_wer:
+            state.best_wer = record["dev_wer"]
             checkpoint.save(directory / f"{config.name}.pt", config, state.model.state_dict(), results=record)
     state.save(directory / f"{config.name}-{state.step:08d}.pt", config)
     for old in _checkpoints(directory, config)[: -config.loop.keep_last]:
         old.unlink()
 
 
-class Window:
-    """Sums between two log lines."""
-
-    def __init__(self) -> None:
-        self.losses: list[Tensor] = []
-        self.audio_s = 0.0
-        self.started = time.perf_counter()
-
-    def add(self, loss: Tensor, batch: Batch) -> None:
-        """Count one step; the loss stays on its device until the window closes."""
-        self.losses.append(loss)
-        self.audio_s += sum(item.duration_s for item in batch.items)
-
-    def close(self) -> dict[str, float]:
-        """Means of the window, which starts anew."""
-        seconds = time.perf_counter() - self.started
-        loss = torch.stack(self.losses).mean().item()
-        record = {"loss": round(loss, 4), "audio_s_per_s": round(self.audio_s / seconds, 1)}
-        self.__init__()  # type: ignore[misc]
-        return record
-
-
 def _checkpoints(directory: Path, config: Config) -> list[Path]:
     return sorted(directory.glob(f"{config.name}-{'[0-9]' * 8}.pt"))
-
-
-def _record(directory: Path, record: dict[str, Any]) -> None:
-    logger.info(" ".join(f"{key}={value:.5g}" for key, value in record.items()))
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")

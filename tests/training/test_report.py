@@ -1,0 +1,142 @@
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import pty
+import struct
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_training.cli import main
+from carnelian_training.evaluate import Evaluation
+from carnelian_training.manifest import Clip
+from carnelian_training.plot import draw, read_metrics
+from carnelian_training.report import Report
+from carnelian_training.train import train
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard shows of a run: records of length, its checksum, content, its checksum."""
+    found: dict[str, dict[int, float]] = {}
+    for path in sorted(folder.glob("events*")):
+        data = path.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            assert int.from_bytes(data[8:12], "little") == masked_crc32c(data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+            data = data[16 + length :]
+    return found
+
+
+@pytest.fixture
+def heard():
+    clips = [Clip(Path("a.wav"), 2.0, "one two", {"source": "a"}), Clip(Path("b.wav"), 2.0, "three", {"source": "b"})]
+    return Evaluation(clips, ["one too", "three"])
+
+
+def log_three_steps(report: Report) -> None:
+    for loss in (1.0, 2.0, 3.0):
+        report.add(torch.tensor(loss), utterances=4, audio_s=20.0)
+    report.log(3, 0, lr=0.01, grad_norm=0.5)
+
+
+def test_a_run_leaves_metrics_tensorboard_and_a_picture(tiny_config, tmp_path):
+    train(tiny_config, tmp_path)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in records if "dev_wer" in r] == [3, 6]
+    assert all(r["utterances_per_s"] > 0 and r["audio_s_per_s"] > 0 for r in records if "loss" in r)
+    shown = scalars(tmp_path / "tensorboard")
+    assert shown["loss"] == pytest.approx({r["step"]: r["loss"] for r in records if "loss" in r})
+    assert shown["dev_wer"] == pytest.approx({r["step"]: r["dev_wer"] for r in records if "dev_wer" in r})
+    assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_log_line_has_the_same_fields_in_the_same_order(tiny_config, tmp_path, heard, caplog):
+    report = Report(tmp_path, tiny_config, 0)
+    with caplog.at_level(logging.INFO):
+        log_three_steps(report)
+        report.evaluated(3, heard)
+    fields = [field.partition("=")[0] for field in caplog.messages[0].split() if "=" in field]
+    assert fields == ["step", "epoch", "loss", "lr", "grad_norm", "utterances_per_s", "audio_s_per_s"]
+    assert "loss=2 " in caplog.messages[0]
+    assert caplog.messages[1] == "step=3       dev_wer=33.33% dev_cer=8.33%"
+    assert caplog.messages[2] == "reference: one two\n    heard: one too"
+
+
+def test_throughput_counts_the_steps_since_the_last_line(tiny_config, tmp_path):
+    report = Report(tmp_path, tiny_config, 0)
+    log_three_steps(report)
+    log_three_steps(report)
+    for record in read_metrics(tmp_path / "metrics.jsonl"):
+        assert record["audio_s_per_s"] / record["utterances_per_s"] == pytest.approx(5.0, rel=1e-2)
+
+
+def test_a_terminal_gets_a_bar_and_no_log_lines(tiny_config, tmp_path, heard, monkeypatch, caplog):
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    with os.fdopen(controller, "rb", buffering=0) as screen, os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with caplog.at_level(logging.INFO):
+            report = Report(tmp_path, tiny_config, 0)
+            log_three_steps(report)
+            report.evaluated(3, heard)
+            report.bar.close()
+        seen = screen.read(65536).decode()
+    assert "3/6" in seen
+    assert "loss=2" in seen
+    assert "heard: one too" in seen
+    assert not caplog.messages
+
+
+def test_what_a_resumed_run_will_record_again_is_dropped(tiny_config, tmp_path):
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "lo')
+    Report(tmp_path, tiny_config, 2)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_other_processes_write_nothing(tiny_config, tmp_path, heard):
+    report = Report(tmp_path, tiny_config, 0, enabled=False)
+    log_three_steps(report)
+    assert report.evaluated(3, heard)["dev_wer"] == pytest.approx(1 / 3, abs=1e-4)
+    report.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_equal_records_give_an_equal_picture(tmp_path, monkeypatch):
+    metrics = tmp_path / "metrics.jsonl"
+    records = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 2, "dev_wer": 0.5, "dev_cer": 0.2}]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for name in ("a.svg", "b.svg"):
+        monkeypatch.setattr("sys.argv", ["carnelian-train", "plot", str(metrics), str(tmp_path / name)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 0
+    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
+    assert "best WER 50.0%, CER 20.0% at step 2" in (tmp_path / "a.svg").read_text()
+
+
+def test_what_holds_no_curve_is_refused(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match="must hold a loss"):
+        draw(metrics, tmp_path / "x.png")
+    metrics.write_text('[]\n{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be a JSON object with `step`"):
+        draw(metrics, tmp_path / "x.png")
+
+
+def test_no_dev_manifest_draws_the_loss_alone(tiny_config, tmp_path):
+    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, dev=None))
+    train(config, tmp_path)
+    assert (tmp_path / "tiny.png").exists()

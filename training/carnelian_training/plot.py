@@ -1,0 +1,65 @@
+"""The curves of a run: `metrics.jsonl` to a picture of loss and error rates over the steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a run, in order; a last line that a kill cut short is left out.
+
+    Raises:
+        ValueError: A line is no record of a run; the message names the file and the line.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            int(record["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                break
+            raise ValueError(f"{path}, line {number}: must be a JSON object with `step`, but is {line!r}") from error
+        records.append(record)
+    return records
+
+
+def draw(metrics: Path, target: Path) -> None:
+    """Draw loss above and dev error rates below; the suffix of `target` (.png, .svg, .pdf) chooses the format.
+
+    Raises:
+        ValueError: There is nothing to draw, or no such format.
+    """
+    records = read_metrics(metrics)
+    losses = [(record["step"], record["loss"]) for record in records if "loss" in record]
+    evaluations = [record for record in records if "dev_wer" in record]
+    if not losses and not evaluations:
+        raise ValueError(f"{metrics} must hold a loss or an error rate to draw, but holds {len(records)} records")
+    figure = Figure(figsize=(7, 5 if evaluations else 2.8), layout="constrained")
+    panels = figure.subplots(2 if evaluations else 1, sharex=True, squeeze=False)[:, 0]
+    panels[0].plot(*zip(*losses, strict=True) if losses else ([], []), color="tab:blue", linewidth=1)
+    panels[0].set_ylabel("CTC loss per character")
+    if evaluations:
+        for name, label, style in (("dev_wer", "WER", "tab:red"), ("dev_cer", "CER", "tab:orange")):
+            points = [(record["step"], record[name]) for record in evaluations]
+            panels[1].plot(*zip(*points, strict=True), color=style, marker=".", markersize=4, linewidth=1, label=label)
+        best = min(evaluations, key=lambda record: float(record["dev_wer"]))
+        panels[1].set_title(
+            f"best WER {best['dev_wer']:.1%}, CER {best['dev_cer']:.1%} at step {best['step']}", fontsize="small"
+        )
+        panels[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panels[1].set_ylim(bottom=0)
+        panels[1].set_ylabel("dev error rate")
+        panels[1].legend()
+    panels[-1].set_xlabel("step")
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Equal records give an equal file: no date, no random identifiers.
+    with rc_context({"svg.hashsalt": "carnelian"}):
+        figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)

@@ -1,0 +1,145 @@
+"""What one sees of a run: a progress bar on a terminal, else a line of fixed fields; metrics, TensorBoard, a plot.
+
+In: what the loop measures. Out, in the run's folder: `metrics.jsonl` (one record per log line and evaluation),
+`tensorboard/` (the same, as scalars, with sample transcripts) and, at the end, `<name>.png`.
+"""
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorboardX import SummaryWriter
+from torch import Tensor
+from tqdm import tqdm
+
+from carnelian_training.config import Config
+from carnelian_training.evaluate import Evaluation
+from carnelian_training.plot import draw, read_metrics
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+LINE = "step=%-7d epoch=%-3d loss=%-8.4f lr=%-9.3g grad_norm=%-7.3g utterances_per_s=%-7.1f audio_s_per_s=%.1f"
+SAMPLES = 2  # transcripts shown at each evaluation
+
+
+class Report:
+    """The one who speaks for a run; only the first of several processes has one that is `enabled`.
+
+    Args:
+        directory: the run's folder.
+        config: the run's configuration.
+        step: where the run goes on from. What an interrupted run recorded after it, it will record again: those
+            records are dropped.
+        enabled: False makes every method do nothing.
+    """
+
+    def __init__(self, directory: Path, config: Config, step: int, *, enabled: bool = True) -> None:
+        self.directory = directory
+        self.config = config
+        self.enabled = enabled
+        self.bar: tqdm[Any] | None = None
+        self.restart_clock()
+        if not enabled:
+            return
+        _drop_after(directory / METRICS, step)
+        self.writer = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
+        if sys.stderr.isatty():
+            self.bar = tqdm(total=config.loop.steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def restart_clock(self) -> None:
+        """Forget the steps since the last log line, for example because an evaluation came between."""
+        self.losses: list[Tensor] = []
+        self.utterances = 0
+        self.audio_s = 0.0
+        self.started = time.perf_counter()
+
+    def add(self, loss: Tensor, utterances: int, audio_s: float) -> None:
+        """Count one step, of all processes together; the loss stays on its device until the next log line."""
+        self.losses.append(loss)
+        self.utterances += utterances
+        self.audio_s += audio_s
+        if self.bar is not None:
+            self.bar.update()
+
+    def log(self, step: int, epoch: int, **measured: float) -> None:
+        """Record the means since the last log line.
+
+        Args:
+            step: steps done.
+            epoch: epochs done.
+            measured: further fields, the same ones at each call and in the same order.
+        """
+        if not self.enabled:
+            return
+        seconds = time.perf_counter() - self.started
+        record = {
+            "step": step,
+            "epoch": epoch,
+            "loss": round(torch.stack(self.losses).mean().item(), 4),
+            **measured,
+            "utterances_per_s": round(self.utterances / seconds, 2),
+            "audio_s_per_s": round(self.audio_s / seconds, 1),
+        }
+        if self.bar is not None:
+            self.bar.set_postfix(loss=record["loss"], audio_s_per_s=record["audio_s_per_s"])
+        else:
+            logger.info(" ".join(f"{key}={value:<8.5g}" for key, value in record.items()))
+        self._record(record)
+        self.restart_clock()
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> dict[str, Any]:
+        """Record the error rates of an evaluation, show a few transcripts and return the record."""
+        rates = evaluation.error_rates()
+        record = {"step": step, "dev_wer": round(rates.wer, 4), "dev_cer": round(rates.cer, 4)}
+        record |= {f"dev_wer/{s}": round(evaluation.error_rates(s).wer, 4) for s in evaluation.sources()}
+        if not self.enabled:
+            return record
+        self._say(f"step={step:<7d} dev_wer={rates.wer:.2%} dev_cer={rates.cer:.2%}")
+        samples = list(zip(evaluation.clips, evaluation.transcripts, strict=True))[:SAMPLES]
+        for clip, transcript in samples:
+            self._say(f"reference: {clip.text}\n    heard: {transcript}")
+        # Indented lines are Markdown's preformatted text.
+        text = "\n\n".join(f"    {clip.text}\n    {transcript}" for clip, transcript in samples)
+        self.writer.add_text("transcripts", text, step)
+        self._record(record)
+        return record
+
+    def close(self) -> None:
+        """Draw the run's curves."""
+        if not self.enabled:
+            return
+        if self.bar is not None:
+            self.bar.close()
+        self.writer.close()
+        if (self.directory / METRICS).exists():
+            target = self.directory / f"{self.config.name}.png"
+            draw(self.directory / METRICS, target)
+            logger.info("wrote %s", target)
+
+    def _say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stderr)
+        else:
+            logger.info("%s", line)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        with (self.directory / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        for name, value in record.items():
+            if name != "step":
+                self.writer.add_scalar(name, value, record["step"])
+        self.writer.flush()
+
+
+def _drop_after(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = [record for record in read_metrics(path) if record["step"] <= step]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
+    partial.replace(path)
