@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import onnx
@@ -98,7 +99,7 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None
 
     feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
     shutil.copyfile(features.__file__, feature_stage / "dali.py")
-    _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S})
+    _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
     onnx.save(export_ragged(network), acoustic / "model.onnx")
     warmup = acoustic.parent / "warmup" / WARMUP_LENGTH_FILE
     warmup.parent.mkdir()

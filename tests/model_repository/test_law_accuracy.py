@@ -71,8 +71,9 @@ def test_people_speaking(sdk, evaluate_offline, recordings):
 
 def test_the_features_are_those_of_training(models):
     """Decoded, resampled, mixed down and framed by two pipelines, of different operators where the rate differs."""
+    config, _ = load_model(CHECKPOINT)
     for clip in read_manifest(DEMO):
-        (batch,) = load([[Item(clip)]], num_threads=1)
+        (batch,) = load([[Item(clip)]], config.features, num_threads=1)
         decoded = models.infer("audio_decode", AUDIO=np.fromfile(clip.audio_filepath, np.uint8)[None])
         served = models.infer("quartznet_demo_features", **decoded)
         assert served["FEATURE_LENGTH"].item() == batch.lengths.item()

@@ -7,6 +7,7 @@ import soundfile
 from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
 from carnelian_training.defects import Limits
+from carnelian_training.features import FeatureSettings
 from carnelian_training.loading import Item, load, plan_epoch
 from carnelian_training.manifest import Clip, read_manifest
 
@@ -89,8 +90,10 @@ def test_the_probabilities_are_those_that_happen(tiny_config, sounds):
 def test_training_hears_the_disturbance_and_the_same_one_each_time(tiny_config, sounds):
     clips = read_manifest(tiny_config.data.train[0].path)[:3]
     plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 1.0), 0)
-    first, again = ([batch.features for batch in load(plan, 1)] for _ in range(2))
-    clean = [batch.features for batch in load([[Item(item.clip) for item in items] for items in plan], 1)]
+    first, again = ([batch.features for batch in load(plan, FeatureSettings(), 1)] for _ in range(2))
+    clean = [
+        batch.features for batch in load([[Item(item.clip) for item in items] for items in plan], FeatureSettings(), 1)
+    ]
     for disturbed, same, undisturbed in zip(first, again, clean, strict=True):
         np.testing.assert_array_equal(disturbed, same)
         assert disturbed.shape == undisturbed.shape

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -6,33 +7,58 @@ import numpy as np
 import pytest
 import torch
 from carnelian_training import features
+from carnelian_training.features import FeatureSettings
 from nvidia.dali import fn, pipeline_def, types
 
 # Both sides compute in float32; the logarithm of near-silent bands amplifies the last bits.
 TOLERANCE = 1e-4
 LENGTHS = [16_000, 27_301, 400, 48_000, 300]
 
+DEFAULTS = FeatureSettings()
+AS_NEMO = FeatureSettings(std_guard=1e-5, edges="zero", frame_count="floor")
+AS_DLE = FeatureSettings(std_guard=1e-5, log_guard=1e-20, frame_count="ceil")
+OTHERS = FeatureSettings(
+    window_samples=400,
+    hop_samples=200,
+    num_mels=40,
+    low_hz=60.0,
+    high_hz=7600.0,
+    preemphasis=0.0,
+    magnitude_power=1,
+    log_guard=1e-3,
+    log_guard_by="clamp",
+)
 
-def log_mel_reference(signal: np.ndarray) -> np.ndarray:
-    """Plain torch: [samples] -> [64, samples // 160 + 1]."""
+
+def log_mel_reference(signal: np.ndarray, settings: FeatureSettings = DEFAULTS) -> np.ndarray:
+    """Plain torch: [samples] -> [num_mels, frames]."""
     x = torch.from_numpy(signal).double()
-    x = torch.cat([x[:1], x[1:] - 0.97 * x[:-1]])
-    window = torch.hann_window(320, periodic=False, dtype=torch.float64)
-    spectrum = torch.stft(x, 512, 160, 320, window, center=True, pad_mode="reflect", return_complex=True)
-    mel = slaney_filters() @ spectrum.abs().square()
-    log = torch.log(mel + 2**-24)
-    return ((log - log.mean(1, keepdim=True)) / log.std(1, keepdim=True)).numpy()
+    x = torch.cat([x[:1], x[1:] - settings.preemphasis * x[:-1]])
+    hop, width = settings.hop_samples, settings.window_samples
+    window = torch.hann_window(width, periodic=False, dtype=torch.float64)
+    mode = {"reflect": "reflect", "zero": "constant"}[settings.edges]
+    spectrum = torch.stft(x, settings.fft_size, hop, width, window, center=True, pad_mode=mode, return_complex=True)
+    mel = slaney_filters(settings) @ spectrum.abs() ** settings.magnitude_power
+    guard = settings.log_guard
+    log = torch.log(mel + guard if settings.log_guard_by == "add" else mel.clamp(min=guard))
+    frames = {"floor + 1": len(signal) // hop + 1, "ceil": -(-len(signal) // hop), "floor": len(signal) // hop}
+    log = log[:, : max(frames[settings.frame_count], 1)]
+    spread = log.std(1, keepdim=True) if log.shape[1] > 1 else torch.zeros(len(log), 1)
+    return ((log - log.mean(1, keepdim=True)) / (spread + settings.std_guard)).numpy()
 
 
-def slaney_filters() -> torch.Tensor:
-    """Slaney's mel scale, linear below 1 kHz, with triangles of unit area: [64, 257]."""
+def slaney_filters(settings: FeatureSettings) -> torch.Tensor:
+    """Slaney's mel scale, linear below 1 kHz, with triangles of unit area: [num_mels, fft_size / 2 + 1]."""
 
     def to_hz(mel: torch.Tensor) -> torch.Tensor:
         return torch.where(mel < 15, mel * 200 / 3, 1000 * torch.exp((mel - 15) * np.log(6.4) / 27))
 
-    top = 15 + 27 * np.log(8) / np.log(6.4)
-    edges = to_hz(torch.linspace(0, top, 66, dtype=torch.float64))
-    bins = torch.linspace(0, 8000, 257, dtype=torch.float64)
+    def to_mel(hz: float) -> float:
+        return hz * 3 / 200 if hz < 1000 else 15 + 27 * np.log(hz / 1000) / np.log(6.4)
+
+    low, high = to_mel(settings.low_hz), to_mel(settings.high_hz)
+    edges = to_hz(torch.linspace(low, high, settings.num_mels + 2, dtype=torch.float64))
+    bins = torch.linspace(0, 8000, settings.fft_size // 2 + 1, dtype=torch.float64)
     rise = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     fall = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
     return torch.minimum(rise, fall).clamp(min=0) * (2 / (edges[2:] - edges[:-2]))[:, None]
@@ -46,10 +72,13 @@ def speech_like(samples: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory):
+    return serving_graph(tmp_path_factory.mktemp("features"), {})
+
+
+def serving_graph(folder, settings):
     """The serving graph as Triton loads it: a copy of the file with its settings beside it."""
-    folder = tmp_path_factory.mktemp("features")
     shutil.copy(features.__file__, folder / "dali.py")
-    (folder / "features.json").write_text(json.dumps({"max_audio_s": 3.0}))
+    (folder / "features.json").write_text(json.dumps({"max_audio_s": 3.0} | settings))
     spec = importlib.util.spec_from_file_location("served_features", folder / "dali.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -65,10 +94,11 @@ def serve(tmp_path_factory):
     return run
 
 
-def test_equal_a_plain_stft_on_a_ragged_batch():
+@pytest.mark.parametrize("settings", [DEFAULTS, AS_NEMO, AS_DLE, OTHERS], ids=["defaults", "nemo", "dle", "others"])
+def test_equal_a_plain_stft_on_a_ragged_batch(settings):
     @pipeline_def(batch_size=8, num_threads=1, device_id=None, prefetch_queue_depth=1)
     def graph():
-        return features.log_mel(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1))
+        return features.log_mel(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), settings)
 
     pipeline = graph(exec_async=False, exec_pipelined=False)
     pipeline.build()
@@ -76,8 +106,8 @@ def test_equal_a_plain_stft_on_a_ragged_batch():
     pipeline.feed_input("SIGNAL", signals)
     (result,) = pipeline.run()
     for i, signal in enumerate(signals):
-        expected = log_mel_reference(signal)
-        assert np.asarray(result[i]).shape == expected.shape == (64, len(signal) // 160 + 1)
+        expected = log_mel_reference(signal, settings)
+        assert np.asarray(result[i]).shape == expected.shape
         np.testing.assert_allclose(np.asarray(result[i]), expected, atol=TOLERANCE)
 
 
@@ -111,6 +141,29 @@ def test_serving_graph_is_total_and_its_lengths_are_honest(serve, samples, lengt
     assert result_length.tolist() == [feature_length]
     ((expected, _),) = serve([speech_like(8_000)], [8_000])
     np.testing.assert_array_equal(neighbour, expected)
+
+
+def test_the_serving_graph_is_total_with_the_settings_of_other_toolkits(tmp_path):
+    run = serving_graph(tmp_path, dataclasses.asdict(AS_NEMO))
+    lengths = [0, 1, 159, 160, 320, 16_000, 48_001]
+    results = run([speech_like(samples) for samples in lengths], lengths)
+    assert [result.shape[1] for result, _ in results] == [1, 1, 1, 1, 2, 100, 1]
+    assert [length.item() for _, length in results] == [0, 1, 1, 1, 2, 100, 300]
+    np.testing.assert_allclose(results[5][0], log_mel_reference(speech_like(16_000), AS_NEMO), atol=TOLERANCE)
+    assert all(np.isfinite(result).all() for result, _ in results)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hop_samples": 0}, "`hop_samples` must be positive"),
+        ({"window_samples": 640}, "`fft_size` must be at least `window_samples`, 640"),
+        ({"high_hz": 9000.0}, "within 0 to 8000, but is 0 to 9000"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureSettings(**wrong)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])

@@ -9,6 +9,7 @@ from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
 from carnelian_training.defects import Limits
+from carnelian_training.features import FeatureSettings
 from carnelian_training.loading import Item, group, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
 from torch.nn import functional as F
@@ -41,7 +42,7 @@ def test_shares_hold_every_clip_once_and_have_equally_many_batches(tiny_config, 
 
 
 def test_an_empty_share_runs_through_network_and_loss(tiny_config):
-    (empty,) = load([[]], 1)
+    (empty,) = load([[]], FeatureSettings(), 1)
     assert empty.items == ()
     log_probs, lengths = build_model(tiny_config).eval()(empty.features, empty.lengths)
     targets, target_lengths = empty.targets(tiny_config.labels)
@@ -83,8 +84,8 @@ def test_discrete_speeds_are_equally_likely(tiny_config):
 
 def test_a_batch_equals_its_clips_alone():
     items = [Item(clip) for clip in read_manifest(CLIPS)]
-    (batch,) = load([items], 1)
-    for i, alone in enumerate(load([[item] for item in items], 1)):
+    (batch,) = load([items], FeatureSettings(), 1)
+    for i, alone in enumerate(load([[item] for item in items], FeatureSettings(), 1)):
         frames = int(alone.lengths[0])
         assert frames == pytest.approx(items[i].duration_s * 100, abs=2)
         assert batch.lengths[i] == frames
@@ -94,7 +95,7 @@ def test_a_batch_equals_its_clips_alone():
 
 def test_speed_shortens_a_clip():
     clip = read_manifest(CLIPS)[0]
-    slow, fast = load([[Item(clip)], [Item(clip, 1.25)]], 1)
+    slow, fast = load([[Item(clip)], [Item(clip, 1.25)]], FeatureSettings(), 1)
     assert fast.lengths.item() == pytest.approx(slow.lengths.item() / 1.25, abs=2)
 
 
@@ -102,8 +103,10 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
     good = read_manifest(CLIPS)
     mixed = [clip for pair in zip(bad_clips.values(), [*good, *good], strict=False) for clip in pair]
     items = [Item(clip, 1.05) for clip in mixed]
-    first, alone, second = load([items, items[:1], [Item(clip) for clip in good]], 1, skip=Limits.of(tiny_config))
-    (clean,) = load([[item for item in items if item.clip in good]], 1)
+    first, alone, second = load(
+        [items, items[:1], [Item(clip) for clip in good]], FeatureSettings(), 1, skip=Limits.of(tiny_config)
+    )
+    (clean,) = load([[item for item in items if item.clip in good]], FeatureSettings(), 1)
     assert first.items == clean.items
     torch.testing.assert_close(first.features, clean.features)
     assert torch.equal(first.lengths, clean.lengths)
@@ -132,9 +135,9 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
 
 def test_evaluation_refuses_bad_clips_by_name(bad_clips):
     with pytest.raises(RuntimeError, match=r"text\.wav: "):
-        list(load([[Item(read_manifest(CLIPS)[0]), Item(bad_clips["text"])]], 1))
+        list(load([[Item(read_manifest(CLIPS)[0]), Item(bad_clips["text"])]], FeatureSettings(), 1))
     with pytest.raises(RuntimeError, match=r"nan\.wav: samples that are no finite numbers"):
-        list(load([[Item(bad_clips["nan"])]], 1))
+        list(load([[Item(bad_clips["nan"])]], FeatureSettings(), 1))
 
 
 def test_a_segment_is_what_it_cuts_out(tmp_path):
@@ -144,7 +147,7 @@ def test_a_segment_is_what_it_cuts_out(tmp_path):
         soundfile.write(tmp_path / f"cut.{format_}", sound[22050:66150], 44100)
         segment = Clip(tmp_path / f"long.{format_}", 1.0, "a", offset=0.5)
         cut = Clip(tmp_path / f"cut.{format_}", 1.0, "a")
-        (batch,) = load([[Item(segment), Item(cut)]], 1)
+        (batch,) = load([[Item(segment), Item(cut)]], FeatureSettings(), 1)
         assert batch.lengths.tolist() == [101, 101]
         torch.testing.assert_close(batch.features[0], batch.features[1])
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
+from carnelian_training.features import FeatureSettings
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 
@@ -162,7 +163,7 @@ class InitConfig:
     """Fine-tuning: where the weights of a new run come from, and how fast each part moves away from there."""
 
     checkpoint: Path | None = None
-    """Ours, published ones too. `model` and `labels` are its own where the YAML does not give them."""
+    """Ours, published ones too. `model`, `labels` and `features` are its own where the YAML does not give them."""
     freeze: tuple[FreezeConfig, ...] = ()
     stage_lr_decay: float = 1.0
     """The head learns at the full rate, the last stage at this factor of it, the one before at its square, ..."""
@@ -202,6 +203,7 @@ class Config:
     """The architecture that `model.name` says."""
     labels: tuple[str, ...] = LABELS
     """One character each; the CTC blank comes after the last and is not listed."""
+    features: FeatureSettings = field(default_factory=FeatureSettings)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     init: InitConfig = field(default_factory=InitConfig)
@@ -212,6 +214,10 @@ class Config:
         wrong = [label for label in self.labels if len(label) != 1]
         if wrong or len(set(self.labels)) != len(self.labels):
             raise ValueError(f"`labels` must be distinct single characters, but are {list(self.labels)}")
+        if self.model.num_mels != self.features.num_mels:
+            raise ValueError(
+                f"`model.num_mels` must be `features.num_mels`, {self.features.num_mels}, but is {self.model.num_mels}"
+            )
         stages = range(len(self.model.stages))
         for freeze in self.init.freeze:
             absent = [i for i in freeze.stages if i not in stages] if freeze.stages != "body" else []
@@ -270,7 +276,7 @@ def _inherit(tree: dict[str, Any]) -> None:
         from carnelian_training.checkpoint import load  # which needs this module
 
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
-        for section in ("model", "labels"):
+        for section in ("model", "labels", "features"):
             tree.setdefault(section, source[section])
 
 

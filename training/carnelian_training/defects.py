@@ -6,7 +6,7 @@ Every check answers in words: what was found and what would have to hold; None i
 from dataclasses import dataclass
 
 from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
-from carnelian_training.features import HOP_SAMPLES, SAMPLE_RATE_HZ
+from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
 from carnelian_training.manifest import Clip
 
 SILENT_RMS = 10 ** (-90 / 20)
@@ -18,6 +18,7 @@ class Limits:
     """What a clip to train on must keep."""
 
     labels: frozenset[str]
+    hop_samples: int
     stride: int
     """Feature frames per output frame of the network."""
     min_duration_s: float
@@ -28,16 +29,19 @@ class Limits:
     @classmethod
     def of(cls, config: Config) -> "Limits":
         """Those of a configuration."""
-        return cls._of(config.labels, config.model.stride, config.data, config.augment)
+        return cls._of(config.labels, config.features, config.model.stride, config.data, config.augment)
 
     @classmethod
     def by_default(cls) -> "Limits":
         """Those of a configuration that says nothing about them, at 20 ms per output frame."""
-        return cls._of(LABELS, 2, DataConfig(), AugmentConfig())
+        return cls._of(LABELS, FeatureSettings(), 2, DataConfig(), AugmentConfig())
 
     @classmethod
-    def _of(cls, labels: tuple[str, ...], stride: int, data: DataConfig, augment: AugmentConfig) -> "Limits":
-        return cls(frozenset(labels), stride, data.min_duration_s, data.max_duration_s, augment.fastest)
+    def _of(
+        cls, labels: tuple[str, ...], features: FeatureSettings, stride: int, data: DataConfig, augment: AugmentConfig
+    ) -> "Limits":
+        durations_s = data.min_duration_s, data.max_duration_s
+        return cls(frozenset(labels), features.hop_samples, stride, *durations_s, augment.fastest)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
 
 def planned_frames(clip: Clip, limits: Limits) -> int:
     """Feature frames at the fastest speed, by the manifest's duration."""
-    return int(clip.duration / limits.fastest * SAMPLE_RATE_HZ) // HOP_SAMPLES + 1
+    return int(clip.duration / limits.fastest * SAMPLE_RATE_HZ) // limits.hop_samples + 1
 
 
 def sound_defect(clip: Clip, heard: Heard) -> str | None:

@@ -9,7 +9,7 @@ import torch
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.features import HOP_SAMPLES, SAMPLE_RATE_HZ
+from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, load
 from carnelian_training.manifest import Clip, read_manifest
 from carnelian_training.models.network import CtcNetwork
@@ -54,7 +54,7 @@ class Evaluation:
 
 def frame_duration_s(config: Config) -> float:
     """Seconds per output frame of a model."""
-    return config.model.stride * HOP_SAMPLES / SAMPLE_RATE_HZ
+    return config.model.stride * config.features.hop_samples / SAMPLE_RATE_HZ
 
 
 @torch.inference_mode()
@@ -72,7 +72,8 @@ def evaluate(model: CtcNetwork, config: Config, manifest: Path) -> Evaluation:
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     transcripts = [""] * len(clips)
     position = 0
-    for batch in load(group([Item(clips[i]) for i in order], config.data.batch_s), config.data.num_threads):
+    batches = group([Item(clips[i]) for i in order], config.data.batch_s)
+    for batch in load(batches, config.features, config.data.num_threads):
         log_probs, lengths = model(batch.features.to(device), batch.lengths.to(device))
         labels, frame_s = list(config.labels), frame_duration_s(config)
         hypotheses = ctc.greedy(log_probs.cpu().numpy(), lengths.cpu().numpy(), labels, frame_s)

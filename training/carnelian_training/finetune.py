@@ -40,6 +40,8 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
             mistakes.append(f"  {name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
     if mistakes:
         raise CheckpointError("\n".join([f"{path} does not fit `model`, except for its head it must:", *mistakes]))
+    if source.features != config.features:
+        logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
     kept = [label for label in config.labels if label in source.labels]
     weights = {
         name: tensor if name in body else _head(wanted[name], tensor, config, source) for name, tensor in found.items()

@@ -32,7 +32,7 @@ from carnelian_training.defects import (
     sound_defect,
     text_defect,
 )
-from carnelian_training.features import NUM_MELS, SAMPLE_RATE_HZ, log_mel
+from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, log_mel
 from carnelian_training.manifest import Clip
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ class Batch:
         return torch.tensor([i for row in ids for i in row], dtype=torch.int64), torch.tensor([len(row) for row in ids])
 
 
-NO_CLIPS = Batch((), torch.zeros(1, NUM_MELS, 1), torch.zeros(1, dtype=torch.int64))
+def _no_clips(num_mels: int, skipped: Sequence[tuple[Item, str]] = ()) -> Batch:
+    return Batch((), torch.zeros(1, num_mels, 1), torch.zeros(1, dtype=torch.int64), tuple(skipped))
 
 
 def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
@@ -156,12 +157,18 @@ def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
 
 
 def load(
-    batches: Sequence[Sequence[Item]], num_threads: int, *, skip: Limits | None = None, prefetch: int = 2
+    batches: Sequence[Sequence[Item]],
+    settings: FeatureSettings,
+    num_threads: int,
+    *,
+    skip: Limits | None = None,
+    prefetch: int = 2,
 ) -> Iterator[Batch]:
     """Decode audio and compute features, ahead of the caller.
 
     Args:
         batches: as :func:`plan_epoch` or :func:`group` make them; each gives one :class:`Batch`.
+        settings: of the features.
         num_threads: for decoding and features.
         skip: for training: a clip that cannot be learnt from is left out of its batch, logged and listed in
             `Batch.skipped`. None, for evaluation: such a clip is an error.
@@ -173,10 +180,13 @@ def load(
     failed: dict[Clip, str] = {}
 
     def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
-        return _pipeline(remaining, failed, num_threads, prefetch)
+        return _pipeline(remaining, failed, settings, num_threads, prefetch)
 
     for items, outputs in run_surviving(batches, failed, build):
-        yield _batch(items, [output.as_cpu() for output in outputs], failed, skip) if items else NO_CLIPS
+        if items:
+            yield _batch(items, [output.as_cpu() for output in outputs], failed, skip)
+        else:
+            yield _no_clips(settings.num_mels)
 
 
 def run_surviving(
@@ -220,7 +230,13 @@ def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
     return STAND_IN
 
 
-def _pipeline(batches: Sequence[Sequence[Item]], failed: dict[Clip, str], num_threads: int, prefetch: int) -> Pipeline:
+def _pipeline(
+    batches: Sequence[Sequence[Item]],
+    failed: dict[Clip, str],
+    settings: FeatureSettings,
+    num_threads: int,
+    prefetch: int,
+) -> Pipeline:
     """Build the graph: items -> features, their frames, samples as decoded, level as decoded, level as used."""
     encoded_batches, disturbed_batches = iter(batches), iter(batches)
 
@@ -264,7 +280,7 @@ def _pipeline(batches: Sequence[Sequence[Item]], failed: dict[Clip, str], num_th
                 ndim=[1, 1, 0, 0, 0, 0],
             )
             signal = fn.python_function(decoded, *disturbances, function=disturb)
-        features = log_mel(signal if device_id is None else signal.gpu())
+        features = log_mel(signal if device_id is None else signal.gpu(), settings)
         frames = features.shape(dtype=types.INT64)[1]
         return fn.pad(features, axes=[1]), frames, samples, fn.reductions.rms(decoded), fn.reductions.rms(signal)
 
@@ -318,6 +334,6 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], s
     for item, defect in skipped:
         logger.warning("skipped %s: %s", item.clip.audio_filepath, defect)
     if not kept:
-        return replace(NO_CLIPS, skipped=tuple(skipped))
+        return _no_clips(features.shape[1], skipped)
     longest = int(frames[kept].max())
     return Batch([items[row] for row in kept], features[kept, :, :longest], frames[kept], tuple(skipped))

@@ -116,7 +116,7 @@ def batches(clips: list[Clip], config: Config, state: State) -> Iterator[Batch]:
     """Endless batches, from where `state` is, which is kept up to date."""
     while True:
         plan = plan_epoch(clips, config, state.epoch)
-        for batch in load(plan[state.batch :], config.data.num_threads, skip=Limits.of(config)):
+        for batch in load(plan[state.batch :], config.features, config.data.num_threads, skip=Limits.of(config)):
             state.batch += 1
             state.skipped += len(batch.skipped)
             if batch.items:

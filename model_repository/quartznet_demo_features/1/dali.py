@@ -1,7 +1,8 @@
 """Log-mel features, defined once, as a DALI graph: training reads its batches through it and serving ships this file.
 
-In: mono float waveforms at 16 kHz. Out: [64, frames] float32, mean 0 and variance 1 per mel band over the clip,
-``frames = samples // 160 + 1``. The values equal a plain ``torch.stft`` reference within 1e-4.
+In: mono float waveforms at 16 kHz. Out: [mels, frames] float32, mean 0 and variance 1 per mel band over the clip; as
+the defaults are, 64 bands and ``frames = samples // 160 + 1``. The values equal a plain ``torch.stft`` reference
+within 1e-4.
 
 `carnelian-export` copies this file, as it is, to ``<model>_features/1/dali.py``; Triton's DALI backend finds
 :func:`serve` there. So it needs nothing but DALI.
@@ -9,7 +10,9 @@ In: mono float waveforms at 16 kHz. Out: [64, frames] float32, mean 0 and varian
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali import math as graph_math
@@ -17,40 +20,92 @@ from nvidia.dali.pipeline import DataNode
 from nvidia.dali.plugin.triton import autoserialize
 
 SAMPLE_RATE_HZ = 16_000
-WINDOW_SAMPLES = 320  # 20 ms
-HOP_SAMPLES = 160  # 10 ms
-FFT_SIZE = 512
-NUM_MELS = 64
-PREEMPHASIS = 0.97
-LOG_GUARD = 2.0**-24  # added to the mel energies before the logarithm, as NeMo does
-SETTINGS_FILE = "features.json"  # beside this file in the model repository: {"max_audio_s"}
-
-# Symmetric, as the published checkpoints were trained with.
-HANN = [0.5 - 0.5 * math.cos(2 * math.pi * n / (WINDOW_SAMPLES - 1)) for n in range(WINDOW_SAMPLES)]
+SETTINGS_FILE = "features.json"  # beside this file in the model repository: "max_audio_s" and FeatureSettings
 
 
-def log_mel(signal: DataNode) -> DataNode:
-    """Build the feature graph: [samples] float32 with at least one sample -> [64, samples // 160 + 1] float32."""
-    emphasised = fn.preemphasis_filter(signal, preemph_coeff=PREEMPHASIS, border="zero")
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """What differs between models. A checkpoint of another toolkit brings its own (docs/checkpoints.md)."""
+
+    window_samples: int = 320
+    """A Hann window, symmetric as the published checkpoints were trained with; 20 ms."""
+    hop_samples: int = 160
+    fft_size: int = 512
+    num_mels: int = 64
+    low_hz: float = 0.0
+    high_hz: float = SAMPLE_RATE_HZ / 2
+    preemphasis: float = 0.97
+    magnitude_power: Literal[1, 2] = 2
+    """Of the spectrum, before the mel filters."""
+    log_guard: float = 2.0**-24
+    """Keeps the logarithm of the mel energies finite."""
+    log_guard_by: Literal["add", "clamp"] = "add"
+    std_guard: float = 0.0
+    """Added to each band's standard deviation before it divides; without it, a constant band is 0."""
+    edges: Literal["reflect", "zero"] = "reflect"
+    """What the windows at both ends of a clip see beyond it."""
+    frame_count: Literal["floor + 1", "ceil", "floor"] = "floor + 1"
+    """Frames of n samples: that of n / hop, and at least 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("window_samples", "hop_samples", "fft_size", "num_mels", "log_guard"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"`{name}` must be positive, but is {getattr(self, name)}")
+        if self.fft_size < self.window_samples:
+            raise ValueError(
+                f"`fft_size` must be at least `window_samples`, {self.window_samples}, but is {self.fft_size}"
+            )
+        if not 0 <= self.low_hz < self.high_hz <= SAMPLE_RATE_HZ / 2:
+            raise ValueError(
+                f"`low_hz` to `high_hz` must be a range within 0 to {SAMPLE_RATE_HZ / 2:g}, "
+                f"but is {self.low_hz:g} to {self.high_hz:g}"
+            )
+
+    def frames(self, samples: DataNode) -> DataNode:
+        """How many frames a clip has: int32 -> int32."""
+        surplus = {"floor + 1": self.hop_samples, "ceil": self.hop_samples - 1, "floor": 0}[self.frame_count]
+        return graph_math.max((samples + surplus) // self.hop_samples, 1)
+
+
+def hann(size: int) -> list[float]:
+    """A symmetric Hann window."""
+    return [0.5 - 0.5 * math.cos(2 * math.pi * n / (size - 1)) for n in range(size)]
+
+
+def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
+    """Build the feature graph: [samples] float32 with at least one sample -> [num_mels, frames] float32."""
+    emphasised = signal
+    if settings.preemphasis:
+        emphasised = fn.preemphasis_filter(signal, preemph_coeff=settings.preemphasis, border="zero")
     power = fn.spectrogram(
         emphasised,
-        nfft=FFT_SIZE,
-        window_length=WINDOW_SAMPLES,
-        window_step=HOP_SAMPLES,
-        window_fn=HANN,
+        nfft=settings.fft_size,
+        window_length=settings.window_samples,
+        window_step=settings.hop_samples,
+        window_fn=hann(settings.window_samples),
         center_windows=True,
-        reflect_padding=True,
+        reflect_padding=settings.edges == "reflect",
+        power=settings.magnitude_power,
     )
     mel = fn.mel_filter_bank(
         power,
         sample_rate=SAMPLE_RATE_HZ,
-        nfilter=NUM_MELS,
-        freq_low=0.0,
-        freq_high=SAMPLE_RATE_HZ / 2,
+        nfilter=settings.num_mels,
+        freq_low=settings.low_hz,
+        freq_high=settings.high_hz,
         normalize=True,
         mel_formula="slaney",
     )
-    return fn.normalize(graph_math.log(mel + LOG_GUARD), axes=[1], ddof=1)
+    guard = settings.log_guard
+    energy = graph_math.log(mel + guard if settings.log_guard_by == "add" else graph_math.max(mel, guard))
+    if settings.frame_count != "floor + 1":  # what the spectrogram makes
+        energy = fn.slice(energy, start=0, shape=settings.frames(signal.shape(dtype=types.INT32)), axes=[1])
+    if not settings.std_guard:
+        return fn.normalize(energy, axes=[1], ddof=1)
+    centred = energy - fn.reductions.mean(energy, axes=[1], keep_dims=True)
+    others = graph_math.max(energy.shape(dtype=types.FLOAT)[1] - 1.0, 1.0)
+    variance = fn.reductions.sum(centred * centred, axes=[1], keep_dims=True) / others
+    return centred / (graph_math.sqrt(variance) + settings.std_guard)
 
 
 @autoserialize
@@ -63,8 +118,9 @@ def serve() -> tuple[DataNode, DataNode]:
     SIGNAL_LENGTH alone, 0 where there are no samples; where it exceeds the frames of FEATURES, the decoder refuses
     the clip. A tensor over the limit yields a single frame, so that a refused clip costs nothing downstream.
     """
-    settings = json.loads(Path(__file__).with_name(SETTINGS_FILE).read_text())
-    limit = round(settings["max_audio_s"] * SAMPLE_RATE_HZ)
+    content = json.loads(Path(__file__).with_name(SETTINGS_FILE).read_text())
+    limit = round(content.pop("max_audio_s") * SAMPLE_RATE_HZ)
+    settings = FeatureSettings(**content)
     signal = fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1)
     length = fn.external_source(name="SIGNAL_LENGTH", dtype=types.INT32, ndim=1)
 
@@ -74,6 +130,6 @@ def serve() -> tuple[DataNode, DataNode]:
     # Empty signals get one sample: the pre-emphasis operator crashes on none. Slicing before framing lets the
     # reflection at the end see the clip's true end.
     clip = fn.slice(fn.pad(signal, axes=[0], shape=[1]), start=0, shape=kept, axes=[0])
-    features = fn.pad(log_mel(clip), axes=[1], shape=samples // HOP_SAMPLES + 1)
-    feature_length = (length // HOP_SAMPLES + 1) * (length > 0)
+    features = fn.pad(log_mel(clip, settings), axes=[1], shape=settings.frames(samples))
+    feature_length = settings.frames(length) * (length > 0)
     return features, fn.cast(feature_length, dtype=types.INT32)
