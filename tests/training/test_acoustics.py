@@ -114,8 +114,8 @@ def test_dither_is_drawn_per_clip_and_epoch_and_never_in_evaluation(tiny_config)
     np.testing.assert_array_equal(one, same)
     assert one.std() == pytest.approx(0.01, rel=0.01)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
-    (dithered,) = load([[Item(clips[0], disturbance=first[clips[0]])]], 1)
-    (clean,) = load([[Item(clips[0])]], 1)  # as evaluation makes them
+    (dithered,) = load([[Item(clips[0], disturbance=first[clips[0]])]], FeatureSettings(), 1)
+    (clean,) = load([[Item(clips[0])]], FeatureSettings(), 1)  # as evaluation makes them
     assert 0.01 < (dithered.features - clean.features).abs().mean() < 2
 
 
@@ -126,7 +126,7 @@ def test_a_broken_noise_is_the_configurations_fault_and_no_clips(tiny_config, so
     clips = read_manifest(tiny_config.data.train[0].path)
     plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 0.0), 0)
     with pytest.raises(ConfigError, match=r"narrow\.flac must be a sound file"):
-        list(load(plan, 1, skip=Limits.of(tiny_config)))
+        list(load(plan, FeatureSettings(), 1, skip=Limits.of(tiny_config)))
 
 
 def test_empty_noise_and_silent_rooms_are_refused(tmp_path):
