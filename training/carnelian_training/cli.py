@@ -6,13 +6,16 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.corpora.command import validate
+from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.synthesis.command import surroundings, synthesise
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.command()(synthesise)
 app.command()(surroundings)
+app.add_typer(prepare, name="prepare")
+app.command()(convert)
 app.command()(validate)
+app.command()(perturb)
 
 
 @app.command()

@@ -1,9 +1,65 @@
-"""The commands of `carnelian-train` that deal with data: `validate`."""
+"""The commands of `carnelian-train` that deal with data: `prepare`, `convert`, `validate`, `perturb`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+prepare = typer.Typer(no_args_is_help=True, help="Fetch a corpus and write its manifests.")
+
+
+@prepare.callback()
+def _prepare() -> None:
+    """A callback keeps `librispeech` a word of the command line while it is the only corpus."""
+
+
+@prepare.command()
+def librispeech(
+    directory: Annotated[Path, typer.Argument(help="Gets LibriSpeech/ and a manifest for each part.")],
+    part: Annotated[
+        list[str] | None, typer.Option(help="For example train-clean-100; repeatable. All seven by default, 60 GB.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A mirror of https://www.openslr.org/resources.")] = None,
+    jobs: Annotated[int, typer.Option(help="Parts fetched at a time.")] = 4,
+) -> None:
+    """Fetch LibriSpeech, check it, unpack it, write manifests; run it again to go on."""
+    from carnelian_training.corpora import librispeech
+
+    for manifest in librispeech.prepare(directory, part or librispeech.ALL, url=url or librispeech.URL, jobs=jobs):
+        typer.echo(f"wrote {manifest}")
+
+
+def convert(
+    manifest: Annotated[Path, typer.Argument(help="Where to write NeMo JSON lines.")],
+    cuts: Annotated[Path | None, typer.Option(help="Lhotse's cuts, for example cuts.jsonl.gz.")] = None,
+    recordings: Annotated[Path | None, typer.Option(help="Or Lhotse's recordings...")] = None,
+    supervisions: Annotated[Path | None, typer.Option(help="...and supervisions.")] = None,
+    lower: Annotated[bool, typer.Option("--lower", help="Put transcripts into lower case.")] = False,
+) -> None:
+    """Turn Lhotse's manifests into ours, without copying sound."""
+    from dataclasses import replace
+
+    from carnelian_training.corpora.lhotse import clips_of_cuts, clips_of_supervisions
+    from carnelian_training.manifest import write_manifest
+
+    if cuts and not recordings and not supervisions:
+        clips = clips_of_cuts(cuts)
+    elif recordings and supervisions and not cuts:
+        clips = clips_of_supervisions(recordings, supervisions)
+    else:
+        raise typer.BadParameter("give either --cuts, or --recordings and --supervisions")
+    write_manifest(manifest, (replace(clip, text=clip.text.lower()) if lower else clip for clip in clips))
+
+
+def perturb(
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
+    directory: Annotated[Path, typer.Argument(help="Gets manifest.jsonl, with the old clips and the new.")],
+    speed: Annotated[list[float], typer.Option(help="1.1 is ten per cent faster and higher; repeatable.")],
+) -> None:
+    """Write clips at other speeds, for other tools; training does so while it reads (`augment.speed_factors`)."""
+    from carnelian_training.corpora.perturb import perturb as write
+
+    typer.echo(f"wrote {write(manifest, directory, speed)}")
 
 
 def validate(

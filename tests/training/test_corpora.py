@@ -1,0 +1,235 @@
+import hashlib
+import http.server
+import re
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from carnelian_training.cli import main
+from carnelian_training.corpora import download, librispeech
+from carnelian_training.corpora.perturb import perturb
+from carnelian_training.loading import Item, load
+from carnelian_training.manifest import Clip, read_manifest, write_manifest
+
+NOISE = np.random.default_rng(0).standard_normal(48000).astype(np.float32) * 0.1
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder with Range requests, and hangs up in the middle where it is told to."""
+
+    cut_after: int | None = None
+    resumes = True
+    requests: list[str]
+
+    def do_GET(self):
+        file = Path(self.translate_path(self.path))
+        self.requests.append(self.headers.get("Range", ""))
+        if not file.exists():
+            self.send_error(404)
+            return
+        content = file.read_bytes()
+        asked = re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) if self.resumes else None
+        start = int(asked[1]) if asked else 0
+        if start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end = len(content) if type(self).cut_after is None else start + type(self).cut_after
+        type(self).cut_after = None
+        self.wfile.write(content[start:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    """OpenSLR's layout with two tiny parts; the handler's class and the address."""
+    handler = type("OpenSlr", (Handler,), {"requests": []})
+    root = tmp_path / "server"
+    for resource, part in ((12, "dev-clean"), (31, "train-clean-5")):
+        chapter = tmp_path / "source" / "LibriSpeech" / part / "84" / "121123"
+        chapter.mkdir(parents=True)
+        for i, text in enumerate(("GO", "DON'T GO")):
+            soundfile.write(chapter / f"84-121123-000{i}.flac", NOISE[: 16000 * (i + 1)], 16000)
+            with (chapter / "84-121123.trans.txt").open("a") as file:
+                file.write(f"84-121123-000{i} {text}\n")
+        (root / str(resource)).mkdir(parents=True)
+        with tarfile.open(root / str(resource) / f"{part}.tar.gz", "w:gz") as tar:
+            tar.add(tmp_path / "source" / "LibriSpeech" / part, f"LibriSpeech/{part}")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: handler(*args, directory=str(root)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield handler, f"http://127.0.0.1:{server.server_port}", root
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def checksums(server, monkeypatch):
+    """The tiny parts' own; those of OpenSLR stand in the code."""
+    _, _, root = server
+    for path in root.rglob("*.tar.gz"):
+        md5 = hashlib.md5(path.read_bytes()).hexdigest()
+        monkeypatch.setitem(librispeech.PARTS, path.name.removesuffix(".tar.gz"), (int(path.parent.name), md5))
+
+
+def run(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr("sys.argv", ["carnelian-train", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return exit_.value.code
+
+
+def test_librispeech_is_fetched_unpacked_and_listed_once(server, checksums, tmp_path, monkeypatch):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    command = ("prepare", "librispeech", out, "--part", "dev-clean", "--part", "train-clean-5", "--url", url)
+    assert run(monkeypatch, *command) == 0
+    clips = read_manifest(out / "dev-clean.jsonl")
+    assert [(clip.text, clip.duration) for clip in clips] == [("go", 1.0), ("don't go", 2.0)]
+    assert clips[0].audio_filepath == out / "LibriSpeech/dev-clean/84/121123/84-121123-0000.flac"
+    assert clips[0].extra == {"speaker": "84", "source": "dev-clean"}
+    (batch,) = load([[Item(clip) for clip in clips]], 1)
+    assert batch.lengths.tolist() == [101, 201]
+    assert {path.name for path in out.iterdir()} == {"LibriSpeech", "dev-clean.jsonl", "train-clean-5.jsonl"}
+    handler.requests.clear()
+    assert run(monkeypatch, *command) == 0
+    assert handler.requests == []
+
+
+def test_a_cut_connection_is_resumed_where_it_ended(server, checksums, tmp_path):
+    handler, url, _ = server
+    handler.cut_after = 1000
+    librispeech.prepare(tmp_path / "out", ["dev-clean"], url=url)
+    assert handler.requests == ["", "bytes=1000-"]
+    assert len(read_manifest(tmp_path / "out" / "dev-clean.jsonl")) == 2
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_partial_file_of_an_earlier_run_is_gone_on_with(server, checksums, tmp_path, resumes):
+    handler, url, root = server
+    handler.resumes = resumes
+    out = tmp_path / "out"
+    out.mkdir()
+    content = (root / "12" / "dev-clean.tar.gz").read_bytes()
+    (out / "dev-clean.tar.gz.partial").write_bytes(content[:700])
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == ["bytes=700-"]
+    assert len(read_manifest(out / "dev-clean.jsonl")) == 2
+
+
+def test_a_complete_partial_file_is_only_checked(server, checksums, tmp_path):
+    _, url, root = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.tar.gz.partial").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert len(read_manifest(out / "dev-clean.jsonl")) == 2
+
+
+def test_a_wrong_checksum_is_refused_and_leaves_nothing_to_unpack(server, tmp_path, monkeypatch, caplog):
+    _, url, _ = server  # its archive is not OpenSLR's
+    command = ("prepare", "librispeech", tmp_path / "out", "--part", "dev-clean", "--url", url)
+    assert run(monkeypatch, *command) == 1
+    assert "must have the MD5 42e2234ba48799c1f50f24a7926300a1, but has" in caplog.text
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_archive_that_is_there_is_used_and_stays(server, checksums, tmp_path):
+    handler, url, root = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.tar.gz").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == []
+    assert (out / "dev-clean.tar.gz").exists()
+
+
+def test_a_server_without_the_file_is_not_asked_again(server, checksums, tmp_path):
+    handler, url, root = server
+    (root / "12" / "dev-clean.tar.gz").unlink()
+    with pytest.raises(OSError, match="answers 404"):
+        librispeech.prepare(tmp_path / "out", ["dev-clean"], url=url)
+    assert len(handler.requests) == 1
+
+
+def test_a_dead_server_is_given_up_and_the_message_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(download.time, "sleep", lambda _: None)
+    with pytest.raises(OSError, match=r"gave up after 5 attempts .* from byte 0"):
+        download.download("http://127.0.0.1:9/x", tmp_path / "x", "0")
+
+
+def test_an_unknown_part_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="but not train-clean-1000"):
+        librispeech.prepare(tmp_path, ["train-clean-1000"])
+
+
+@pytest.fixture
+def lhotse_recordings(tmp_path):
+    """What Lhotse itself writes about a long file with two utterances and a short one."""
+    lhotse = pytest.importorskip("lhotse")
+    soundfile.write(tmp_path / "long.wav", NOISE, 16000)
+    soundfile.write(tmp_path / "short.flac", NOISE[:16000], 16000)
+    recordings = [lhotse.Recording.from_file(tmp_path / name) for name in ("long.wav", "short.flac")]
+    segments = [
+        lhotse.SupervisionSegment("l1", "long", 0.25, 1.0, text="Eins", speaker="anna", language="German"),
+        lhotse.SupervisionSegment("l2", "long", 1.5, 1.25, text="Zwei", speaker="otto"),
+        lhotse.SupervisionSegment("s1", "short", 0.0, 1.0, text="Drei"),
+    ]
+    recording_set = lhotse.RecordingSet.from_recordings(recordings)
+    supervision_set = lhotse.SupervisionSet.from_segments(segments)
+    recording_set.to_file(tmp_path / "recordings.jsonl.gz")
+    supervision_set.to_file(tmp_path / "supervisions.jsonl.gz")
+    lhotse.CutSet.from_manifests(recording_set, supervision_set).to_file(tmp_path / "cuts.jsonl.gz")
+    return tmp_path
+
+
+@pytest.mark.parametrize("from_cuts", [True, False])
+def test_lhotses_manifests_become_ours(lhotse_recordings, monkeypatch, from_cuts):
+    folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"
+    separate = ("--recordings", folder / "recordings.jsonl.gz", "--supervisions", folder / "supervisions.jsonl.gz")
+    sources = ("--cuts", folder / "cuts.jsonl.gz") if from_cuts else separate
+    assert run(monkeypatch, "convert", target, *sources, "--lower") == 0
+    clips = read_manifest(target)
+    assert clips == [
+        Clip(folder / "long.wav", 1.0, "eins", offset=0.25),
+        Clip(folder / "long.wav", 1.25, "zwei", offset=1.5),
+        Clip(folder / "short.flac", 1.0, "drei"),
+    ]
+    assert clips[0].extra == {"id": "l1", "speaker": "anna", "language": "German"}
+    (batch,) = load([[Item(clip) for clip in clips]], 1)
+    assert batch.lengths.tolist() == [101, 126, 101]
+
+
+def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, monkeypatch, caplog):
+    lhotse = pytest.importorskip("lhotse")
+    cuts = lhotse.CutSet.from_file(lhotse_recordings / "cuts.jsonl.gz")
+    cuts.perturb_speed(1.1).to_file(lhotse_recordings / "fast.jsonl.gz")
+    assert (
+        run(monkeypatch, "convert", lhotse_recordings / "x.jsonl", "--cuts", lhotse_recordings / "fast.jsonl.gz") == 1
+    )
+    assert "must be a file's own sound" in caplog.text
+    assert not (lhotse_recordings / "x.jsonl").exists()
+    assert run(monkeypatch, "convert", lhotse_recordings / "x.jsonl") == 2
+
+
+def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
+    tone = np.sin(2 * np.pi * 1000 * np.arange(32000) / 16000).astype(np.float32) * 0.5
+    soundfile.write(tmp_path / "tone.wav", tone, 16000)
+    clips = [Clip(tmp_path / "tone.wav", 2.0, "a", {"speaker": "x"}), Clip(tmp_path / "tone.wav", 1.0, "b", offset=0.5)]
+    write_manifest(tmp_path / "m.jsonl", clips)
+    found = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.8, 1.25]))
+    assert found[:2] == clips
+    assert [(clip.text, clip.duration) for clip in found[2:]] == [("a", 2.5), ("b", 1.25), ("a", 1.6), ("b", 0.8)]
+    assert found[4].extra == {"speaker": "x", "speed": 1.25}
+    faster, rate = soundfile.read(found[4].audio_filepath)
+    assert np.abs(np.fft.rfft(faster)).argmax() * rate / len(faster) == pytest.approx(1250)
+    with pytest.raises(ValueError, match="not 1"):
+        perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.0])

@@ -1,0 +1,97 @@
+"""Large files from the web: what was fetched is never fetched again, and nothing is used unchecked."""
+
+import hashlib
+import http.client
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+BLOCK_BYTES = 1 << 20
+TIMEOUT_S = 60
+ATTEMPTS = 5
+"""In a row that bring nothing new, each after a longer pause."""
+
+
+def download(url: str, target: Path, md5: str) -> bool:
+    """Fetch a file, from where an earlier attempt stopped; one that is there is only checked.
+
+    The bytes grow in `<target>.partial`, which becomes `target` when its checksum is right.
+
+    Returns:
+        Whether anything had to be fetched.
+
+    Raises:
+        OSError: The server refuses, or goes silent for good; the partial file stays for the next attempt.
+        ValueError: The checksum is wrong; a file that was fetched is removed.
+    """
+    if target.exists():
+        _check(target, md5)
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial")
+    _fetch(url, partial)
+    try:
+        _check(partial, md5)
+    except ValueError:
+        partial.unlink()
+        raise
+    partial.rename(target)
+    return True
+
+
+def _fetch(url: str, partial: Path) -> None:
+    failures = 0
+    with tqdm(unit="B", unit_scale=True, desc=partial.stem, disable=None) as progress:
+        while True:
+            before = _size(partial)
+            try:
+                if _append(url, partial, progress):
+                    return
+                problem = "the connection ended early"
+            except urllib.error.HTTPError as error:
+                if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return  # nothing is missing; the checksum will tell whether that is so
+                if error.code < 500:
+                    raise OSError(f"{url}: the server answers {error.code} {error.reason}") from error
+                problem = str(error)
+            except (OSError, http.client.HTTPException) as error:
+                problem = str(error)
+            failures = 0 if _size(partial) > before else failures + 1
+            if failures == ATTEMPTS:
+                message = f"{url}: gave up after {ATTEMPTS} attempts that brought nothing: {problem}"
+                raise OSError(f"{message}. Run the command again to go on from byte {_size(partial)}.")
+            time.sleep(2**failures if failures else 0)
+
+
+def _append(url: str, partial: Path, progress: tqdm) -> bool:  # type: ignore[type-arg]
+    """One request for what is missing; False if the connection ended before the file did."""
+    start = _size(partial)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        # A server that cannot resume answers 200 and begins anew.
+        start = start if response.status == http.client.PARTIAL_CONTENT else 0
+        announced = response.headers.get("Content-Length")
+        total = start + int(announced) if announced else None
+        progress.reset(total)
+        progress.update(start)
+        with partial.open("ab" if start else "wb") as file:
+            while block := response.read(BLOCK_BYTES):
+                file.write(block)
+                progress.update(len(block))
+    return total is None or _size(partial) == total
+
+
+def _check(path: Path, md5: str) -> None:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != md5:
+        raise ValueError(f"{path} must have the MD5 {md5}, but has {digest.hexdigest()}: fetch it again")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

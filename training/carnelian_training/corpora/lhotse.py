@@ -1,0 +1,65 @@
+"""Lhotse's manifests (https://github.com/lhotse-speech/lhotse) to ours: its recipes know about 100 corpora.
+
+Clips inside longer recordings become lines with `offset`; no sound is written.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from carnelian_training.manifest import Clip
+
+
+def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
+    """The supervised parts of a cut manifest.
+
+    Raises:
+        ValueError: A cut is mixed, padded or perturbed, or its sound is not one file of one channel; named.
+    """
+    for cut in _lhotse().CutSet.from_file(cuts):
+        if type(cut).__name__ != "MonoCut":
+            raise ValueError(f"{cuts}: {cut.id} must be a plain part of a recording, but is a {type(cut).__name__}")
+        for supervision in cut.supervisions:
+            yield _clip(cut.recording, cut.start + supervision.start, supervision, f"{cuts}: {supervision.id}")
+
+
+def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip]:
+    """The clips of a recording manifest and a supervision manifest.
+
+    Raises:
+        ValueError: A recording is missing, perturbed, or not one file of one channel; named.
+    """
+    lhotse = _lhotse()
+    by_id = {recording.id: recording for recording in lhotse.RecordingSet.from_file(recordings)}
+    for supervision in lhotse.SupervisionSet.from_file(supervisions):
+        where = f"{supervisions}: {supervision.id}"
+        if supervision.recording_id not in by_id:
+            raise ValueError(f"{where} is about {supervision.recording_id}, which {recordings} does not have")
+        yield _clip(by_id[supervision.recording_id], supervision.start, supervision, where)
+
+
+def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:
+    if len(recording.sources) != 1 or recording.sources[0].type != "file":
+        kinds = [source.type for source in recording.sources]
+        raise ValueError(f"{where} must be in one sound file, but its recording has the sources {kinds}")
+    if recording.num_channels != 1:
+        raise ValueError(f"{where} must be in a file of one channel, but its file has {recording.num_channels}")
+    if recording.transforms:
+        raise ValueError(f"{where} must be a file's own sound, but is transformed: let Lhotse save the sound first")
+    is_whole = start == 0 and abs(supervision.duration - recording.duration) < 0.01
+    extra = {"id": supervision.id, "speaker": supervision.speaker, "language": supervision.language}
+    return Clip(
+        Path(recording.sources[0].source).absolute(),
+        recording.duration if is_whole else supervision.duration,
+        supervision.text or "",
+        {name: value for name, value in extra.items() if value is not None},
+        offset=None if is_whole else round(start, 6),
+    )
+
+
+def _lhotse() -> Any:
+    try:
+        import lhotse
+    except ImportError as error:
+        raise ValueError("Lhotse's manifests need its package: pip install 'carnelian-training[corpora]'") from error
+    return lhotse

@@ -1,0 +1,97 @@
+"""LibriSpeech (Panayotov et al. 2015, https://www.openslr.org/12): from the web to manifests, over its FLAC files."""
+
+import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import soundfile
+
+from carnelian_training.corpora.download import download
+from carnelian_training.manifest import Clip, write_manifest
+
+URL = "https://www.openslr.org/resources"
+
+PARTS = {
+    "dev-clean": (12, "42e2234ba48799c1f50f24a7926300a1"),
+    "dev-other": (12, "c8d0bcc9cca99d4f8b62fcc847357931"),
+    "test-clean": (12, "32fa31d27d2e1cad72775fee3f4849a9"),
+    "test-other": (12, "fb5a50374b501bb3bac4815ee91d3135"),
+    "train-clean-100": (12, "2a93770f6d5c6c964bc36631d331a522"),
+    "train-clean-360": (12, "c0e676e450a7ff2f54aeade5171606fa"),
+    "train-other-500": (12, "d1a0fd59409feb2c614ce4d30c387708"),
+    "dev-clean-2": (31, "6d7ab67ac6a1d2c993d050e16d61080d"),
+    "train-clean-5": (31, "5df7d4e78065366204ca6845bb08f490"),
+}
+"""Part -> its number and the MD5 of its archive at OpenSLR (`md5sum.txt`). 31 is Mini LibriSpeech, half a gigabyte."""
+
+ALL = tuple(part for part, (resource, _) in PARTS.items() if resource == 12)
+
+
+def prepare(directory: Path, parts: Sequence[str] = ALL, *, url: str = URL, jobs: int = 4) -> list[Path]:
+    """Fetch, check and unpack the parts, and write `<part>.jsonl` for each; what is done already is not done again.
+
+    Args:
+        directory: gets `LibriSpeech/<part>/` and the manifests. An archive `<part>.tar.gz` that is there is used.
+        parts: keys of :data:`PARTS`.
+        url: OpenSLR's or a mirror's.
+        jobs: parts at a time, and files at a time whose durations are read.
+
+    Returns:
+        The manifests.
+
+    Raises:
+        OSError: A file cannot be fetched; see :func:`download`.
+        ValueError: There is no such part, a checksum is wrong, or an archive does not hold what its transcripts name.
+    """
+    if unknown := set(parts) - PARTS.keys():
+        raise ValueError(f"LibriSpeech's parts are {', '.join(PARTS)}, but not {', '.join(sorted(unknown))}")
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda part: _unpack(directory, part, url), parts))
+        manifests = []
+        for part in parts:
+            manifest = directory / f"{part}.jsonl"
+            write_manifest(manifest, pool.map(_clip, *zip(*_transcripts(directory, part), strict=True)))
+            manifests.append(manifest)
+    return manifests
+
+
+def _unpack(directory: Path, part: str, url: str) -> None:
+    """Make `LibriSpeech/<part>`: whole or not at all."""
+    target = directory / "LibriSpeech" / part
+    if target.exists():
+        return
+    resource, md5 = PARTS[part]
+    archive = directory / f"{part}.tar.gz"
+    was_fetched = download(f"{url}/{resource}/{archive.name}", archive, md5)
+    unpacking = directory / f".{part}.unpacking"
+    shutil.rmtree(unpacking, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacking, filter="data")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (unpacking / "LibriSpeech" / part).rename(target)
+    shutil.rmtree(unpacking)
+    if was_fetched:
+        archive.unlink()
+
+
+def _transcripts(directory: Path, part: str) -> Iterator[tuple[Path, str, str]]:
+    """Sound file, transcript and part, in the order of their names."""
+    files = sorted((directory / "LibriSpeech" / part).rglob("*.trans.txt"))
+    if not files:
+        raise ValueError(f"{directory / 'LibriSpeech' / part} must hold *.trans.txt files, but holds none")
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            name, text = line.split(maxsplit=1)
+            yield file.with_name(f"{name}.flac"), text, part
+
+
+def _clip(sound: Path, text: str, part: str) -> Clip:
+    try:
+        duration = soundfile.info(sound).duration
+    except RuntimeError as error:
+        raise ValueError(
+            f"{sound} must be the sound of a transcript, but {error}. Remove the part, run again."
+        ) from error
+    return Clip(sound, round(duration, 4), text.lower(), {"speaker": sound.name.partition("-")[0], "source": part})

@@ -1,0 +1,62 @@
+"""Speed perturbation on disk (Ko et al. 2015): for tools that cannot do it while they read, as our training does."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+from tqdm import tqdm
+
+from carnelian_training.audio import error_words
+from carnelian_training.manifest import Clip, read_manifest, write_manifest
+
+
+def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: int | None = None) -> Path:
+    """Write each clip once more at each speed as FLAC, and a manifest of the old clips and the new.
+
+    Args:
+        manifest: of the clips; their files are referred to, not copied.
+        directory: gets `manifest.jsonl` and `<speed>/<number>-<name>.flac`.
+        speeds: 1.1 is ten per cent faster and higher.
+        jobs: files at a time; as many as the machine has cores by default.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        ValueError: A speed is outside 0.5 to 2, or a clip cannot be read.
+    """
+    if wrong := [speed for speed in speeds if not 0.5 <= speed <= 2.0 or speed == 1.0]:
+        raise ValueError(f"speeds must be within 0.5 to 2.0 and not 1, but are {wrong}")
+    clips = read_manifest(manifest)
+    tasks = [(number, clip, speed) for speed in speeds for number, clip in enumerate(clips)]
+
+    def write(task: tuple[int, Clip, float]) -> Clip:
+        number, clip, speed = task
+        return _write(clip, directory / f"{speed:g}" / f"{number:07d}-{clip.audio_filepath.stem}.flac", speed)
+
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        new = list(tqdm(pool.map(write, tasks), total=len(tasks), unit="clip", disable=None))
+    target = directory / "manifest.jsonl"
+    write_manifest(target, [*clips, *new])
+    return target
+
+
+def _write(clip: Clip, target: Path, speed: float) -> Clip:
+    try:
+        with soundfile.SoundFile(clip.audio_filepath) as file:
+            rate_hz = file.samplerate
+            file.seek(round((clip.offset or 0.0) * rate_hz))
+            frames = -1 if clip.offset is None else round(clip.duration * rate_hz)
+            sound = file.read(frames, dtype="float32", always_2d=True).mean(1)
+    except RuntimeError as error:
+        raise ValueError(f"{clip.audio_filepath} cannot be read: {error_words(error)}") from error
+    faster = np.asarray(soxr.resample(sound, rate_hz * speed, rate_hz), np.float32)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(target, faster, rate_hz)
+    extra = {**clip.extra, "speed": speed}
+    return replace(clip, audio_filepath=target, duration=len(faster) / rate_hz, extra=extra, offset=None)
