@@ -11,6 +11,7 @@ import soundfile
 from carnelian_training.cli import main
 from carnelian_training.corpora import download, librispeech
 from carnelian_training.corpora.perturb import perturb
+from carnelian_training.features import FeatureSettings
 from carnelian_training.loading import Item, load
 from carnelian_training.manifest import Clip, read_manifest, write_manifest
 
@@ -96,7 +97,7 @@ def test_librispeech_is_fetched_unpacked_and_listed_once(server, checksums, tmp_
     assert [(clip.text, clip.duration) for clip in clips] == [("go", 1.0), ("don't go", 2.0)]
     assert clips[0].audio_filepath == out / "LibriSpeech/dev-clean/84/121123/84-121123-0000.flac"
     assert clips[0].extra == {"speaker": "84", "source": "dev-clean"}
-    (batch,) = load([[Item(clip) for clip in clips]], 1)
+    (batch,) = load([[Item(clip) for clip in clips]], FeatureSettings(), 1)
     assert batch.lengths.tolist() == [101, 201]
     assert {path.name for path in out.iterdir()} == {"LibriSpeech", "dev-clean.jsonl", "train-clean-5.jsonl"}
     handler.requests.clear()
@@ -204,7 +205,7 @@ def test_lhotses_manifests_become_ours(lhotse_recordings, monkeypatch, from_cuts
         Clip(folder / "short.flac", 1.0, "drei"),
     ]
     assert clips[0].extra == {"id": "l1", "speaker": "anna", "language": "German"}
-    (batch,) = load([[Item(clip) for clip in clips]], 1)
+    (batch,) = load([[Item(clip) for clip in clips]], FeatureSettings(), 1)
     assert batch.lengths.tolist() == [101, 126, 101]
 
 
