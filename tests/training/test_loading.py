@@ -10,7 +10,7 @@ from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
 from carnelian_training.defects import Limits
 from carnelian_training.features import FeatureSettings
-from carnelian_training.loading import Item, group, load, plan_epoch, trainable
+from carnelian_training.loading import Item, deal, group, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
 from torch.nn import functional as F
 
@@ -29,16 +29,24 @@ def test_an_epoch_depends_on_seed_and_number_alone_and_holds_every_clip_once(tin
         assert sorted(item.clip.duration for batch in plan for item in batch) == [clip.duration for clip in many]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 64])
-def test_shares_hold_every_clip_once_and_have_equally_many_batches(tiny_config, world_size):
-    whole = plan_epoch(clips(*np.linspace(1, 9, 50)), tiny_config, 3)
-    shares = [
-        plan_epoch(clips(*np.linspace(1, 9, 50)), tiny_config, 3, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    for batch, *parts in zip(whole, *shares, strict=True):
-        assert sorted(item.seed for part in parts for item in part) == sorted(item.seed for item in batch)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 64])
+@pytest.mark.parametrize("device_batch_s", [None, 5, 20])
+def test_shares_hold_every_clip_once_and_have_equally_many_parts(tiny_config, world_size, device_batch_s):
+    for step in plan_epoch(clips(*np.linspace(1, 9, 50)), tiny_config, 3):
+        dealt = [deal(step, device_batch_s, rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert len({len(parts) for parts in dealt}) == 1
+        parts = [part for parts in dealt for part in parts]
+        assert sorted(item.seed for part in parts for item in part) == sorted(item.seed for item in step)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        for part in parts:
+            padded_s = len(part) * max((item.duration_s for item in part), default=0)
+            assert device_batch_s is None or len(part) <= 1 or padded_s <= device_batch_s
+
+
+def test_a_step_that_fits_is_taken_at_once():
+    step = [Item(clip) for clip in clips(4, 5, 5)]
+    assert deal(step, 15) == deal(step, None) == [step]
+    assert deal(step, 14) == [[step[0], step[2]], [step[1]]]
 
 
 def test_an_empty_share_runs_through_network_and_loss(tiny_config):

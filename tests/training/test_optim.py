@@ -3,15 +3,29 @@ import dataclasses
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model
-from carnelian_training.config import OptimizerConfig
 from carnelian_training.optim import NovoGrad, build_optimizer, learning_rate
 from torch import nn
 
 
-def test_learning_rate_warms_up_holds_and_decays():
-    config = OptimizerConfig(lr=0.1, min_lr=0.01, warmup_steps=10, hold_steps=20)
-    rates = [learning_rate(config, step, 130) for step in (0, 9, 10, 29, 30, 80, 129, 130, 500)]
-    assert rates == pytest.approx([0.01, 0.1, 0.1, 0.1, 0.1, 0.055, 0.01, 0.01, 0.01], abs=1e-4)
+def rates(config, steps, **settings):
+    optimizer = dataclasses.replace(config.optimizer, **{"lr": 0.1, "min_lr": 0.01, "warmup_steps": 10} | settings)
+    config = dataclasses.replace(config, optimizer=optimizer, loop=dataclasses.replace(config.loop, steps=130))
+    return [learning_rate(config, step) for step in steps]
+
+
+def test_learning_rate_warms_up_holds_and_decays(tiny_config):
+    found = rates(tiny_config, (0, 9, 10, 29, 30, 80, 129, 130, 500), hold_steps=20)
+    assert found == pytest.approx([0.01, 0.1, 0.1, 0.1, 0.1, 0.055, 0.01, 0.01, 0.01], abs=1e-4)
+
+
+def test_the_exponential_schedule_is_nvidias(tiny_config):
+    settings = {"hold_steps": 20, "schedule": "exponential", "decay": 0.981, "decay_steps": 7}
+    found = rates(tiny_config, (9, 30, 37, 44, 100_000), **settings)
+    assert found == pytest.approx([0.1, 0.1, 0.1 * 0.981, 0.1 * 0.981**2, 0.01])
+
+
+def test_another_batch_scales_the_rate_by_the_square_root(tiny_config):
+    assert rates(tiny_config, (50,), lr_batch_s=tiny_config.data.batch_s / 4, hold_steps=100) == pytest.approx([0.2])
 
 
 def test_novograd_follows_the_papers_algorithm():

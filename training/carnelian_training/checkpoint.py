@@ -1,5 +1,6 @@
 """Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ def save(
         "training": training,
     }
     partial = path.with_suffix(".partial")
-    torch.save(content, partial)
+    with partial.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
     partial.replace(path)
 
 

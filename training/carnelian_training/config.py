@@ -40,6 +40,9 @@ class DataConfig:
     dev: Path | None = None
     batch_s: float = 128.0
     """Seconds of audio per step, padding included, over all processes together."""
+    device_batch_s: float | None = None
+    """Seconds of audio, padding included, that a device takes at once. A process whose share of a step is larger takes
+    it in parts and adds up their gradients. A longer clip comes alone; none: no limit."""
     max_duration_s: float = 16.7
     """Longer training clips are left out and counted in the log."""
     min_duration_s: float = 0.2
@@ -51,6 +54,8 @@ class DataConfig:
             raise ValueError(
                 f"`batch_s` and `num_threads` must be positive, but are {self.batch_s} and {self.num_threads}"
             )
+        if self.device_batch_s is not None and self.device_batch_s <= 0:
+            raise ValueError(f"`device_batch_s` must be positive, but is {self.device_batch_s}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +134,27 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Which optimiser, and the learning rate over the steps: linear warm-up, hold, then cosine down to `min_lr`."""
+    """Which optimiser, and the learning rate over the steps: linear warm-up, hold, then the schedule's decay."""
 
     name: Literal["adamw", "novograd"] = "novograd"
     lr: float = 0.01
+    lr_batch_s: float | None = None
+    """The `data.batch_s` that `lr` is meant for; with another one it is scaled by the square root of their ratio, as
+    suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). None: `lr` as it is."""
     betas: tuple[float, float] = (0.95, 0.0)
     weight_decay: float = 1e-3
     warmup_steps: int = 1000
     hold_steps: int = 0
+    schedule: Literal["cosine", "exponential"] = "cosine"
+    """Cosine falls to `min_lr` at `loop.steps`; exponential by `decay` every `decay_steps`, but not below `min_lr`."""
+    decay: float = 0.981
+    """As in NVIDIA's recipes, where it is per epoch."""
+    decay_steps: int = 1000
     min_lr: float = 1e-5
     max_grad_norm: float | None = None
+    ema: float | None = None
+    """Decay of an average of the weights over the steps, for example 0.999, which is then what is evaluated, called the
+    best and published; none: no average."""
 
     def __post_init__(self) -> None:
         if self.name == "adamw" and not 0 < self.betas[1] < 1:
@@ -146,6 +162,14 @@ class OptimizerConfig:
                 "`betas` must suit AdamW, for example [0.9, 0.98] (the default is NovoGrad's), "
                 f"but are {list(self.betas)}"
             )
+        for name in ("decay", "ema"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"`{name}` must lie between 0 and 1, but is {value}")
+        for name in ("lr", "lr_batch_s", "decay_steps", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` must be positive, but is {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,16 +205,33 @@ class LoopConfig:
 
     steps: int = 100_000
     seed: int = 1
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Of matrix products and convolutions; the rest is float32. tf32 is fp32 on devices without it."""
+    compile: bool = False
+    """Let `torch.compile` fuse the network; needs a C++ compiler, and Triton on GPUs."""
+    recompute: bool = False
+    """Keep only the inputs of blocks for the backward pass and compute the rest again: less memory, a third more
+    time."""
+    batch_statistics: Literal["process", "shared", "frozen"] = "process"
+    """What batch norms see in training: each process its own clips, all clips of all processes (of one part, where a
+    step is taken in parts: see `data.device_batch_s`), or the statistics of the checkpoint, which then stay."""
+    max_skipped_steps: int = 50
+    """A step whose loss or gradient is not finite changes nothing; more than this many in a row end the run."""
     log_every_steps: int = 50
     evaluate_every_steps: int = 1000
-    """Also writes a checkpoint."""
+    checkpoint_every_steps: int | None = None
+    """None: at each evaluation. SIGTERM and Ctrl-C write one in any case."""
+    checkpoint_every_s: float | None = None
+    """And whenever the last one is older than this."""
     keep_last: int = 2
+    milestones: tuple[int, ...] = ()
+    """Steps whose checkpoints are kept for ever."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "log_every_steps", "evaluate_every_steps", "keep_last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        for name in ("steps", "log_every_steps", "evaluate_every_steps", "checkpoint_every_steps", "keep_last"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,22 +76,23 @@ def stage_of(name: str, config: Config) -> int:
     return stages[int(match[1])]
 
 
-def frozen_stages(config: Config, step: int) -> set[int]:
+def frozen_stages(config: Config, step: int) -> frozenset[int]:
     """The stages that do not learn at `step`."""
     frozen: set[int] = set()
     for freeze in config.init.freeze:
         if freeze.until_step is None or step < freeze.until_step:
             frozen.update(range(len(config.model.stages)) if freeze.stages == "body" else freeze.stages)
-    return frozen
+    return frozenset(frozen)
 
 
 def freeze(model: nn.Module, config: Config, step: int) -> None:
     """Let those parameters of a model in training mode learn that should at `step`, and no others."""
-    if not config.init.freeze:
-        return
     frozen = frozen_stages(config, step)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(stage_of(name, config) not in frozen)
-    for name, module in model.named_modules():
-        if isinstance(module, MaskedBatchNorm) and stage_of(name, config) in frozen:
-            module.eval()
+    if config.init.freeze:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(stage_of(name, config) not in frozen)
+    if config.init.freeze or config.loop.batch_statistics == "frozen":
+        for name, module in model.named_modules():
+            if isinstance(module, MaskedBatchNorm):
+                is_frozen = config.loop.batch_statistics == "frozen" or stage_of(name, config) in frozen
+                module.train(not is_frozen)

@@ -112,15 +112,10 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
     return kept
 
 
-def plan_epoch(
-    clips: Sequence[Clip], config: Config, epoch: int, *, rank: int = 0, world_size: int = 1
-) -> list[list[Item]]:
+def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[Item]]:
     """Draw what augments each clip, group clips of about equal length under the budget of seconds, shuffle the groups.
 
-    The groups, one per step of the optimiser, depend on the seed and the epoch alone. Each is dealt out to
-    `world_size` shares, of which this is number `rank`: processes, or processes times the parts of an accumulated
-    batch. All shares of an epoch have equally many batches and hold every clip once; where a group has fewer clips
-    than there are shares, some are empty.
+    The groups, one per step of the optimiser, depend on the seed and the epoch alone.
 
     Raises:
         ConfigError: A folder of noises or rooms holds no sound file.
@@ -133,8 +128,22 @@ def plan_epoch(
     blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
     draw.shuffle(batches)
-    # Every n-th of a sorted group: the shares take about equally long.
-    return [batch[rank::world_size] for batch in batches]
+    return batches
+
+
+def deal(
+    batch: Sequence[Item], device_batch_s: float | None, *, rank: int = 0, world_size: int = 1
+) -> list[list[Item]]:
+    """The share of process `rank` in the clips of a step, in as few parts of at most `device_batch_s` as it takes.
+
+    All processes get equally many parts, and together every clip once; where there are fewer clips than processes,
+    some parts are empty. A clip longer than `device_batch_s` comes alone.
+    """
+    longest = max(item.duration_s for item in batch)
+    most = len(batch) if device_batch_s is None else max(1, int(device_batch_s / longest))  # clips in a part
+    parts = max(1, math.ceil(len(batch) / (world_size * most)))
+    # Every n-th of a sorted batch: all parts take about equally long.
+    return [list(batch[part * world_size + rank :: parts * world_size]) for part in range(parts)]
 
 
 def _draw_speed(config: AugmentConfig, draw: random.Random) -> float:

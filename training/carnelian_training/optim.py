@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from carnelian_training import finetune
-from carnelian_training.config import Config, OptimizerConfig
+from carnelian_training.config import Config
 
 
 class NovoGrad(Optimizer):
     """Adam with one second moment per layer (Ginsburg et al. 2019, https://arxiv.org/abs/1905.11286).
 
-    The second moment stays a tensor, so that no step waits for the device.
+    All tensors of a group are updated together; second moments stay tensors, so that no step waits for the device.
     """
 
     def __init__(
@@ -32,21 +32,25 @@ class NovoGrad(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
             beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state, gradient = self.state[parameter], parameter.grad
-                squared_norm = gradient.square().sum()
-                if not state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                    state["second_moment"] = squared_norm
-                else:
-                    state["second_moment"] = torch.lerp(squared_norm, state["second_moment"], beta2)
-                direction = gradient / (state["second_moment"].sqrt() + group["eps"])
-                direction = direction.add(parameter, alpha=group["weight_decay"])
-                state["momentum"].mul_(beta1).add_(direction)
-                parameter.add_(state["momentum"], alpha=-group["lr"])
+            gradients = [p.grad for p in parameters]
+            squared_norms = torch._foreach_pow(torch._foreach_norm(gradients), 2)
+            for parameter, squared_norm in zip(parameters, squared_norms, strict=True):
+                if not self.state[parameter]:
+                    momentum = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    self.state[parameter] = {"momentum": momentum, "second_moment": squared_norm.clone()}
+            momenta = [self.state[p]["momentum"] for p in parameters]
+            second_moments = [self.state[p]["second_moment"] for p in parameters]
+            torch._foreach_lerp_(second_moments, squared_norms, 1 - beta2)  # of the first step: of itself
+            divisors = torch._foreach_sqrt(second_moments)
+            torch._foreach_add_(divisors, group["eps"])
+            torch._foreach_mul_(momenta, beta1)
+            torch._foreach_addcdiv_(momenta, gradients, divisors)
+            torch._foreach_add_(momenta, parameters, alpha=group["weight_decay"])
+            torch._foreach_add_(parameters, momenta, alpha=-group["lr"])
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
@@ -66,18 +70,31 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
     parameters = [{"params": p, "weight_decay": decay, "lr_scale": scale} for (scale, decay), p in ordered]
     if optimizer.name == "novograd":
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
-    return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas)
+    return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, fused=True)
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Learning rate of `step` (from 0) out of `steps`: linear warm-up, hold, cosine down to `min_lr`."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    decay_steps = max(1, steps - config.warmup_steps - config.hold_steps)
-    progress = min(1.0, max(0, step - config.warmup_steps - config.hold_steps) / decay_steps)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+def learning_rate(config: Config, step: int) -> float:
+    """Learning rate of `step` (from 0): linear warm-up, hold, decay. Nothing in it depends on the hardware."""
+    optimizer = config.optimizer
+    peak = optimizer.lr
+    if optimizer.lr_batch_s is not None:
+        peak *= math.sqrt(config.data.batch_s / optimizer.lr_batch_s)
+    if step < optimizer.warmup_steps:
+        return peak * (step + 1) / optimizer.warmup_steps
+    start = optimizer.warmup_steps + optimizer.hold_steps
+    decaying = max(0, step - start)
+    if optimizer.schedule == "exponential":
+        return max(optimizer.min_lr, peak * math.pow(optimizer.decay, decaying / optimizer.decay_steps))
+    progress = min(1.0, decaying / max(1, config.loop.steps - start))
+    return optimizer.min_lr + (peak - optimizer.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
-    """Scale the gradients down to `max_norm` (None: leave them) and return the norm that they had."""
-    return nn.utils.clip_grad_norm_(model.parameters(), math.inf if max_norm is None else max_norm)
+def clip_gradients(model: nn.Module, max_norm: float | None, correction: float = 1.0) -> Tensor:
+    """Scale the gradients by `correction`, then down to `max_norm` (None: leave them); return the norm before that."""
+    if correction != 1.0:
+        torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], correction)
+    if max_norm is not None:
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm

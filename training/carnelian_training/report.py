@@ -6,14 +6,13 @@ In: what the loop measures. Out, in the run's folder: `metrics.jsonl` (one recor
 
 import json
 import logging
+import math
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensorboardX import SummaryWriter
-from torch import Tensor
 from tqdm import tqdm
 
 from carnelian_training.config import Config
@@ -53,14 +52,14 @@ class Report:
 
     def restart_clock(self) -> None:
         """Forget the steps since the last log line, for example because an evaluation came between."""
-        self.losses: list[Tensor] = []
+        self.losses: list[float] = []
         self.utterances = 0
         self.audio_s = 0.0
         self.started = time.perf_counter()
 
-    def add(self, loss: Tensor, utterances: int, audio_s: float) -> None:
-        """Count one step, of all processes together; the loss stays on its device until the next log line."""
-        self.losses.append(loss)
+    def add(self, loss: float, utterances: int, audio_s: float) -> None:
+        """Count one step, of all processes together; a loss that is not finite is left out of the mean."""
+        self.losses += [loss] if math.isfinite(loss) else []
         self.utterances += utterances
         self.audio_s += audio_s
         if self.bar is not None:
@@ -80,7 +79,7 @@ class Report:
         record = {
             "step": step,
             "epoch": epoch,
-            "loss": round(torch.stack(self.losses).mean().item(), 4),
+            "loss": round(sum(self.losses) / len(self.losses), 4) if self.losses else math.inf,
             **measured,
             "utterances_per_s": round(self.utterances / seconds, 2),
             "audio_s_per_s": round(self.audio_s / seconds, 1),
@@ -128,6 +127,7 @@ class Report:
             logger.info("%s", line)
 
     def _record(self, record: dict[str, Any]) -> None:
+        record = {name: value for name, value in record.items() if math.isfinite(value)}  # JSON knows no others
         with (self.directory / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
         for name, value in record.items():

@@ -5,164 +5,234 @@ In: a :class:`Config` and a folder. Out, in that folder: `<name>.yaml` (the reso
 """
 
 import logging
-from collections.abc import Iterator
+import math
+import signal
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 import yaml
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from carnelian_training import checkpoint, finetune
 from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.config import Config, config_to_dict
 from carnelian_training.defects import Limits
+from carnelian_training.distributed import joined
 from carnelian_training.evaluate import evaluate
-from carnelian_training.loading import Batch, load, plan_epoch, trainable
+from carnelian_training.interruption import Interruption
+from carnelian_training.loading import Batch, Item, deal, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
-from carnelian_training.models.network import CtcNetwork
-from carnelian_training.optim import build_optimizer, clip_gradients, learning_rate
+from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.report import Report
+from carnelian_training.state import State, new_state, resume, write
 
 logger = logging.getLogger(__name__)
 
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-@dataclass
-class State:
-    """Where a run is: what a checkpoint holds and resuming restores."""
 
-    model: CtcNetwork
-    optimizer: Optimizer
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    """Batches of the epoch that are done."""
-    skipped: int = 0
-    """How often a clip was left out of its batch because of what its file holds."""
-    best_wer: float = float("inf")
+@dataclass(frozen=True)
+class Share:
+    """What one process does of one step of the optimiser."""
 
-    def save(self, path: Path, config: Config) -> None:
-        """Write everything, the random state of dropout included."""
-        training = {
-            "optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "skipped": self.skipped,
-            "best_wer": self.best_wer,
-            "rng": torch.get_rng_state(),
-        }
-        checkpoint.save(path, config, self.model.state_dict(), results={"step": self.step}, training=training)
+    clips: Sequence[Item]
+    """Those of the whole step, over all processes."""
+    batches: Iterator[Batch]
+    """The parts of this process; some may be empty."""
+    parts: int
+    """How many batches: as many as in every other process."""
 
-    def restore(self, path: Path) -> None:
-        """Take over everything from a checkpoint that :meth:`save` wrote."""
-        _, content = checkpoint.load(path)
-        training = content["training"]
-        self.model.load_state_dict(content["weights"])
-        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(training["optimizer"])
-        for group, configured in zip(self.optimizer.param_groups, options, strict=True):
-            group.update(configured)  # the configuration may have changed; what was saved must not win over it
-        self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
-        self.skipped = training.get("skipped", 0)
-        self.best_wer = training["best_wer"]
-        torch.set_rng_state(training["rng"])
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step, the same in all processes."""
+
+    loss: float
+    """Per character."""
+    grad_norm: float
+    lr: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the step was taken."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 def train(config: Config, directory: Path) -> None:
     """Train until `config.loop.steps`; a folder that holds checkpoints is resumed from the newest.
 
+    Started by `torchrun`, this is one of the processes that train together.
+
     Raises:
-        ValueError: There is nothing to train on.
+        ValueError: There is nothing to train on, or the folder's checkpoints do not fit the configuration.
+        RuntimeError: Too many steps in a row were not finite.
+        SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
     clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
     clips = trainable(clips, config)
     if not clips:
         raise ValueError("`data.train` must name manifests with usable clips, but none is left; see the warnings above")
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{config.name}.yaml").write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False))
-
-    torch.manual_seed(config.loop.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = checkpoint.build_model(config).to(device)
-    state = State(model, build_optimizer(config, model))
-    saved = _checkpoints(directory, config)
-    if not saved:
-        finetune.start_from_checkpoint(model, config)
-    else:
-        state.restore(saved[-1])
-        logger.info("resuming %s at step %d", saved[-1], state.step)
-    if state.step >= config.loop.steps:
-        logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
-        return
-
-    report = Report(directory, config, state.step)
-    for batch in batches(clips, config, state):
-        loss, grad_norm, lr = optimise(state, batch, config)
-        state.step += 1
-        report.add(loss, len(batch.items), sum(item.duration_s for item in batch.items))
-        if state.step % config.loop.log_every_steps == 0:
-            report.log(state.step, state.epoch, lr=lr, grad_norm=grad_norm.item(), skipped_clips=state.skipped)
-        if state.step % config.loop.evaluate_every_steps == 0 or state.step == config.loop.steps:
-            look(state, config, directory, report)
-            report.restart_clock()
+    with joined() as process, Interruption() as interruption:
+        state = new_state(config, process)
+        if not resume(state, config, directory):
+            finetune.start_from_checkpoint(state.model, config)
+            state.restart_average()
         if state.step >= config.loop.steps:
-            break
-    report.close()
+            logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
+            return
+        if process.leads:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / f"{config.name}.yaml").write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False))
+
+        report = Report(directory, config, state.step, enabled=process.leads)
+        stop = False
+        for share in shares(clips, config, state):
+            outcome = optimise(state, share, config)
+            if outcome is None:
+                continue
+            state.step += 1
+            report.add(outcome.loss, len(share.clips), sum(item.duration_s for item in share.clips))
+            if state.step % config.loop.log_every_steps == 0:
+                skipped = {"skipped_clips": state.skipped_clips, "skipped_steps": state.skipped_steps}
+                report.log(state.step, state.epoch, lr=outcome.lr, grad_norm=outcome.grad_norm, **skipped)
+            stop, is_late = process.any(interruption.signal is not None, state.is_late(config))
+            if not stop and state.looks(config):
+                look(state, config, directory, report)
+                report.restart_clock()
+            if stop or is_late or state.saves(config):
+                write(state, config, directory)
+            if stop or state.step >= config.loop.steps:
+                break
+        report.close()
+    if stop:
+        received = interruption.signal or signal.SIGTERM  # another process may have got it
+        logger.warning("stopped by %s after step %d; the same command goes on from there", received.name, state.step)
+        raise SystemExit(128 + received)
 
 
-def batches(clips: list[Clip], config: Config, state: State) -> Iterator[Batch]:
-    """Endless batches, from where `state` is, which is kept up to date."""
+def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
+    """What this process has to do, step after step without end, from where `state` is, which is kept up to date."""
+    rank, size = state.process.rank, state.process.size
     while True:
-        plan = plan_epoch(clips, config, state.epoch)
-        for batch in load(plan[state.batch :], config.features, config.data.num_threads, skip=Limits.of(config)):
+        plan = plan_epoch(clips, config, state.epoch)[state.batch :]
+        dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
+        parts_in_order = [part for parts in dealt for part in parts]
+        batches = load(parts_in_order, config.features, config.data.num_threads, skip=Limits.of(config))
+        for step, parts in zip(plan, dealt, strict=True):
             state.batch += 1
-            state.skipped += len(batch.skipped)
-            if batch.items:
-                yield batch
+            yield Share(step, islice(batches, len(parts)), len(parts))
         state.epoch, state.batch = state.epoch + 1, 0
 
 
-def optimise(state: State, batch: Batch, config: Config) -> tuple[Tensor, Tensor, float]:
-    """One step: the loss per character, the gradient norm and the learning rate."""
-    state.model.train()
-    finetune.freeze(state.model, config, state.step)
-    device = next(state.model.parameters()).device
+def optimise(state: State, share: Share, config: Config) -> Outcome | None:
+    """One step of the optimiser, in as many parts as the share has; if it is not finite, nothing changes.
+
+    Returns:
+        None if no process had a clip that could be learnt from: that is no step.
+
+    Raises:
+        RuntimeError: This was one too many in a row.
+    """
+    process = state.process
+    network = state.prepare(config)
+    # What dropout draws follows from these three alone, so that a resumed run draws it again.
+    torch.manual_seed(zlib.crc32(f"{config.loop.seed}/{state.step}/{process.rank}".encode()))
+    lr = learning_rate(config, state.step)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+    state.optimizer.zero_grad()
+    planned = sum(len(item.clip.text) for item in share.clips)
+    heard = torch.zeros(2, dtype=torch.int64)  # characters, and clips left out
+    total = torch.zeros((), device=process.device)
+    losses: list[tuple[Sequence[Item], Tensor]] = []
+    for part, batch in enumerate(share.batches, start=1):
+        with process.gathering(network, part == share.parts):
+            clip_losses = forward(network, batch, config)
+            loss = clip_losses.sum() / planned
+            # Gradients are averaged over the processes, but their sum is the gradient of the mean over characters.
+            state.scaler.scale(loss * process.size).backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+        losses.append((batch.items, clip_losses.detach()))
+        heard += torch.tensor([sum(len(item.clip.text) for item in batch.items), len(batch.skipped)])
+    characters, left_out = process.total(heard).tolist()
+    state.skipped_clips += left_out
+    if not characters:
+        return None
+    correction = planned / characters  # clips that could not be read are known only now
+    state.scaler.unscale_(state.optimizer)
+    grad_norm = clip_gradients(state.model, config.optimizer.max_grad_norm, correction)
+    loss_value, norm_value = torch.stack(
+        [process.total(total) * correction, grad_norm]
+    ).tolist()  # the one wait for the device
+    outcome = Outcome(loss_value, norm_value, lr)
+    if outcome.is_finite:
+        state.optimizer.step()
+        state.took_step()
+    else:
+        endless = [
+            item for items, values in losses for item, value in zip(items, values, strict=False) if not value.isfinite()
+        ]
+        skip(state, outcome, endless, config)
+    state.scaler.update()
+    return outcome
+
+
+def forward(network: torch.nn.Module, batch: Batch, config: Config) -> Tensor:
+    """The CTC loss of each clip, [batch] float32, by an augmented batch."""
+    device = next(network.parameters()).device
     features = warp_frequency(batch.features, config.augment, batch.seeds)
     features = spec_augment(features, batch.lengths, config.augment, batch.seeds).to(device)
     targets, target_lengths = batch.targets(config.labels)
-    with torch.autocast(device.type, torch.bfloat16, enabled=config.loop.precision == "bf16"):
-        log_probs, lengths = state.model(features, batch.lengths.to(device))
-    loss = F.ctc_loss(
+    precision = AUTOCAST.get(config.loop.precision)
+    with torch.autocast(device.type, precision, enabled=precision is not None):
+        log_probs, lengths = network(features, batch.lengths.to(device))
+    return F.ctc_loss(
         log_probs.transpose(0, 1),
         targets.to(device),
         lengths,
         target_lengths.to(device),
         blank=len(config.labels),
-        reduction="sum",
-    ) / target_lengths.sum().to(device)
-    lr = learning_rate(config.optimizer, state.step, config.loop.steps)
-    for group in state.optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
-    state.optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    grad_norm = clip_gradients(state.model, config.optimizer.max_grad_norm)
-    state.optimizer.step()
-    return loss.detach(), grad_norm, lr
+        reduction="none",
+    )
+
+
+def skip(state: State, outcome: Outcome, clips: Sequence[Item], config: Config) -> None:
+    """Leave everything as it was before the step, say so, and give up if that has become the rule.
+
+    Args:
+        state: whose optimiser has not been called.
+        outcome: what was not finite.
+        clips: those of this process whose own loss was not.
+        config: says when to give up.
+
+    Raises:
+        RuntimeError: Too many steps in a row were skipped.
+    """
+    state.skipped_step()
+    found = f"loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
+    names = "".join(f"\n  not finite: {item.clip.audio_filepath}" for item in clips)
+    # With float16 this is how the scale is found.
+    level = logging.INFO if state.scaler.is_enabled() and not names else logging.WARNING
+    logger.log(level, "step %d skipped: %s%s", state.step + 1, found, names)
+    if state.skipped_in_a_row > config.loop.max_skipped_steps:
+        raise RuntimeError(
+            f"loss and gradient must be finite, but were not in {state.skipped_in_a_row} steps in a row "
+            f"(now {found}, learning rate {outcome.lr:.3g}); lower `optimizer.lr`, set `optimizer.max_grad_norm`, or "
+            "look at the clips that the log names"
+        )
 
 
 def look(state: State, config: Config, directory: Path, report: Report) -> None:
-    """Evaluate on the dev manifest, write a checkpoint, keep the best weights and the newest checkpoints."""
-    if config.data.dev is not None:
-        record = report.evaluated(state.step, evaluate(state.model, config, config.data.dev))
-        if record["dev_wer"] < state.best_wer:
-            state.best_wer = record["dev_wer"]
-            checkpoint.save(directory / f"{config.name}.pt", config, state.model.state_dict(), results=record)
-    state.save(directory / f"{config.name}-{state.step:08d}.pt", config)
-    for old in _checkpoints(directory, config)[: -config.loop.keep_last]:
-        old.unlink()
-
-
-def _checkpoints(directory: Path, config: Config) -> list[Path]:
-    return sorted(directory.glob(f"{config.name}-{'[0-9]' * 8}.pt"))
+    """Evaluate on the dev manifest and keep the best weights."""
+    state.settle(config)
+    if config.data.dev is None or not state.process.leads:
+        return
+    record = report.evaluated(state.step, evaluate(state.best_model, config, config.data.dev))
+    if record["dev_wer"] < state.best_wer:
+        state.best_wer = record["dev_wer"]
+        checkpoint.save(directory / f"{config.name}.pt", config, state.best_model.state_dict(), results=record)

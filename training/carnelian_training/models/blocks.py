@@ -3,11 +3,14 @@
 Everything works on [batch, channels, 1, frames] with a mask, as `masked.py` says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
 
@@ -143,6 +146,9 @@ class Block(nn.Module):
         earlier: channels of earlier blocks' inputs, which are projected and added as well (dense residual).
     """
 
+    recompute = False
+    """Whether the backward pass runs the forward pass again instead of keeping all that lies between."""
+
     def __init__(self, in_channels: int, stage: StageConfig, earlier: Sequence[int] = ()) -> None:
         super().__init__()
         self.dropout = stage.dropout
@@ -156,6 +162,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask, earlier: Sequence[Tensor] = ()) -> tuple[Tensor, Mask]:
         """Transform `x` [batch, in_channels, 1, frames], zero in its padding, into the same form."""
+        if self.recompute and torch.is_grad_enabled():
+            contexts = nullcontext(), self._repeating()
+            out: tuple[Tensor, Mask] = checkpoint(
+                self._run, x, mask, earlier, use_reentrant=False, context_fn=lambda: contexts
+            )
+            return out
+        return self._run(x, mask, earlier)
+
+    def _run(self, x: Tensor, mask: Mask, earlier: Sequence[Tensor]) -> tuple[Tensor, Mask]:
         block_input = x
         for i, sub_block in enumerate(self.sub_blocks):
             if i > 0:
@@ -166,6 +181,18 @@ class Block(nn.Module):
         for projection, earlier_input in zip(self.earlier, earlier, strict=True):
             x = x + projection(earlier_input, mask)
         return F.dropout(F.relu(x), self.dropout, self.training), mask
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """Within it, batch norms see the same frames for a second time and must not count them twice."""
+        norms = [module for module in self.modules() if isinstance(module, MaskedBatchNorm)]
+        for norm in norms:
+            norm.remembers = False
+        try:
+            yield
+        finally:
+            for norm in norms:
+                norm.remembers = True
 
 
 def initialise(module: nn.Module) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carnelian_training.models.shared_norm import shared_batch_norm
+
 
 class Mask:
     """Which frames of a batch belong to a clip.
@@ -85,6 +87,11 @@ class MaskedBatchNorm(nn.BatchNorm2d):
     Constants as in NVIDIA's Jasper and QuartzNet: eps 1e-3, momentum 0.1.
     """
 
+    shared = False
+    """Whether the statistics are over the frames of all processes, which then have to take part."""
+    remembers = True
+    """Whether the running statistics follow: not where a forward pass is only repeated."""
+
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3, momentum=0.1)
 
@@ -95,15 +102,17 @@ class MaskedBatchNorm(nn.BatchNorm2d):
         # [B, C, 1, T] -> [B * T, C]: a view with channels last; then the real frames alone, and back
         rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
         valid = mask.valid.flatten().nonzero().squeeze(1)
-        normalised = F.batch_norm(
-            rows.index_select(0, valid),
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            True,
-            self.momentum or 0.0,
-            self.eps,
-        )
+        normalised = self._normalise(rows.index_select(0, valid))
         full = torch.zeros_like(rows, dtype=normalised.dtype).index_copy(0, valid, normalised)
         return full.view(x.shape[0], 1, x.shape[3], x.shape[1]).permute(0, 3, 1, 2)
+
+    def _normalise(self, rows: Tensor) -> Tensor:
+        """Normalise `rows` [frames, channels] by their own statistics, or those of all processes' rows."""
+        momentum = self.momentum if self.remembers and self.momentum else 0.0
+        mean, variance = self.running_mean, self.running_var
+        assert mean is not None
+        assert variance is not None
+        if self.shared:
+            return shared_batch_norm(rows, self.weight, self.bias, mean, variance, momentum, self.eps)
+        enough = len(rows) > 1  # a process without clips, or next to none, has no statistics
+        return F.batch_norm(rows, mean, variance, self.weight, self.bias, enough, momentum, self.eps)

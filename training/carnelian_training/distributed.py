@@ -1,0 +1,103 @@
+"""The processes of a run, one per device, as `torchrun` starts them on one machine or many; one alone without it.
+
+All of them walk through the same steps. What they must agree on (the loss, when to stop) travels in small sums.
+"""
+
+import datetime
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+# Long enough for the leader to evaluate while the others wait.
+_TIMEOUT = datetime.timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those of the run."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that writes files."""
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of `values` over all processes, in place; every process has to call it."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Of each flag, whether it is up in any process. Does not wait for a GPU."""
+        counts = self.total(torch.tensor(flags, dtype=torch.int64))
+        return [bool(count) for count in counts]
+
+    def told(self, word: str) -> str:
+        """The leader's word, in every process."""
+        words = [word]
+        if self.size > 1:
+            dist.broadcast_object_list(words, device=torch.device("cpu"))
+        return words[0]
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace floating-point tensors by their means over all processes."""
+        for tensor in tensors if self.size > 1 else []:
+            if tensor.is_floating_point():
+                dist.all_reduce(tensor)
+                tensor.div_(self.size)
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """The same model, whose backward pass leaves the mean of all processes' gradients in every one of them."""
+        if self.size == 1:
+            return model
+        devices = [self.device] if self.device.type == "cuda" else None
+        # Batch-norm statistics are shared or averaged where they matter: `loop.batch_statistics`, `State.settle`.
+        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def gathering(self, network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+        """The context of one part of a step: gradients add up in each process and meet in the last part."""
+        if isinstance(network, DistributedDataParallel) and not is_last:
+            context: AbstractContextManager[None] = network.no_sync()
+            return context
+        return nullcontext()
+
+
+@contextmanager
+def joined() -> Iterator[Process]:
+    """Join the processes that `torchrun` started; the log of all but the first is kept to warnings.
+
+    Raises:
+        RuntimeError: More processes than GPUs were started on this machine.
+    """
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise RuntimeError(
+                f"each process must have a GPU of its own, but process {local_rank} found {torch.cuda.device_count()}: "
+                "start `torchrun` with --nproc-per-node=gpu"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    process = Process(device, rank, size)
+    if not process.leads:
+        logging.getLogger("carnelian_training").setLevel(logging.WARNING)
+    if size == 1:
+        yield process
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    yield process
+    # Not after an error: the others may be gone or waiting, and `torchrun` ends them.
+    dist.destroy_process_group()

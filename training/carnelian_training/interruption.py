@@ -1,0 +1,35 @@
+"""SIGINT (Ctrl-C) and SIGTERM ask a run to stop after its step, with a checkpoint."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interruption:
+    """Within it, the first signal is remembered instead of obeyed; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: `torchrun` sends one after the terminal's Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            self._handlers = {
+                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)

@@ -1,0 +1,283 @@
+"""Where a run is: everything that a checkpoint holds and resuming restores to the bit.
+
+Checkpoints lie between two steps of the optimiser, so no half-filled accumulation has to be kept, and what is random
+follows from the seed, the step and the process (`train.optimise`) or the clip (`loading.Item.seed`), so no state of a
+generator has to be kept either: a run may go on with another number of processes.
+"""
+
+import fnmatch
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from carnelian_training import checkpoint, finetune
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import Config, ConfigError, config_to_dict
+from carnelian_training.distributed import Process
+from carnelian_training.ema import Average
+from carnelian_training.models.blocks import Block
+from carnelian_training.models.masked import MaskedBatchNorm
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.optim import build_optimizer
+
+logger = logging.getLogger(__name__)
+
+# What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
+FIXED = ("model.*", "labels.*", "features.*", "optimizer.name", "init.stage_lr_decay")
+FREE = ("model.stages.*.dropout",)
+
+
+@dataclass
+class State:
+    """The network, what trains it, and how far it is."""
+
+    model: CtcNetwork
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    average: Average | None
+    process: Process
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    """Steps of the epoch that are done."""
+    best_wer: float = float("inf")
+    skipped_clips: int = 0
+    """Clips, counted each time, that could not be learnt from."""
+    skipped_steps: int = 0
+    """Steps whose loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    saved_at: float = field(default_factory=time.monotonic)
+    """When the last checkpoint was written, on this process's clock."""
+
+    def __post_init__(self) -> None:
+        self._network: nn.Module | None = None
+        self._frozen: frozenset[int] = frozenset()
+        self._statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        self._kept = [buffer.clone() for buffer in self._statistics]
+
+    @property
+    def best_model(self) -> CtcNetwork:
+        """What is evaluated and published: the average if there is one."""
+        return self.model if self.average is None else self.average.model
+
+    def prepare(self, config: Config) -> nn.Module:
+        """The network as the next step calls it: with what learns then, compiled, its gradients gathered."""
+        self.model.train()
+        finetune.freeze(self.model, config, self.step)
+        frozen = finetune.frozen_stages(config, self.step)
+        if self._network is None or frozen != self._frozen:
+            network = compiled(self.model, self.process.device) if config.loop.compile else self.model
+            self._network, self._frozen = self.process.parallel(network), frozen
+        torch._foreach_copy_(self._kept, self._statistics)
+        return self._network
+
+    def took_step(self) -> None:
+        """Follow the optimiser's step."""
+        self.skipped_in_a_row = 0
+        if self.average is not None:
+            self.average.update(self.step)
+
+    def skipped_step(self) -> None:
+        """Forget what the forward pass of a step without optimiser did to batch-norm statistics, and count it."""
+        torch._foreach_copy_(self._statistics, self._kept)
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+
+    def settle(self, config: Config) -> None:
+        """Make the processes' batch-norm statistics one, before they are used or written; all must call it."""
+        if config.loop.batch_statistics == "process":
+            for model in {self.model, self.best_model}:
+                self.process.average(list(model.buffers()))
+
+    def restart_average(self) -> None:
+        """Let the average start from the weights as they are now."""
+        if self.average is not None:
+            self.average.model.load_state_dict(self.model.state_dict())
+
+    def looks(self, config: Config) -> bool:
+        """Whether an evaluation is due after this step."""
+        return self.step % config.loop.evaluate_every_steps == 0 or self.step == config.loop.steps
+
+    def saves(self, config: Config) -> bool:
+        """Whether a checkpoint is due after this step."""
+        every = config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps
+        return self.step % every == 0 or self.step == config.loop.steps or self.step in config.loop.milestones
+
+    def is_late(self, config: Config) -> bool:
+        """Whether the last checkpoint is too old."""
+        every_s = config.loop.checkpoint_every_s
+        return every_s is not None and time.monotonic() - self.saved_at > every_s
+
+    def save(self, path: Path, config: Config) -> None:
+        """Write everything. The checkpoint's `weights` are those of :attr:`best_model`."""
+        training = {
+            "weights": None if self.average is None else self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "best_wer": self.best_wer,
+            "skipped_clips": self.skipped_clips,
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+        checkpoint.save(path, config, self.best_model.state_dict(), results={"step": self.step}, training=training)
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Take over everything from what :meth:`save` wrote; an average that is new starts at the weights."""
+        training = content["training"]
+        self.model.load_state_dict(training.get("weights") or content["weights"])
+        if self.average is not None:
+            self.average.model.load_state_dict(content["weights"])
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(training["optimizer"])
+        for group, configured in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(configured)  # the configuration may have changed; what was saved must not win over it
+        if training.get("scaler"):  # empty unless the run was in float16
+            self.scaler.load_state_dict(training["scaler"])
+        self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
+        self.best_wer = training["best_wer"]
+        for counter in ("skipped_clips", "skipped_steps", "skipped_in_a_row"):
+            setattr(self, counter, training.get(counter, 0))
+
+
+def new_state(config: Config, process: Process) -> State:
+    """The state before the first step, with random weights, the same in every process.
+
+    Raises:
+        ValueError: The device does not know the precision.
+    """
+    precision, device = config.loop.precision, process.device
+    if precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(
+            f"`loop.precision: bf16` needs an NVIDIA GPU of the Ampere generation or later, not {name}: use fp16"
+        )
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.manual_seed(config.loop.seed)
+    model = checkpoint.build_model(config).to(device)
+    average = None if config.optimizer.ema is None else Average(model, config.optimizer.ema)
+    for module in model.modules():
+        if isinstance(module, MaskedBatchNorm):
+            module.shared = config.loop.batch_statistics == "shared" and process.size > 1
+        if isinstance(module, Block):
+            module.recompute = config.loop.recompute
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    return State(model, build_optimizer(config, model), scaler, average, process)
+
+
+def compiled(model: nn.Module, device: torch.device) -> nn.Module:
+    """The same model, compiled at its first call.
+
+    Raises:
+        RuntimeError: There is no C++ compiler, which TorchInductor needs.
+    """
+    names = [os.environ.get("CXX", "g++"), "clang++"]
+    if device.type == "cpu" and not any(map(shutil.which, names)):
+        raise RuntimeError(
+            "`loop.compile` needs a C++ compiler, but none is there: install g++, set CXX, or set it to false"
+        )
+    network: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
+    return network
+
+
+def checkpoints(directory: Path, config: Config) -> list[Path]:
+    """The checkpoints of a run by step, oldest first; the best one is not among them."""
+    return sorted(directory.glob(f"{config.name}-{'[0-9]' * 8}.pt"))
+
+
+def resume(state: State, config: Config, directory: Path) -> bool:
+    """Go on from the newest checkpoint of `directory` that can be read; False if there is none.
+
+    Raises:
+        CheckpointError: There are checkpoints, but none can be read.
+        ConfigError: The configuration has changed where it may not; each change is named.
+    """
+    found = newest(directory, config) if state.process.leads else None
+    name = state.process.told("" if found is None else found.name)
+    if not name:
+        return False
+    before, content = checkpoint.load(directory / name)
+    compare(before, config, directory / name)
+    state.restore(content)
+    logger.info("resuming %s at step %d", directory / name, state.step)
+    return True
+
+
+def newest(directory: Path, config: Config) -> Path | None:
+    """The newest checkpoint that can be read, if there is one; the log names those that cannot.
+
+    Raises:
+        CheckpointError: There are checkpoints, but none can be read.
+    """
+    saved = checkpoints(directory, config)
+    for path in reversed(saved):
+        try:
+            checkpoint.load(path)
+        except CheckpointError as error:
+            logger.warning("%s\nfalling back to the checkpoint before it", error)
+            continue
+        return path
+    if saved:
+        raise CheckpointError(
+            f"none of {len(saved)} checkpoints in {directory} can be read; to start anew, remove them"
+        )
+    return None
+
+
+def compare(before: Config, now: Config, path: Path) -> None:
+    """Log what has changed since a checkpoint.
+
+    Raises:
+        ConfigError: It may not change; each change is named.
+    """
+    old, new = flat(config_to_dict(before)), flat(config_to_dict(now))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    lines = {key: f"  {key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed}
+    wrong = [key for key in changed if _matches(key, FIXED) and not _matches(key, FREE)]
+    if wrong:
+        advice = "take another --out, and `init.checkpoint` to start from these weights"
+        message = f"{path} cannot be resumed, for these may not change ({advice}):"
+        raise ConfigError("\n".join([message, *(lines[key] for key in wrong)]))
+    if changed:
+        logger.warning("\n".join(["the configuration has changed since the checkpoint:", *lines.values()]))
+
+
+def _matches(key: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(key, pattern) for pattern in patterns)
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of a plain tree by their dotted paths."""
+    if isinstance(tree, dict):
+        children = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list):
+        children = [(str(i), value) for i, value in enumerate(tree)]
+    else:
+        return {path: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in children:
+        leaves |= flat(value, f"{path}.{key}" if path else key)
+    return leaves
+
+
+def write(state: State, config: Config, directory: Path) -> None:
+    """Write a checkpoint and remove old ones, but not milestones; every process has to call it."""
+    state.settle(config)
+    state.saved_at = time.monotonic()
+    if not state.process.leads:
+        return
+    state.save(directory / f"{config.name}-{state.step:08d}.pt", config)
+    milestones = {directory / f"{config.name}-{step:08d}.pt" for step in config.loop.milestones}
+    for old in checkpoints(directory, config)[: -config.loop.keep_last]:
+        if old not in milestones:
+            old.unlink()
