@@ -69,7 +69,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("model.num_mels=0", r"`num_mels` must be at least 1"),
         ("features.num_mels=80", "`model.num_mels` must be `features.num_mels`, 80, but is 64"),
         ("features.edges=mirror", r"features\.edges"),
-        ("data.batch_s=0", "`batch_s` and `num_threads` must be positive"),
+        ("data.batch_s=0", "`batch_s` must be positive"),
         ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),

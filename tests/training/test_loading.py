@@ -160,6 +160,18 @@ def test_a_segment_is_what_it_cuts_out(tmp_path):
         torch.testing.assert_close(batch.features[0], batch.features[1])
 
 
+def test_mp3_files_are_read(tmp_path):
+    tone = np.sin(2 * np.pi * 440 * np.arange(66150) / 22050).astype(np.float32) * 0.5
+    for name in ("tone.mp3", "tone.wav"):
+        soundfile.write(tmp_path / name, tone, 22050)
+    mp3, wav = (Item(Clip(tmp_path / name, 3.0, "a")) for name in ("tone.mp3", "tone.wav"))
+    (batch,) = load([[mp3, wav]], FeatureSettings(), 1)
+    assert batch.lengths[0] == pytest.approx(batch.lengths[1], abs=2)
+    (tmp_path / "text.mp3").write_text("no sound")
+    with pytest.raises(RuntimeError, match=r"text\.mp3: "):
+        list(load([[Item(Clip(tmp_path / "text.mp3", 3.0, "a"))]], FeatureSettings(), 1))
+
+
 def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplog):
     good = Clip(Path("good.wav"), 2.0, "hello")
     bad = [

@@ -22,18 +22,20 @@ def encoded(clip: Clip) -> Encoded:
     """The bytes of a sound file that holds the clip and nothing else.
 
     A clip that begins inside its file is cut out as a WAV file in memory, at the file's own rate, so that a segment of
-    a long recording costs what it lasts.
+    a long recording costs what it lasts. MP3 files, which DALI does not decode, become WAV files in the same way.
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: A segment cannot be cut out; libsndfile's words.
+        RuntimeError: libsndfile cannot read a segment or an MP3 file; its words.
     """
-    if clip.offset is None:
+    if clip.offset is None and clip.audio_filepath.suffix.lower() != ".mp3":
         return np.fromfile(clip.audio_filepath, np.uint8)
     with soundfile.SoundFile(clip.audio_filepath) as file:
-        file.seek(round(clip.offset * file.samplerate))
-        samples = file.read(round(clip.duration * file.samplerate), dtype="float32", always_2d=True)
-        return _wav(samples, file.samplerate)
+        frames = -1
+        if clip.offset is not None:
+            file.seek(round(clip.offset * file.samplerate))
+            frames = round(clip.duration * file.samplerate)
+        return _wav(file.read(frames, dtype="float32", always_2d=True), file.samplerate)
 
 
 def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:

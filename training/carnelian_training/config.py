@@ -48,14 +48,14 @@ class DataConfig:
     min_duration_s: float = 0.2
     num_threads: int = 2
     """DALI threads that decode audio and compute features."""
+    prefetch_batches: int = 2
+    """Batches that DALI works on ahead of training."""
 
     def __post_init__(self) -> None:
-        if self.batch_s <= 0 or self.num_threads < 1:
-            raise ValueError(
-                f"`batch_s` and `num_threads` must be positive, but are {self.batch_s} and {self.num_threads}"
-            )
-        if self.device_batch_s is not None and self.device_batch_s <= 0:
-            raise ValueError(f"`device_batch_s` must be positive, but is {self.device_batch_s}")
+        for name in ("batch_s", "device_batch_s", "num_threads", "prefetch_batches"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` must be positive, but is {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

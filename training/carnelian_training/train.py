@@ -122,7 +122,13 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
         plan = plan_epoch(clips, config, state.epoch)[state.batch :]
         dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
         parts_in_order = [part for parts in dealt for part in parts]
-        batches = load(parts_in_order, config.features, config.data.num_threads, skip=Limits.of(config))
+        batches = load(
+            parts_in_order,
+            config.features,
+            config.data.num_threads,
+            skip=Limits.of(config),
+            prefetch=config.data.prefetch_batches,
+        )
         for step, parts in zip(plan, dealt, strict=True):
             state.batch += 1
             yield Share(step, islice(batches, len(parts)), len(parts))
