@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="A checkpoint of carnelian-train.")],
+    source: Annotated[Path, typer.Argument(help="A checkpoint of carnelian-train, a NeMo .nemo or a DLE .pt.")],
     name: Annotated[str, typer.Option(help="The model's public name, for example quartznet_15x5.")],
     repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
     model_format: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
@@ -20,14 +20,14 @@ def export(
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch."""
     _check_supported("--format", model_format, "onnx")
     _check_supported("--precision", precision, "fp32")
-    if source.is_dir() or source.suffix == ".nemo":
-        raise typer.BadParameter(f"SOURCE must be a checkpoint of carnelian-train (a .pt file), but is {source}")
+    if source.is_dir():
+        raise typer.BadParameter(f"SOURCE must be a file, .pt or .nemo, but is {source}, a folder")
 
-    from carnelian_training.checkpoint import load_model
+    from carnelian_training.foreign.sources import load_model
 
     from carnelian_export.repository import write_model
 
-    config, network = load_model(source)
+    config, network = load_model(source, name)
     difference = write_model(repository, name, config, network)
     print(f"{name} and {name}_pcm are in {repository}; log-probabilities within {difference:.1e} of PyTorch's")
 

@@ -1,5 +1,6 @@
 """The configuration tree and its loader: one YAML file, only what differs from the defaults, no unknown keys."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -252,9 +253,9 @@ class Config:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        wrong = [label for label in self.labels if len(label) != 1]
-        if wrong or len(set(self.labels)) != len(self.labels):
-            raise ValueError(f"`labels` must be distinct single characters, but are {list(self.labels)}")
+        wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
+        if wrong:
+            raise ValueError(f"`labels` must be distinct single characters, but these are not: {wrong}")
         if self.model.num_mels != self.features.num_mels:
             raise ValueError(
                 f"`model.num_mels` must be `features.num_mels`, {self.features.num_mels}, but is {self.model.num_mels}"
@@ -292,6 +293,17 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
+    apply_overrides(tree, overrides)
+    _inherit(tree)
+    return config_from_dict(tree, str(path))
+
+
+def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """Set ``a.b=value`` in a plain tree.
+
+    Raises:
+        ConfigError: An override cannot be read, or its place is no section.
+    """
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator:
@@ -306,8 +318,6 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
             node[leaf] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: the value cannot be read as YAML: {error}") from error
-    _inherit(tree)
-    return config_from_dict(tree, str(path))
 
 
 def _inherit(tree: dict[str, Any]) -> None:

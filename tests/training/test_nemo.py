@@ -1,0 +1,273 @@
+"""`.nemo` files against what NeMo itself says; references/nemo_models.py made the files."""
+
+import dataclasses
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from carnelian_training import checkpoint
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.cli import main
+from carnelian_training.config import ConfigError
+from carnelian_training.evaluate import evaluate
+from carnelian_training.features import FeatureSettings, log_mel
+from carnelian_training.foreign import nemo, sources
+from carnelian_training.models.jasper import Jasper
+from carnelian_training.models.quartznet import QuartzNet
+from nvidia.dali import fn, pipeline_def, types
+
+REFERENCES = Path(__file__).parent / "references"
+CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+SECONDS = (0.503, 1.1, 0.26)
+FEATURE_TOLERANCE = 1e-4  # as DALI against torch.stft
+TOLERANCE = 1e-3  # 1e-5 was seen; a wrong mask or weight shows as 0.1 and more
+
+
+def signals() -> list[np.ndarray]:
+    """As references/nemo_models.py, which runs where this project is not, makes them."""
+    draw = np.random.default_rng(1)
+    clips = []
+    for seconds in SECONDS:
+        noise = draw.standard_normal(round(seconds * 16_000) + 1)
+        rhythm = 1 + np.sin(np.arange(len(noise) - 1) / 900)
+        clips.append((0.05 * (noise[1:] + noise[:-1]) * rhythm).astype(np.float32))
+    return clips
+
+
+def features_of(settings: FeatureSettings) -> list[np.ndarray]:
+    @pipeline_def(batch_size=3, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def graph():
+        return log_mel(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), settings)
+
+    pipeline = graph(exec_async=False, exec_pipelined=False)
+    pipeline.build()
+    pipeline.feed_input("SIGNAL", signals())
+    (result,) = pipeline.run()
+    return [np.array(result[i]) for i in range(len(SECONDS))]
+
+
+def rewritten(source: Path, target: Path, change=lambda tree, tensors: None, prefix: str = "./") -> Path:
+    """A copy of a .nemo file with another configuration or other tensors."""
+    tree, tensors = nemo.read(source)
+    change(tree, tensors)
+    weights = io.BytesIO()
+    torch.save(tensors, weights)
+    with tarfile.open(target, "w:gz") as archive:
+        for name, content in {
+            nemo.CONFIG_FILE: yaml.safe_dump(tree).encode(),
+            nemo.WEIGHTS_FILE: weights.getvalue(),
+        }.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return target
+
+
+@pytest.mark.parametrize(("name", "kind"), [("quartznet", QuartzNet), ("jasper", Jasper)])
+def test_log_probabilities_are_nemos_features_included(name, kind):
+    config, model = sources.load_model(REFERENCES / f"{name}.nemo")
+    assert isinstance(model, kind)
+    expected = np.load(REFERENCES / f"{name}.npz")
+    features = features_of(config.features)
+    for i, found in enumerate(features):
+        if f"features_{i}" in expected:
+            np.testing.assert_allclose(found, expected[f"features_{i}"], atol=FEATURE_TOLERANCE)
+    lengths = torch.tensor([clip.shape[1] for clip in features])
+    batch = torch.zeros(len(features), 64, int(lengths.max()))
+    for row, clip in zip(batch, features, strict=True):
+        row[:, : clip.shape[1]] = torch.from_numpy(clip)
+    with torch.inference_mode():
+        log_probs, ends = model(batch, lengths)
+        for i, clip in enumerate(features):
+            alone, _ = model(torch.from_numpy(clip)[None], lengths[i : i + 1])
+            for found in (log_probs[i, : ends[i]], alone[0]):
+                np.testing.assert_allclose(found, expected[f"log_probs_{i}"], atol=TOLERANCE)
+    assert np.ptp(expected["log_probs_1"]) > 3  # the comparison is about something
+
+
+def test_an_imported_model_is_a_checkpoint_like_any_other(tmp_path, monkeypatch, capsys):
+    target = tmp_path / "imported.pt"
+    arguments = ["carnelian-train", "import", str(REFERENCES / "quartznet.nemo"), str(target)]
+    monkeypatch.setattr("sys.argv", [*arguments, "--set", "features.edges=reflect"])
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 0
+    assert "quartznet, 9,781 parameters, 28 labels" in capsys.readouterr().out
+    config, model = checkpoint.load_model(target)
+    assert (config.name, config.features.edges, config.features.frame_count) == ("imported", "reflect", "floor")
+    assert len(evaluate(model, config, CLIPS).transcripts) == 6
+    # Blocks that are equal are one stage.
+    assert [(stage.blocks, stage.repeat) for stage in config.model.stages] == [(1, 1), (2, 2), (1, 3), (1, 1), (1, 1)]
+
+
+def test_any_alphabet_comes_along(tmp_path):
+    config, _ = sources.read(REFERENCES / "jasper.nemo", "other")
+    assert "".join(config.labels) == " abäöüßłżąéñж中文字"
+    assert config.name == "other"
+
+    def chinese(tree, tensors):
+        labels = [chr(0x4E00 + i) for i in range(5000)]
+        tree["decoder"] |= {"vocabulary": labels, "num_classes": len(labels)}
+        for part in ("weight", "bias"):
+            name = f"decoder.decoder_layers.0.{part}"
+            tensors[name] = torch.randn(5001, *tensors[name].shape[1:])
+
+    config, weights = sources.read(rewritten(REFERENCES / "quartznet.nemo", tmp_path / "zh.nemo", chinese))
+    assert len(config.labels) == 5000
+    assert weights["head.bias"].shape == (5001,)
+
+
+def test_the_first_form_of_nemo_1_reads_alike(tmp_path):
+    """`cls` and `params` in place of `_target_`, folders in the archive, options of then."""
+
+    def old_form(tree, tensors):
+        for name in ("preprocessor", "encoder", "decoder"):
+            tree[name] = {"cls": tree[name].pop("_target_"), "params": tree[name]}
+        tree["preprocessor"]["params"] |= {"pad_to": 16, "stft_conv": True, "feat_type": "logfbank"}
+        tree["labels"] = tree["decoder"]["params"].pop("vocabulary")
+
+    old = rewritten(REFERENCES / "quartznet.nemo", tmp_path / "old.nemo", old_form, prefix="model/")
+    config, weights = sources.read(old, "same")
+    expected, expected_weights = sources.read(REFERENCES / "quartznet.nemo", "same")
+    assert config == expected
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected_weights.items())
+
+
+def test_options_of_the_features_come_along(tmp_path):
+    def other(tree, tensors):
+        tree["preprocessor"] |= {"window_size": 0.025, "n_fft": None, "preemph": None, "highfreq": 7600, "features": 40}
+        tree["preprocessor"] |= {"log_zero_guard_type": "clamp", "log_zero_guard_value": "eps", "mag_power": 1.0}
+        tree["encoder"]["feat_in"] = 40
+        for name in ("window", "fb"):
+            del tensors[nemo.FEATURE_TENSORS + name]
+        first = "encoder.encoder.0.mconv.0.conv.weight"
+        tensors[first] = tensors[first][:40]
+        second = "encoder.encoder.0.mconv.1.conv.weight"
+        tensors[second] = tensors[second][:, :40]
+
+    config, _ = sources.read(rewritten(REFERENCES / "quartznet.nemo", tmp_path / "other.nemo", other))
+    assert config.features == FeatureSettings(
+        window_samples=400,
+        num_mels=40,
+        high_hz=7600.0,
+        preemphasis=0.0,
+        magnitude_power=1,
+        log_guard=torch.finfo(torch.float32).eps,
+        log_guard_by="clamp",
+        std_guard=1e-5,
+        edges="zero",
+        frame_count="floor",
+    )
+
+
+def break_tensors(tree, tensors):
+    del tensors["decoder.decoder_layers.0.bias"]
+    tensors["encoder.encoder.9.mconv.0.conv.weight"] = torch.zeros(1)
+    tensors["encoder.encoder.1.res.0.0.conv.weight"] = torch.zeros(16, 15, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            break_tensors,
+            r"(?s)3 tensor\(s\).*decoder_layers\.0\.bias: missing.*encoder\.9\.mconv\.0\.conv\.weight: unexpected"
+            r".*encoder\.1\.res\.0\.0\.conv\.weight: must be \[16, 16, 1\], but is \[16, 15, 1\]",
+        ),
+        (lambda tree, _: tree["preprocessor"].update(sample_rate=8000), "`sample_rate` must be 16000"),
+        (
+            lambda tree, _: tree["preprocessor"].update(window="hamming", a=1),
+            r"(?s)2 option.*`window`.*`a` is not known",
+        ),
+        (lambda tree, _: tree["preprocessor"].update(highfreq=4000), r"featurizer\.fb must be what `preprocessor`"),
+        (lambda tree, _: tree["preprocessor"].update(mag_power=3.0), r"features\.magnitude_power"),
+        (lambda tree, _: tree["encoder"].update(activation="swish"), "`activation` must be 'relu'"),
+        (lambda tree, _: tree["encoder"]["jasper"][1].update(se=True), "`se` must be False"),
+        (lambda tree, _: tree["encoder"]["jasper"][1].update(stride=[2]), "block 1: `stride` must be 1 where"),
+        (lambda tree, _: tree["encoder"]["jasper"][0].update(kernel=[10]), r"`kernel` must be odd"),
+        (lambda tree, _: tree["encoder"].update(_target_="x.ConformerEncoder"), "`encoder` must be of the class Conv"),
+        (lambda tree, _: tree["decoder"].update(vocabulary=["ab", "c", "c"]), r"these are not: \['ab', 'c'\]"),
+        (lambda tree, _: tree.update(tokenizer={"dir": "x"}), "one label per character"),
+        (lambda tree, _: tree.pop("decoder"), "`decoder` must be .* but is None"),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused_by_name(tmp_path, change, message):
+    path = rewritten(REFERENCES / "quartznet.nemo", tmp_path / "changed.nemo", change)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        sources.read(path)
+
+
+def test_unmasked_convolutions_are_read_with_a_warning(tmp_path, caplog):
+    def unmasked(tree, tensors):
+        tree["encoder"]["conv_mask"] = False
+        for name in list(tensors):
+            tensors[name.replace(".conv.weight", ".weight")] = tensors.pop(name)
+
+    _, weights = sources.read(rewritten(REFERENCES / "jasper.nemo", tmp_path / "unmasked.nemo", unmasked))
+    assert "`conv_mask` is false" in caplog.text
+    _, expected = sources.read(REFERENCES / "jasper.nemo")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+class Foreign:
+    """What an archive must not be able to make us load."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"no tar", "must be a tar archive"), (None, "must hold model_config")]
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "x.nemo"
+    if content is None:
+        tarfile.open(path, "w").close()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(path)
+
+
+def test_no_class_is_loaded_and_nothing_is_unpacked(tmp_path):
+    harmful = rewritten(
+        REFERENCES / "quartznet.nemo", tmp_path / "x.nemo", lambda _, tensors: tensors.update(a=Foreign())
+    )
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        sources.read(harmful)
+    outside = rewritten(REFERENCES / "quartznet.nemo", tmp_path / "y.nemo", prefix="../../")
+    sources.read(outside)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.nemo", "y.nemo"]
+
+
+@pytest.mark.parametrize("name", ["quartznet", "jasper"])
+def test_the_way_back_gives_the_same_file(tmp_path, name):
+    config, weights = sources.read(REFERENCES / f"{name}.nemo", "same")
+    assert nemo.write(tmp_path / "back.nemo", config, weights) == []
+    tree, tensors = nemo.read(tmp_path / "back.nemo")
+    expected_tree, expected = nemo.read(REFERENCES / f"{name}.nemo")
+    assert tensors.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(tensors[key], tensor, atol=1e-6, rtol=0)
+    assert tree["encoder"]["feat_in"] == expected_tree["encoder"]["feat_in"]
+    assert sources.read(tmp_path / "back.nemo", "same")[0] == config
+
+
+def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, monkeypatch, capsys):
+    model = checkpoint.build_model(tiny_config)
+    checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})
+    monkeypatch.setattr("sys.argv", ["carnelian-train", "to-nemo", str(tmp_path / "tiny.pt"), str(tmp_path / "t.nemo")])
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 0
+    assert "`features.edges` is 'reflect', but NeMo has 'zero'" in capsys.readouterr().out
+    assert sources.read(tmp_path / "t.nemo")[0].model == tiny_config.model
+    two = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, head_frames=2))
+    with pytest.raises(CheckpointError, match="head_frames` must be 1"):
+        nemo.write(tmp_path / "two.nemo", two, {})
+    (stem, *others) = tiny_config.model.stages
+    stages = (dataclasses.replace(stem, repeat=2), *others)
+    strided = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, stages=stages))
+    with pytest.raises(CheckpointError, match=r"`model\.stages\.0` must not have a stride and repeated"):
+        nemo.write(tmp_path / "strided.nemo", strided, {})

@@ -1,0 +1,176 @@
+"""The `.pt` files of Jasper and QuartzNet of NVIDIA's DeepLearningExamples (DLE): weights, and no configuration.
+
+Read from its source at commit 729963dd; no original checkpoint was at hand. The features are those of its PyTorch
+module: 1e-20 inside the logarithm, ceil(n / 160) frames, 1e-5 added to the standard deviation.
+"""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import LABELS, Config
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.foreign.keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, take
+from carnelian_training.foreign.options import Options, check, samples, section
+from carnelian_training.foreign.stages import model_tree
+
+logger = logging.getLogger(__name__)
+
+FEATURES: Options = {"std_guard": 1e-5, "log_guard": 1e-20, "frame_count": "ceil"}
+_V1_UNUSED = ("acoustic_model.", "audio_preprocessor.")  # copies and tables, which DLE drops as well
+_FEATURES_FIXED: Options = {
+    "sample_rate": SAMPLE_RATE_HZ,
+    "normalize": "per_feature",
+    "window": "hann",
+    "log": True,
+    "frame_splicing": 1,
+}
+_FEATURES_CARRIED = {"window_size", "window_stride", "n_fft", "n_filt", "preemph", "lowfreq", "highfreq"}
+_FEATURES_IGNORED = {"dither", "pad_align", "pad_to_max_duration", "max_duration", "spec_augment", "cutout_augment"}
+
+
+def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
+    """The tensors of a loaded file, under today's names.
+
+    Args:
+        content: what `torch.load` gave.
+        is_raw: take the trained weights, not their exponential moving average.
+        where: opens messages.
+
+    Raises:
+        CheckpointError: It is no such file.
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
+        raise CheckpointError(
+            f"{where} must be a checkpoint of Carnelian, a .nemo file or a DLE .pt with a `state_dict`, but is none"
+        )
+    average = content.get("ema_state_dict")
+    if not is_raw and average is None:
+        logger.warning("%s has no average of its weights (EMA); taking the weights themselves", where)
+    found = content["state_dict"] if is_raw or average is None else average
+    result = {}
+    for name, tensor in found.items():
+        if name.startswith(_V1_UNUSED):
+            continue
+        for old, new in DLE_V1_PREFIXES.items():
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+        result[name] = tensor
+    if not any(name.startswith("encoder.layers.") for name in result):
+        raise CheckpointError(f"{where} must hold `encoder.layers` (Jasper, QuartzNet), but holds other tensors")
+    return result
+
+
+def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) -> Options:
+    """The `model`, `labels` and `features` of a configuration of ours.
+
+    Without DLE's YAML the network is read off the tensors; their strides and dilations are those of every published
+    Jasper and QuartzNet: the first block halves the frame rate, the last one with a kernel above 1 has dilation 2. The
+    labels are then a-z, apostrophe and space.
+
+    Raises:
+        CheckpointError: It has options that ours have not.
+    """
+    if yaml_file is None:
+        logger.warning("%s says nothing about labels, strides and dropout; taking those of the published models", where)
+        return {
+            "model": model_tree(_blocks(found), 64, "kernel_size", where),
+            "labels": list(LABELS),
+            "features": FEATURES,
+        }
+    try:
+        tree = yaml.safe_load(yaml_file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{yaml_file}: cannot be read as YAML: {error}") from error
+    where = str(yaml_file)
+    options = section(section(tree, "input_val", where), "filterbank_features", f"{where}, `input_val`")
+    check(
+        options,
+        fixed=_FEATURES_FIXED,
+        carried=_FEATURES_CARRIED,
+        ignored=_FEATURES_IGNORED,
+        where=f"{where}, `filterbank_features`",
+    )
+    window = samples(options["window_size"], SAMPLE_RATE_HZ)
+    features = FEATURES | {
+        "window_samples": window,
+        "hop_samples": samples(options["window_stride"], SAMPLE_RATE_HZ),
+        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
+        "num_mels": options["n_filt"],
+        "preemphasis": options.get("preemph", 0.97) or 0.0,
+        "low_hz": options.get("lowfreq") or 0.0,
+        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
+    }
+    family = "quartznet" if "quartznet" in tree else "jasper"
+    encoder = section(section(tree, family, where), "encoder", f"{where}, `{family}`")
+    fixed = {"activation": "relu", "frame_splicing": 1}
+    check(
+        encoder,
+        fixed=fixed,
+        carried={"blocks", "in_feats", "use_conv_masks"},
+        ignored={"init"},
+        where=f"{where}, `encoder`",
+    )
+    if not encoder.get("use_conv_masks", False):
+        logger.warning(
+            "%s: `use_conv_masks` is false, so DLE lets padding into a clip's end; here it never does", where
+        )
+    model = model_tree(encoder["blocks"], features["num_mels"], "kernel_size", f"{where}, `blocks`")
+    return {"model": model, "labels": tree.get("labels"), "features": features}
+
+
+def _blocks(found: dict[str, Tensor]) -> list[Options]:
+    """DLE's list of blocks, of the shapes of their tensors."""
+    blocks: list[Options] = []
+    while bodies := [name for name in found if re.match(rf"encoder\.layers\.{len(blocks)}\.m?conv\.", name)]:
+        i = len(blocks)
+        convs = [found[name] for name in bodies if found[name].ndim == 3]  # in the order of the layers
+        residuals = {name.split(".")[4] for name in found if name.startswith(f"encoder.layers.{i}.res.")}
+        is_separable = convs[0].shape[1] == 1
+        blocks.append(
+            {
+                "filters": convs[-1].shape[0],
+                "repeat": len(convs) // (2 if is_separable else 1),
+                "kernel_size": convs[0].shape[2],
+                "stride": 2 if i == 0 else 1,
+                "dilation": 1,
+                "residual": bool(residuals),
+                "residual_dense": len(residuals) > 1,
+                "separable": is_separable,
+            }
+        )
+    if any(block["residual_dense"] for block in blocks):
+        for block in blocks:
+            block["residual_dense"] = block["residual"]
+    wide = [block for block in blocks if block["kernel_size"] > 1]
+    if wide and not wide[-1]["residual"]:
+        wide[-1]["dilation"] = 2
+    return blocks
+
+
+def weights(found: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
+    """The weights of a network of `config`.
+
+    Raises:
+        CheckpointError: Tensors do not fit; each is named.
+    """
+    is_quartznet = any(re.match(r"encoder\.layers\.0\.mconv\.", name) for name in found)
+    return take(found, config, DLE_QUARTZNET if is_quartznet else DLE_JASPER, path)
+
+
+def load(path: Path) -> Any:
+    """What a `.pt` file holds; tensors and plain values only.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch names no common base for what a damaged file raises
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error

@@ -1,0 +1,268 @@
+"""NeMo's `.nemo` files: a tar archive, compressed or not, of `model_config.yaml` and `model_weights.ckpt`.
+
+The features are those of today's NeMo (3.0), whatever version wrote the file: zeros beyond a clip's ends, n // hop
+frames, 1e-5 added to the standard deviation. Its first versions reflected at the ends and had ceil(n / hop) frames.
+"""
+
+import io
+import logging
+import math
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import yaml
+from torch import Tensor
+
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import Config
+from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
+from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
+from carnelian_training.foreign.options import Options, check, samples, section
+from carnelian_training.foreign.stages import block_list, model_tree
+from carnelian_training.models.jasper import JasperConfig
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "model_weights.ckpt"
+MODEL_CLASS = "nemo.collections.asr.models.ctc_models.EncDecCTCModel"
+MODULES = "nemo.collections.asr.modules"
+FEATURE_TENSORS = "preprocessor.featurizer."
+AS_TODAY = {"std_guard": 1e-5, "edges": "zero", "frame_count": "floor"}
+TABLE_TOLERANCE = 1e-4
+"""Of the stored window and mel filters, which versions of librosa compute with other roundings."""
+
+_PREPROCESSOR_FIXED: Options = {
+    "sample_rate": SAMPLE_RATE_HZ,
+    "window": "hann",
+    "normalize": "per_feature",
+    "log": True,
+    "frame_splicing": 1,
+    "exact_pad": False,
+    "pad_value": 0,
+    "mel_norm": "slaney",
+    "feat_type": "logfbank",
+}
+_PREPROCESSOR_CARRIED = {"window_size", "window_stride", "n_window_size", "n_window_stride", "n_fft", "features"}
+_PREPROCESSOR_CARRIED |= {"preemph", "lowfreq", "highfreq", "log_zero_guard_type", "log_zero_guard_value", "mag_power"}
+# Training only, padding that masks undo, or ways of computing the same.
+_PREPROCESSOR_IGNORED = {"dither", "pad_to", "max_duration", "rng", "use_grads", "nb_augmentation_prob", "nb_max_freq"}
+_PREPROCESSOR_IGNORED |= {"stft_conv", "stft_exact_pad", "use_torchaudio", "int_values"}
+_ENCODER_FIXED: Options = {
+    "activation": "relu",
+    "normalization_mode": "batch",
+    "residual_mode": "add",
+    "frame_splicing": 1,
+    "quantize": False,
+}
+
+
+def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
+    """The configuration and the tensors of a file. Nothing is unpacked to disk, no class of it is loaded.
+
+    Raises:
+        CheckpointError: It is no such archive, or lacks one of its two files.
+    """
+    parts: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
+                    parts[name] = file.read()
+    except (tarfile.TarError, EOFError) as error:
+        raise CheckpointError(f"{path} must be a tar archive, as .nemo files are, but is not: {error}") from error
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if name not in parts:
+            raise CheckpointError(f"{path} must hold {name}, but does not")
+    try:
+        tree = yaml.safe_load(parts[CONFIG_FILE])
+        tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch names no common base for what a damaged file raises
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(tree, dict) or not isinstance(tensors, dict):
+        raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
+    return tree.get("model", tree) if "encoder" not in tree else tree, tensors
+
+
+def config_tree(tree: Options, where: str) -> Options:
+    """The `model`, `labels` and `features` of a configuration of ours, out of NeMo's.
+
+    Raises:
+        CheckpointError: It is no Jasper or QuartzNet with one label per character, or has options that ours have not.
+    """
+    for name, kind in {
+        "preprocessor": "AudioToMelSpectrogramPreprocessor",
+        "encoder": "ConvASREncoder",
+        "decoder": "ConvASRDecoder",
+    }.items():
+        part = tree.get(name)
+        found = str((part.get("_target_") or part.get("cls") or kind) if isinstance(part, dict) else None)
+        if not found.endswith(f".{kind}") and found != kind:
+            raise CheckpointError(f"{where}: `{name}` must be of the class {kind} (Jasper, QuartzNet), but is {found}")
+    if "tokenizer" in tree:
+        raise CheckpointError(f"{where} must have one label per character, but has a `tokenizer` of word pieces")
+
+    features = _features(section(tree, "preprocessor", where), f"{where}, `preprocessor`")
+    encoder = section(tree, "encoder", where)
+    carried, ignored = {"jasper", "feat_in", "conv_mask"}, {"init_mode", "norm_groups"}
+    check(encoder, fixed=_ENCODER_FIXED, carried=carried, ignored=ignored, where=f"{where}, `encoder`")
+    if not encoder.get("conv_mask", True):
+        logger.warning(
+            "%s: `conv_mask` is false, so NeMo lets padding into a clip's end; here it never does, and "
+            "log-probabilities are NeMo's for clips without padding only (`pad_to` 0, alone)",
+            where,
+        )
+    decoder = section(tree, "decoder", where)
+    labels = decoder.get("vocabulary") or tree.get("labels")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise CheckpointError(f"{where}: `decoder.vocabulary` must be a list of characters, but is {labels!r}")
+    model = model_tree(encoder["jasper"], features["num_mels"], "kernel", f"{where}, `encoder.jasper`")
+    return {"model": model, "labels": labels, "features": features}
+
+
+def _features(options: Options, where: str) -> Options:
+    check(options, fixed=_PREPROCESSOR_FIXED, carried=_PREPROCESSOR_CARRIED, ignored=_PREPROCESSOR_IGNORED, where=where)
+    window = options.get("n_window_size") or samples(options.get("window_size") or 0.02, SAMPLE_RATE_HZ)
+    hop = options.get("n_window_stride") or samples(options.get("window_stride") or 0.01, SAMPLE_RATE_HZ)
+    guard = options.get("log_zero_guard_value", 2.0**-24)
+    float32 = torch.finfo(torch.float32)
+    return AS_TODAY | {
+        "window_samples": window,
+        "hop_samples": hop,
+        "fft_size": options.get("n_fft") or 2 ** math.ceil(math.log2(window)),
+        "num_mels": options.get("features", 64),
+        "low_hz": options.get("lowfreq") or 0.0,
+        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
+        "preemphasis": options.get("preemph", 0.97) or 0.0,
+        "magnitude_power": int(options.get("mag_power", 2)) if options.get("mag_power", 2) in (1, 2) else None,
+        "log_guard": {"tiny": float32.tiny, "eps": float32.eps}.get(guard, guard),
+        "log_guard_by": options.get("log_zero_guard_type", "add"),
+    }
+
+
+def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
+    """The weights of a network of `config`.
+
+    Raises:
+        CheckpointError: Tensors do not fit, or the stored window or mel filters are not those of `config.features`.
+    """
+    expected = _feature_tensors(config.features)
+    for name, table in expected.items():
+        found = tensors.get(FEATURE_TENSORS + name)
+        if found is not None and (
+            found.shape != table.shape or not torch.allclose(found.float(), table, atol=TABLE_TOLERANCE)
+        ):
+            raise CheckpointError(
+                f"{path}: {FEATURE_TENSORS}{name} must be what `preprocessor` describes, {list(table.shape)}, but is "
+                f"another table, {list(found.shape)}"
+            )
+    network = {name: tensor for name, tensor in tensors.items() if not name.startswith("preprocessor.")}
+    is_masked = any(name.endswith(f".{NEMO.conv}") for name in network)
+    return take(network, config, NEMO if is_masked else NEMO_UNMASKED, path)
+
+
+def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
+    """Write a `.nemo` file that today's NeMo restores.
+
+    Returns:
+        What NeMo will do otherwise, in words: features of which it has no option.
+
+    Raises:
+        CheckpointError: The network is of a kind that NeMo has not.
+    """
+    if config.model.head_frames != 1:
+        raise CheckpointError(
+            f"`model.head_frames` must be 1, for NeMo has no other, but is {config.model.head_frames}"
+        )
+    tree = _nemo_tree(config)
+    tensors = give(weights, config, NEMO)
+    tensors |= {FEATURE_TENSORS + name: table for name, table in _feature_tensors(config.features).items()}
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    parts = {
+        CONFIG_FILE: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode(),
+        WEIGHTS_FILE: buffer.getvalue(),
+    }
+    partial = path.with_suffix(".partial")
+    with tarfile.open(partial, "w") as archive:
+        for name, content in parts.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    partial.replace(path)
+    return [
+        f"`features.{name}` is {getattr(config.features, name)!r}, but NeMo has {value!r} and no option for it"
+        for name, value in AS_TODAY.items()
+        if getattr(config.features, name) != value
+    ]
+
+
+def _nemo_tree(config: Config) -> dict[str, Any]:
+    features, labels = config.features, list(config.labels)
+    seconds = {
+        "window_size": features.window_samples / SAMPLE_RATE_HZ,
+        "window_stride": features.hop_samples / SAMPLE_RATE_HZ,
+    }
+    preprocessor = {
+        "_target_": f"{MODULES}.AudioToMelSpectrogramPreprocessor",
+        "sample_rate": SAMPLE_RATE_HZ,
+        "normalize": "per_feature",
+        **seconds,
+        "window": "hann",
+        "features": features.num_mels,
+        "n_fft": features.fft_size,
+        "lowfreq": features.low_hz,
+        "highfreq": features.high_hz,
+        "preemph": features.preemphasis or None,
+        "mag_power": float(features.magnitude_power),
+        "log_zero_guard_type": features.log_guard_by,
+        "log_zero_guard_value": features.log_guard,
+        "frame_splicing": 1,
+        "dither": 1e-5,
+    }
+    is_dense = isinstance(config.model, JasperConfig) and config.model.dense
+    return {
+        "target": MODEL_CLASS,
+        "sample_rate": SAMPLE_RATE_HZ,
+        "labels": labels,
+        "preprocessor": preprocessor,
+        "encoder": {
+            "_target_": f"{MODULES}.ConvASREncoder",
+            "feat_in": features.num_mels,
+            "activation": "relu",
+            "conv_mask": True,
+            "jasper": block_list(list(config.model.stages), is_dense),
+        },
+        "decoder": {
+            "_target_": f"{MODULES}.ConvASRDecoder",
+            "feat_in": config.model.stages[-1].filters,
+            "num_classes": len(labels),
+            "vocabulary": labels,
+        },
+    }
+
+
+def _feature_tensors(settings: FeatureSettings) -> dict[str, Tensor]:
+    """NeMo's own tables: `window` [window_samples] and `fb` [1, num_mels, fft_size / 2 + 1], float32."""
+    filters = mel_filters(settings)
+    return {"window": torch.tensor(hann(settings.window_samples)), "fb": torch.from_numpy(filters)[None]}
+
+
+def mel_filters(settings: FeatureSettings) -> npt.NDArray[np.float32]:
+    """Triangles of unit area on Slaney's mel scale, linear below 1 kHz: [num_mels, fft_size / 2 + 1]."""
+
+    def to_mel(hz: float) -> float:
+        return hz * 3 / 200 if hz < 1000 else 15 + 27 * math.log(hz / 1000) / math.log(6.4)
+
+    mel = np.linspace(to_mel(settings.low_hz), to_mel(settings.high_hz), settings.num_mels + 2)
+    edges = np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * math.log(6.4) / 27))
+    bins = np.linspace(0, SAMPLE_RATE_HZ / 2, settings.fft_size // 2 + 1)
+    rise = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
+    fall = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
+    area = 2 / (edges[2:] - edges[:-2])[:, None]
+    filters: npt.NDArray[np.float32] = (np.clip(np.minimum(rise, fall), 0, None) * area).astype(np.float32)
+    return filters

@@ -1,0 +1,60 @@
+"""Reading another toolkit's options: each is carried over, is as it is here, or is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from carnelian_training.checkpoint import CheckpointError
+
+Options = dict[str, Any]
+
+
+def section(tree: Mapping[str, Any], name: str, where: str) -> Options:
+    """A part of a configuration; `{cls, params}`, as NeMo 1.0's first files have it, is unfolded.
+
+    Raises:
+        CheckpointError: It is not there.
+    """
+    found = tree.get(name)
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{where} must have a section `{name}`, but has {', '.join(map(str, tree)) or 'nothing'}")
+    inner = found.get("params")
+    outer = {key: value for key, value in found.items() if key not in ("params", "cls", "_target_")}
+    return outer | dict(inner) if isinstance(inner, Mapping) else outer
+
+
+def check(options: Options, *, fixed: Options, carried: set[str], ignored: set[str], where: str) -> None:
+    """See that nothing is lost.
+
+    Args:
+        options: what the checkpoint says.
+        fixed: options that Carnelian has one value of; absent means that value.
+        carried: options that the caller reads.
+        ignored: options without a bearing on what a trained network says.
+        where: opens the message.
+
+    Raises:
+        CheckpointError: Options have other values than `fixed`, or are not known at all; all are named.
+    """
+    mistakes = [
+        f"  `{name}` must be {fixed[name]!r}, the only value supported, but is {value!r}"
+        for name, value in options.items()
+        if name in fixed and value != fixed[name]
+    ]
+    unknown = options.keys() - fixed.keys() - carried - ignored
+    mistakes += [f"  `{name}` is not known (found {options[name]!r})" for name in sorted(unknown)]
+    if mistakes:
+        raise CheckpointError("\n".join([f"{where}: {len(mistakes)} option(s) cannot be carried over:", *mistakes]))
+
+
+def single(value: Any, where: str) -> Any:
+    """The one entry of a list such as `kernel: [33]`, or a plain number."""
+    if isinstance(value, list):
+        if len(value) != 1:
+            raise CheckpointError(f"{where} must have one entry, but is {value}")
+        return value[0]
+    return value
+
+
+def samples(seconds: float, rate_hz: int) -> int:
+    """A window or a hop in samples, rounded as NeMo and DLE do: down."""
+    return int(seconds * rate_hz)
