@@ -1,9 +1,13 @@
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from carnelian_export.cli import app
 from typer.testing import CliRunner
+
+REFERENCES = Path(__file__).parents[1] / "training" / "references"
 
 
 def export(*arguments: object):
@@ -27,8 +31,15 @@ def test_what_is_not_there_yet_is_refused_by_name(checkpoint, tmp_path, option, 
     assert not (tmp_path / "r").exists()
 
 
-def test_a_foreign_checkpoint_is_wrong_use(tmp_path):
-    assert export(tmp_path / "QuartzNet15x5.nemo", "--name", "q", "--repository", tmp_path / "r").exit_code == 2
+def test_a_foreign_checkpoint_becomes_a_model_with_its_own_labels_and_features(tmp_path):
+    result = export(REFERENCES / "jasper.nemo", "--name", "jasper", "--repository", tmp_path / "r")
+    assert result.exit_code == 0, result.output
+    features = json.loads((tmp_path / "r" / "jasper_features" / "1" / "features.json").read_text())
+    assert (features["edges"], features["frame_count"], features["std_guard"]) == ("zero", "floor", 1e-5)
+    assert json.loads((tmp_path / "r" / "jasper_ctc" / "1" / "ctc.json").read_text())["labels"][-2:] == ["文", "字"]
+
+
+def test_a_folder_is_wrong_use(tmp_path):
     assert export(tmp_path, "--name", "q", "--repository", tmp_path / "r").exit_code == 2
 
 

@@ -1,0 +1,226 @@
+"""DLE's `.pt` files. Its modules are rebuilt here, in plain PyTorch, as its source at 729963dd lays them out."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from carnelian_training import checkpoint
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import config_to_dict
+from carnelian_training.foreign import sources
+from carnelian_training.models.jasper import JasperConfig
+from carnelian_training.models.masked import strided
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TOLERANCE = 1e-4
+
+
+class Layers(nn.Module):
+    """A block of DLE: `conv` (Jasper) or `mconv` (QuartzNet) and `res`, lists of layers with one number each."""
+
+    def __init__(self, body: str, sizes: list[int], block: dict) -> None:
+        super().__init__()
+        self.block, self.body = block, body
+        filters, kernel, dilation = block["filters"], block["kernel_size"][0], block["dilation"][0]
+        options = {"padding": kernel // 2 * dilation, "stride": block["stride"][0], "dilation": dilation, "bias": False}
+        layers, channels = nn.ModuleList(), sizes[-1]
+        for r in range(block["repeat"]):
+            if block.get("separable"):
+                layers.append(nn.Conv1d(channels, channels, kernel, groups=channels, **options))
+                layers.append(nn.Conv1d(channels, filters, 1, bias=False))
+            else:
+                layers.append(nn.Conv1d(channels, filters, kernel, **options))
+            layers.append(nn.BatchNorm1d(filters, eps=1e-3))
+            if r + 1 < block["repeat"]:
+                layers.extend([nn.ReLU(), nn.Dropout(block["dropout"])])
+            channels = filters
+        setattr(self, body, layers)
+        if block["residual"]:
+            norm = nn.BatchNorm1d
+            panes = sizes if block.get("residual_dense") else sizes[-1:]
+            self.res = nn.ModuleList(
+                nn.ModuleList([nn.Conv1d(size, filters, 1, bias=False), norm(filters, eps=1e-3)]) for size in panes
+            )
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        x = inputs[-1]
+        for layer in getattr(self, self.body):
+            x = layer(x)
+        for (conv, norm), pane in zip(getattr(self, "res", []), inputs, strict=False):
+            x = x + norm(conv(pane))
+        return F.relu(x)
+
+
+class Original(nn.Module):
+    """A clip alone, without padding, where DLE's masks have nothing to do."""
+
+    def __init__(self, body: str, blocks: list[dict], num_labels: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Module(), nn.Module()
+        layers, panes, channels = nn.ModuleList(), [], 64
+        for block in blocks:
+            panes += [channels] if block.get("residual_dense") else []
+            layers.append(Layers(body, panes if block.get("residual_dense") else [channels], block))
+            channels = block["filters"]
+        self.encoder.layers = layers
+        self.decoder.layers = nn.Sequential(nn.Conv1d(channels, num_labels, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        inputs = [features]
+        for layer in self.encoder.layers:
+            x = layer(inputs)
+            inputs = [*inputs, x] if layer.block.get("residual_dense") else [x]
+        return F.log_softmax(self.decoder.layers(inputs[-1]).transpose(1, 2), dim=2)
+
+
+def block(filters: int, kernel: int, repeat: int = 1, stride: int = 1, dilation: int = 1, **others) -> dict:
+    lists = {"kernel_size": [kernel], "stride": [stride], "dilation": [dilation]}
+    return {"filters": filters, "repeat": repeat, "dropout": 0.1, "residual": False, **lists, **others}
+
+
+DENSE = {"residual": True, "residual_dense": True}
+MODELS = {
+    "jasper": (
+        "conv",
+        [
+            block(8, 5, stride=2),
+            *[block(8, 5, 2, **DENSE)] * 2,
+            block(10, 7, 2, **DENSE),
+            block(12, 5, dilation=2),
+            block(16, 1),
+        ],
+    ),
+    "quartznet": (
+        "mconv",
+        [
+            block(8, 5, stride=2, separable=True),
+            *[block(12, 7, 2, residual=True, separable=True)] * 2,
+            block(12, 9, dilation=2, separable=True),
+            block(16, 1, separable=False),
+        ],
+    ),
+}
+
+
+def trained(name: str, num_labels: int = 29) -> Original:
+    torch.manual_seed(1)
+    body, blocks = MODELS[name]
+    model = Original(body, blocks, num_labels)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.1, 0.5)
+            nn.init.normal_(module.bias, std=0.2)
+    return model.eval()
+
+
+def saved(path: Path, model: Original, average: Original | None, **others) -> Path:
+    """With the keys of DLE's `Checkpointer`."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1).state_dict()
+    state = {"epoch": 3, "step": 9, "best_wer": 12.5, "state_dict": model.state_dict(), "optimizer": optimizer}
+    state["ema_state_dict"] = average.state_dict() if average is not None else None
+    torch.save(state | others, path)
+    return path
+
+
+def yaml_of(name: str, path: Path) -> Path:
+    features = {"normalize": "per_feature", "sample_rate": 16000, "window_size": 0.02, "window_stride": 0.01}
+    features |= {"window": "hann", "n_filt": 64, "n_fft": 512, "frame_splicing": 1, "dither": 1e-5, "pad_align": 16}
+    encoder = {"init": "xavier_uniform", "in_feats": 64, "frame_splicing": 1, "activation": "relu"}
+    encoder |= {"use_conv_masks": True, "blocks": MODELS[name][1]}
+    labels = list(" abcdefghijklmnopqrstuvwxyzé")
+    tree = {"name": "x", "labels": labels, "input_val": {"filterbank_features": features}, name: {"encoder": encoder}}
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def difference(model: nn.Module, original: Original) -> float:
+    """The largest, over clips alone and in a ragged batch."""
+    lengths = torch.tensor([61, 40, 7])
+    features = torch.randn(3, 64, 61)
+    worst = 0.0
+    with torch.inference_mode():
+        batch, ends = model(features, lengths)
+        assert ends.tolist() == strided(lengths, 2).tolist()
+        for row, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+            expected = original(features[row : row + 1, :, :length])[0]
+            assert expected.shape[0] == end
+            worst = max(worst, float((batch[row, :end] - expected).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_are_those_of_the_original_layers(name, tmp_path, caplog):
+    original = trained(name)
+    path = saved(tmp_path / "dle.pt", original, original)
+    config, model = sources.load_model(path, "imported")
+    assert difference(model, original) < TOLERANCE
+    assert "says nothing about labels, strides and dropout" in caplog.text
+    assert (config.features.log_guard, config.features.frame_count, config.features.edges) == (1e-20, "ceil", "reflect")
+    assert isinstance(config.model, JasperConfig) == (name == "jasper")
+    # With DLE's YAML, which says the same of the network, and more: dropout and labels.
+    told, _ = sources.read(path, "imported", dle_config=yaml_of(name, tmp_path / "dle.yaml"))
+    stages = tuple(dataclasses.replace(stage, dropout=0.1) for stage in config.model.stages)
+    assert told.model == dataclasses.replace(config.model, stages=stages)
+    assert told.labels[-1] == "é"
+    assert told.features == config.features
+
+
+def test_the_average_is_taken_unless_the_raw_weights_are_asked_for(tmp_path, caplog):
+    raw, average = trained("quartznet"), trained("quartznet")
+    nn.init.constant_(average.decoder.layers[0].bias, 0.5)
+    path = saved(tmp_path / "dle.pt", raw, average)
+    assert sources.read(path)[1]["head.bias"].eq(0.5).all()
+    assert torch.equal(sources.read(path, is_raw=True)[1]["head.bias"], raw.decoder.layers[0].bias)
+    assert "EMA" not in caplog.text
+    _, weights = sources.read(saved(tmp_path / "without.pt", raw, None))
+    assert torch.equal(weights["head.bias"], raw.decoder.layers[0].bias)
+    assert "no average of its weights (EMA)" in caplog.text
+
+
+def test_jaspers_first_names_are_read_too(tmp_path):
+    original = trained("jasper")
+    renamed = {"audio_preprocessor.featurizer.fb": torch.zeros(1)}
+    for name, tensor in original.state_dict().items():
+        name = name.replace("encoder.layers.", "jasper_encoder.encoder.")
+        renamed[name.replace("decoder.layers.", "jasper_decoder.decoder_layers.")] = tensor
+    torch.save({"state_dict": renamed, "ema_state_dict": None}, tmp_path / "v1.pt")
+    _, model = sources.load_model(tmp_path / "v1.pt")
+    assert difference(model, original) < TOLERANCE
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path):
+    model = trained("quartznet")
+    weights = model.state_dict()
+    del weights["encoder.layers.1.res.0.1.running_mean"]
+    weights["encoder.layers.4.mconv.9.weight"] = torch.zeros(3)
+    weights["decoder.layers.0.weight"] = torch.zeros(31, 16, 1)
+    torch.save({"state_dict": weights, "ema_state_dict": None}, tmp_path / "dle.pt")
+    with pytest.raises(CheckpointError) as error:
+        sources.read(tmp_path / "dle.pt")
+    for line in (
+        "encoder.layers.1.res.0.1.running_mean: missing",
+        "encoder.layers.4.mconv.9.weight: unexpected",
+        "decoder.layers.0.weight: must be [29, 16, 1], but is [31, 16, 1]",
+    ):
+        assert line in str(error.value)
+
+
+def test_other_files_are_refused(tmp_path):
+    torch.save({"weights": 1}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="must be a checkpoint of Carnelian"):
+        sources.read(tmp_path / "a.pt")
+    torch.save({"state_dict": {"wav2vec": torch.zeros(1)}}, tmp_path / "b.pt")
+    with pytest.raises(CheckpointError, match=r"must hold `encoder\.layers`"):
+        sources.read(tmp_path / "b.pt")
+
+
+def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):
+    checkpoint.save(tmp_path / "t.pt", tiny_config, checkpoint.build_model(tiny_config).state_dict(), results={})
+    config, model = sources.load_model(tmp_path / "t.pt", "other")
+    assert config_to_dict(config) == config_to_dict(tiny_config)
+    assert np.isfinite(sum(p.sum().item() for p in model.parameters()))
