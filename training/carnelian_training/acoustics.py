@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
+import torch
 
 from carnelian_training.config import AugmentConfig, ConfigError
 from carnelian_training.features import SAMPLE_RATE_HZ
@@ -147,8 +148,10 @@ def disturb(
     """
     if len(room) > 1 and len(signal):
         size = 1 << (len(signal) + len(room) - 2).bit_length()
-        spectrum = np.fft.rfft(signal, size) * np.fft.rfft(room, size)
-        signal = np.fft.irfft(spectrum, size)[: len(signal)].astype(np.float32)
+        # torch's FFT, as numpy's would hold up the training step: it keeps Python's interpreter lock.
+        sound, response = torch.from_numpy(signal), torch.from_numpy(room)
+        spectrum = torch.fft.rfft(sound, size) * torch.fft.rfft(response, size)
+        signal = torch.fft.irfft(spectrum, size)[: len(signal)].numpy()
     noise = np.resize(noise, len(signal))
     noise_rms = np.sqrt(np.mean(noise**2)) if len(noise) else 0.0
     if noise_rms > 0:

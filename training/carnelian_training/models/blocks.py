@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from carnelian_training.models.dropout import dropout
 from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
 
 
@@ -174,13 +175,13 @@ class Block(nn.Module):
         block_input = x
         for i, sub_block in enumerate(self.sub_blocks):
             if i > 0:
-                x = F.dropout(F.relu(x), self.dropout, self.training)
+                x = dropout(F.relu(x), self.dropout, self.training)
             x, mask = sub_block(x, mask)
         if self.projection is not None and self.projection_norm is not None:
             x = x + self.projection_norm(self.projection(block_input), mask)
         for projection, earlier_input in zip(self.earlier, earlier, strict=True):
             x = x + projection(earlier_input, mask)
-        return F.dropout(F.relu(x), self.dropout, self.training), mask
+        return dropout(F.relu(x), self.dropout, self.training), mask
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:

@@ -23,15 +23,15 @@ NOISE_S = 30
 
 
 def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voices: Sequence[Clip]) -> None:
-    """Write `rooms/*.flac` and `noise/*.flac` below `directory`; with voices, a third of the noises is babble."""
+    """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble."""
     for folder in ("rooms", "noise"):
         (directory / folder).mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(seed)
     for i in tqdm(range(rooms), "rooms"):
-        _write(directory / "rooms" / f"{i:04d}.flac", room(draw))
+        _write(directory / "rooms" / f"{i:04d}.wav", room(draw))
     for i in tqdm(range(noises), "noises"):
         noise = babble(voices, draw) if voices and i % 3 == 0 else coloured_noise(draw)
-        _write(directory / "noise" / f"{i:04d}.flac", noise)
+        _write(directory / "noise" / f"{i:04d}.wav", noise)
 
 
 def room(draw: np.random.Generator) -> Signal:

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from carnelian_training.models.dropout import dropout
+from carnelian_training.models.masked import MaskedConv
+from torch.nn import functional as F
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "frames"),
+    [(11, 1, 1, 40), (11, 2, 1, 41), (11, 2, 1, 40), (33, 1, 1, 7), (5, 1, 2, 21), (1, 1, 1, 3), (3, 1, 1, 1)],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_training_on_a_cpu_gives_the_gradients_of_a_plain_convolution(kernel, stride, dilation, frames, threads):
+    torch.manual_seed(0)
+    conv = MaskedConv(8, 8, kernel, stride=stride, dilation=dilation, groups=8).train()
+    x = torch.randn(3, 8, 1, frames).to(memory_format=torch.channels_last).requires_grad_()
+    padding = dilation * (kernel // 2)
+    expected = F.conv1d(x.squeeze(2), conv.weight.squeeze(2), None, stride, padding, dilation, 8).unsqueeze(2)
+    upstream = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, (x, conv.weight), upstream)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = conv(x)
+        grads = torch.autograd.grad(result, (x, conv.weight), upstream)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(result, expected)
+    for grad, reference in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_under_autocast_are_those_of_bfloat16_inputs():
+    torch.manual_seed(0)
+    conv = MaskedConv(16, 16, 9, groups=16).train()
+    x = torch.randn(2, 16, 1, 50).to(memory_format=torch.channels_last).requires_grad_()
+    plain = F.conv2d(x, conv.weight, None, 1, (0, 4), 1, 16).square().sum()
+    expected = torch.autograd.grad(plain, (x, conv.weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = conv(x)
+    assert result.dtype == torch.bfloat16
+    for grad, reference in zip(
+        torch.autograd.grad(result.float().square().sum(), (x, conv.weight)), expected, strict=True
+    ):
+        assert grad.dtype == reference.dtype
+        assert (grad - reference).norm() < 0.02 * reference.norm()
+
+
+def test_dropout_happens_with_its_probability_and_keeps_the_mean():
+    torch.manual_seed(0)
+    x = torch.ones(5, 64, 1, 333).to(memory_format=torch.channels_last).requires_grad_()
+    result = dropout(x, 0.3, True)
+    assert (result == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert result.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert result.unique().tolist() == pytest.approx([0.0, 1 / 0.7], abs=1e-4)
+    (grad,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(grad, result)
+    assert dropout(x, 0.3, False) is x

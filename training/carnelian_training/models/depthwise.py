@@ -1,0 +1,121 @@
+"""Depthwise convolution over time for training on a CPU, with a weight gradient of our own.
+
+oneDNN computes the result and the input's gradient of a depthwise convolution near the machine's floor, but its weight
+gradient takes several times as long as both, up to 20 times with QuartzNet's wide kernels: it was most of a training
+step. `perf/results/training_step.json` has the ratios.
+"""
+
+import functools
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Array = npt.NDArray[np.float32]
+
+
+def convolve_depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Convolve `x` [batch, channels, 1, frames] with `weight` [channels, 1, 1, kernel], kernel odd, "same" padding."""
+    result: Tensor = _DepthwiseConv.apply(x, weight, stride)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _DepthwiseConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride = stride
+        return F.conv2d(x, weight, None, (1, stride), (0, weight.shape[3] // 2), 1, weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x, _, _ = torch.ops.aten.convolution_backward(
+                grad,
+                x.to(grad.dtype),
+                weight.to(grad.dtype),
+                None,
+                [1, ctx.stride],
+                [0, weight.shape[3] // 2],
+                [1, 1],
+                False,
+                [0, 0],
+                weight.shape[0],
+                [True, False, False],
+            )
+        if ctx.needs_input_grad[1]:
+            grad_weight = weight_gradient(x, grad, ctx.stride, weight.shape[3])
+        return grad_x, grad_weight, None
+
+
+def weight_gradient(x: Tensor, grad: Tensor, stride: int, kernel: int) -> Tensor:
+    """The gradient of a depthwise convolution's weight: [channels, 1, 1, kernel] float32.
+
+    Args:
+        x: [batch, channels, 1, frames], the input.
+        grad: [batch, channels, 1, frames'], the gradient of the result.
+        stride: frames of the input per frame of the result.
+        kernel: odd.
+    """
+    rows, grad_rows = _rows(x), _rows(grad)
+    threads = torch.get_num_threads()
+    sums = np.zeros((threads, kernel, x.shape[1]), np.float32)
+    ends = [i * len(rows) * _pairs(grad_rows) // threads for i in range(threads + 1)]
+    if threads == 1:
+        _correlate(rows, grad_rows, stride, ends[0], ends[1], sums[0])
+    else:
+        parts = [(rows, grad_rows, stride, *ends[i : i + 2], sums[i]) for i in range(threads)]
+        deque(_pool(threads).map(lambda part: _correlate(*part), parts), maxlen=0)
+    return torch.from_numpy(sums.sum(0)).t()[:, None, None, :]
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+def _rows(x: Tensor) -> Array:
+    # [B, C, 1, T] -> [B, T, C]: a view with channels last
+    rows: Array = x.squeeze(2).transpose(1, 2).float().contiguous().numpy()
+    return rows
+
+
+@numba.njit(inline="always")
+def _pairs(grad: Array) -> int:
+    return (grad.shape[1] + 1) // 2
+
+
+@numba.njit(fastmath=True, nogil=True, cache=True)
+def _correlate(x: Array, grad: Array, stride: int, start: int, end: int, sums: Array) -> None:
+    """Add x [batch, frames, channels] times grad [batch, frames', channels] at every offset to sums [kernel, channels].
+
+    Two frames at a time, which halves the traffic of `sums`: from the pair `start` of the batch to before `end`.
+    """
+    kernel, channels = sums.shape
+    for pair in range(start, end):
+        clip = pair // _pairs(grad)
+        frame = 2 * (pair - clip * _pairs(grad))
+        is_pair = frame + 1 < grad.shape[1]
+        for i in range(kernel):
+            first = frame * stride + i - kernel // 2
+            second = first + stride
+            has_first, has_second = 0 <= first < x.shape[1], is_pair and 0 <= second < x.shape[1]
+            if has_first and has_second:
+                for c in range(channels):
+                    sums[i, c] += (
+                        x[clip, first, c] * grad[clip, frame, c] + x[clip, second, c] * grad[clip, frame + 1, c]
+                    )
+            elif has_first:
+                for c in range(channels):
+                    sums[i, c] += x[clip, first, c] * grad[clip, frame, c]
+            elif has_second:
+                for c in range(channels):
+                    sums[i, c] += x[clip, second, c] * grad[clip, frame + 1, c]
