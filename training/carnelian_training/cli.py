@@ -36,19 +36,51 @@ def fit(
 
 @app.command()
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `fit` or `publish`.")],
-    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="A checkpoint of `fit` or `publish`, then NeMo JSON lines; with --url these alone."),
+    ],
+    url: Annotated[
+        str | None, typer.Option(help="Evaluate a running server instead: host:port of its gRPC endpoint.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="With --url, the name of the served model.")] = "quartznet_demo",
+    mistakes: Annotated[int, typer.Option(help="How many mistakes of each kind to list.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.")] = None,
 ) -> None:
-    """Print WER and CER of a checkpoint on a manifest, by source where the manifest names sources."""
-    from carnelian_training.checkpoint import load_model
-    from carnelian_training.evaluate import evaluate as run
+    """Print WER and CER on a manifest, by source where the manifest names sources.
 
-    config, model = load_model(checkpoint)
-    evaluation = run(model, config, manifest)
-    for source in [*evaluation.sources(), None]:
-        rates = evaluation.error_rates(source)
-        counts = f"{rates.clips:>6} clips {rates.words:>7} words"
-        print(f"{source or 'all':<32} {counts}  WER {rates.wer:7.2%}  CER {rates.cer:7.2%}")
+    `torchrun` shares the clips out among processes. A clip that the server refuses is named, counts as one in which
+    nothing was heard, and makes the exit status 1.
+    """
+    expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
+    if len(paths) != len(expected):
+        raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
+
+    from carnelian_training.distributed import joined
+    from carnelian_training.evaluation_table import render, render_mistakes
+
+    if url:
+        from carnelian_training.served import evaluate_served
+
+        evaluation = evaluate_served(url, model, paths[0])
+    else:
+        from carnelian_training.checkpoint import load_model
+        from carnelian_training.evaluate import evaluate as run
+
+        config, network = load_model(paths[0])
+        with joined() as process:
+            evaluation = run(network.to(process.device), config, paths[1], process)
+        if not process.leads:
+            return
+    print(render(evaluation))
+    if mistakes:
+        print("\n" + render_mistakes(evaluation, mistakes))
+    if out is not None:
+        evaluation.write(out)
+    for i, reason in evaluation.failures.items():
+        logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].audio_filepath, reason)
+    if evaluation.failures:
+        raise typer.Exit(1)
 
 
 @app.command()

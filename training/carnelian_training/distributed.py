@@ -50,6 +50,14 @@ class Process:
             dist.broadcast_object_list(words, device=torch.device("cpu"))
         return words[0]
 
+    def union(self, part: dict[int, str]) -> dict[int, str]:
+        """What all processes have found together; every process has to call it."""
+        if self.size == 1:
+            return part
+        parts: list[dict[int, str]] = [{} for _ in range(self.size)]
+        dist.all_gather_object(parts, part)
+        return {key: value for found in parts for key, value in found.items()}
+
     def average(self, tensors: list[Tensor]) -> None:
         """Replace floating-point tensors by their means over all processes."""
         for tensor in tensors if self.size > 1 else []:

@@ -1,14 +1,22 @@
-"""Exact evaluation: every clip of a manifest once, greedy decoding, word and character error rates by jiwer."""
+"""Exact evaluation: every clip of a manifest once, greedy decoding, error rates and alignments by jiwer.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+In: a model and a manifest; each of several processes hears its share. Out, in every process: :class:`Evaluation`.
+`served.py` has the same of a running server.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jiwer
 import torch
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
+from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, load
 from carnelian_training.manifest import Clip, read_manifest
@@ -23,6 +31,22 @@ class ErrorRates:
     cer: float
     clips: int
     words: int
+    substitutions: int
+    """Of words, as are the next two."""
+    deletions: int
+    insertions: int
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """What went wrong, the most frequent first."""
+
+    substitutions: list[tuple[tuple[str, str], int]]
+    """(said, heard) and how often."""
+    deletions: list[tuple[str, int]]
+    insertions: list[tuple[str, int]]
+    worst: list[tuple[float, Clip, str]]
+    """Word error rate, clip and what was heard, from the worst downwards; perfect ones are left out."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,8 @@ class Evaluation:
 
     clips: Sequence[Clip]
     transcripts: Sequence[str]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """Why clips, by their position, have no transcript; they count as ones in which nothing was heard."""
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Over all clips, or over those whose manifest line has this `source`."""
@@ -40,16 +66,64 @@ class Evaluation:
             if source is None or clip.extra.get("source") == source
         ]
         references, transcripts = map(list, zip(*pairs, strict=True))
+        words = jiwer.process_words(references, transcripts)
         return ErrorRates(
-            jiwer.wer(references, transcripts),
+            words.wer,
             jiwer.cer(references, transcripts),
             len(pairs),
-            sum(len(reference.split()) for reference in references),
+            words.hits + words.substitutions + words.deletions,
+            words.substitutions,
+            words.deletions,
+            words.insertions,
         )
 
     def sources(self) -> list[str]:
         """The distinct `source` fields, in order of appearance."""
         return list(dict.fromkeys(str(clip.extra["source"]) for clip in self.clips if "source" in clip.extra))
+
+    def mistakes(self, most: int) -> Mistakes:
+        """The `most` frequent substitutions, deletions and insertions of words, and the `most` worst clips."""
+        substitutions: Counter[tuple[str, str]] = Counter()
+        deletions: Counter[str] = Counter()
+        insertions: Counter[str] = Counter()
+        aligned = jiwer.process_words([clip.text for clip in self.clips], list(self.transcripts))
+        for said, heard, chunks in zip(aligned.references, aligned.hypotheses, aligned.alignments, strict=True):
+            for chunk in chunks:
+                words = said[chunk.ref_start_idx : chunk.ref_end_idx], heard[chunk.hyp_start_idx : chunk.hyp_end_idx]
+                if chunk.type == "substitute":
+                    substitutions.update(zip(*words, strict=True))
+                elif chunk.type == "delete":
+                    deletions.update(words[0])
+                elif chunk.type == "insert":
+                    insertions.update(words[1])
+        rated = [(wer, *pair) for wer, pair in zip(self.clip_wers(), self._pairs(), strict=True) if wer > 0]
+        worst = sorted(rated, key=lambda row: row[0], reverse=True)[:most]
+        return Mistakes(
+            substitutions.most_common(most), deletions.most_common(most), insertions.most_common(most), worst
+        )
+
+    def clip_wers(self) -> list[float]:
+        """The word error rate of each clip; infinite where something was heard and nothing said."""
+        rates = []
+        for clip, transcript in self._pairs():
+            words = jiwer.process_words(clip.text, transcript)
+            errors, said = words.substitutions + words.deletions + words.insertions, len(clip.text.split())
+            rates.append(errors / said if said else float("inf") if errors else 0.0)
+        return rates
+
+    def write(self, path: Path) -> None:
+        """Write JSON lines: those of the manifest with `pred_text`, and `error` where a clip failed."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            for i, (clip, transcript) in enumerate(self._pairs()):
+                row: dict[str, Any] = {"audio_filepath": str(clip.audio_filepath), "duration": clip.duration}
+                row |= {"text": clip.text, "pred_text": transcript, **clip.extra}
+                if i in self.failures:
+                    row["error"] = self.failures[i]
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def _pairs(self) -> list[tuple[Clip, str]]:
+        return list(zip(self.clips, self.transcripts, strict=True))
 
 
 def frame_duration_s(config: Config) -> float:
@@ -57,27 +131,47 @@ def frame_duration_s(config: Config) -> float:
     return config.model.stride * config.features.hop_samples / SAMPLE_RATE_HZ
 
 
-@torch.inference_mode()
-def evaluate(model: CtcNetwork, config: Config, manifest: Path) -> Evaluation:
-    """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
+def clips_to_evaluate(manifest: Path) -> list[Clip]:
+    """Read a manifest.
 
     Raises:
-        ValueError: The manifest is none, or names no clips.
+        ValueError: The manifest is none, or there is nothing to compare with.
     """
-    model.eval()
-    device = next(model.parameters()).device
     clips = read_manifest(manifest)
     if not clips:
         raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
+    if not any(clip.text.split() for clip in clips):
+        raise ValueError(f"a manifest to evaluate on must hold at least one word, but {manifest} has none")
+    return clips
+
+
+@torch.inference_mode()
+def evaluate(model: CtcNetwork, config: Config, manifest: Path, process: Process | None = None) -> Evaluation:
+    """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
+
+    Args:
+        model: with equal weights in every process.
+        config: its configuration.
+        manifest: NeMo JSON lines.
+        process: this one among several, all of which must call; each hears its share of the batches, none twice.
+
+    Raises:
+        ValueError: The manifest is none, or there is nothing to compare with.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    process = process or Process(device)
+    clips = clips_to_evaluate(manifest)
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
-    transcripts = [""] * len(clips)
-    position = 0
     batches = group([Item(clips[i]) for i in order], config.data.batch_s)
-    for batch in load(batches, config.features, config.data.num_threads):
+    positions = iter(order)
+    shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
+    heard: dict[int, str] = {}
+    labels, frame_s = list(config.labels), frame_duration_s(config)
+    loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
+    for share, batch in zip(shares, loaded, strict=True):
         log_probs, lengths = model(batch.features.to(device), batch.lengths.to(device))
-        labels, frame_s = list(config.labels), frame_duration_s(config)
         hypotheses = ctc.greedy(log_probs.cpu().numpy(), lengths.cpu().numpy(), labels, frame_s)
-        for hypothesis in hypotheses:
-            transcripts[order[position]] = hypothesis.text
-            position += 1
-    return Evaluation(clips, transcripts)
+        heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
+    heard = process.union(heard)
+    return Evaluation(clips, [heard[i] for i in range(len(clips))])

@@ -236,9 +236,10 @@ def skip(state: State, outcome: Outcome, clips: Sequence[Item], config: Config) 
 def look(state: State, config: Config, directory: Path, report: Report) -> None:
     """Evaluate on the dev manifest and keep the best weights."""
     state.settle(config)
-    if config.data.dev is None or not state.process.leads:
+    if config.data.dev is None:
         return
-    record = report.evaluated(state.step, evaluate(state.best_model, config, config.data.dev))
-    if record["dev_wer"] < state.best_wer:
+    evaluation = evaluate(state.best_model, config, config.data.dev, state.process)
+    record = report.evaluated(state.step, evaluation)
+    if state.process.leads and record["dev_wer"] < state.best_wer:
         state.best_wer = record["dev_wer"]
         checkpoint.save(directory / f"{config.name}.pt", config, state.best_model.state_dict(), results=record)

@@ -1,0 +1,140 @@
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_training import checkpoint
+from carnelian_training.cli import main
+from carnelian_training.evaluate import Evaluation, evaluate
+from carnelian_training.evaluation_table import render_mistakes
+from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.served import evaluate_served
+
+ROOT = Path(__file__).parents[2]
+CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
+DEMO = ROOT / "demo" / "quartznet_demo.pt"
+COMMAND = "from carnelian_training.cli import main; main()"
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `carnelian-train evaluate`: exit status and standard output."""
+
+    def run(*arguments) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["carnelian-train", "evaluate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return exit_.value.code, capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def heard():
+    texts = [("one two three", "one too three"), ("one two", "two"), ("four", "four five"), ("six", "six"), ("", "oh")]
+    clips = [Clip(Path(f"{i}.wav"), 1.0, said) for i, (said, _) in enumerate(texts)]
+    return Evaluation(clips, [transcript for _, transcript in texts])
+
+
+def predictions(path: Path) -> list[str]:
+    return [json.loads(line)["pred_text"] for line in path.read_text().splitlines()]
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(tiny_config):
+    torch.manual_seed(1)
+    model = checkpoint.build_model(tiny_config)
+    results = []
+    for batch_s in (1, 9, 1000):
+        config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, batch_s=batch_s))
+        results.append(evaluate(model, config, CLIPS))
+    assert results[0].transcripts == results[1].transcripts == results[2].transcripts
+    assert any(results[0].transcripts)
+    assert results[0].error_rates() == results[1].error_rates() == results[2].error_rates()
+    assert results[0].error_rates().clips == 6
+
+
+def test_two_processes_hear_every_clip_once(tmp_path, command):
+    status, alone = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
+    script = tmp_path / "evaluate.py"
+    script.write_text(COMMAND)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    arguments = ["evaluate", str(DEMO), str(CLIPS), "--out", str(tmp_path / "two.jsonl")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == status == 0, done.stderr
+    assert done.stdout == alone
+    assert predictions(tmp_path / "two.jsonl") == predictions(tmp_path / "one.jsonl")
+
+
+def test_mistakes_are_aligned_and_counted(heard):
+    rates = heard.error_rates()
+    assert (rates.words, rates.substitutions, rates.deletions, rates.insertions) == (7, 1, 1, 2)
+    assert rates.wer == pytest.approx(4 / 7)
+    mistakes = heard.mistakes(2)
+    assert mistakes.substitutions == [(("two", "too"), 1)]
+    assert mistakes.deletions == [("one", 1)]
+    assert mistakes.insertions == [("five", 1), ("oh", 1)]
+    assert [(wer, clip.text) for wer, clip, _ in mistakes.worst] == [(float("inf"), ""), (1.0, "four")]
+    table = render_mistakes(heard, 3).splitlines()
+    assert table[:3] == ["substitutions 1, deletions 1, insertions 2", "     1  two -> too", "     1  one -> (nothing)"]
+    assert "  heard      four five" in table
+
+
+def test_no_words_at_all_cannot_be_evaluated(tiny_config, tmp_path):
+    (tmp_path / "silent.jsonl").write_text('{"audio_filepath": "a.wav", "duration": 1.0, "text": ""}\n')
+    with pytest.raises(ValueError, match="at least one word"):
+        evaluate(checkpoint.build_model(tiny_config), tiny_config, tmp_path / "silent.jsonl")
+
+
+def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_path, command):
+    arguments = ("--mistakes", 3, "--out")
+    offline = command(DEMO, CLIPS, *arguments, tmp_path / "offline.jsonl")
+    served = command("--url", server.grpc_url, CLIPS, *arguments, tmp_path / "served.jsonl")
+    assert served == offline
+    assert offline[0] == 0
+    assert "substitutions" in offline[1]
+    assert predictions(tmp_path / "served.jsonl") == predictions(tmp_path / "offline.jsonl")
+
+
+def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command, caplog):
+    shutil.copy(CLIPS.parent / "letter.wav", tmp_path)
+    (tmp_path / "broken.wav").write_bytes(b"RIFF")
+    lines = [{"audio_filepath": name, "duration": 3.6, "text": "two words"} for name in ("letter.wav", "broken.wav")]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, printed = command("--url", server.grpc_url, tmp_path / "manifest.jsonl", "--out", tmp_path / "heard.jsonl")
+    assert status == 1
+    assert "2 clips       4 words" in printed
+    rows = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    assert "error" not in rows[0]
+    assert rows[1]["pred_text"] == ""
+    assert rows[1]["error"]
+    assert "broken.wav failed" in caplog.text
+
+
+def test_no_such_model_at_the_server(server):
+    with pytest.raises(RuntimeError, match="no 'absent' ready"):
+        evaluate_served(server.grpc_url, "absent", CLIPS)
+
+
+def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):
+    monkeypatch.setitem(sys.modules, "carnelian_client", None)
+    with pytest.raises(RuntimeError, match="pip install carnelian-client"):
+        evaluate_served("localhost:1", "quartznet_demo", CLIPS)
+
+
+def test_wrong_number_of_paths(command):
+    assert command(CLIPS)[0] == 2
+    assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
+
+
+def test_what_is_written_can_be_read_as_a_manifest(heard, tmp_path):
+    heard.write(tmp_path / "heard.jsonl")
+    clips = read_manifest(tmp_path / "heard.jsonl")
+    assert [clip.extra["pred_text"] for clip in clips] == list(heard.transcripts)

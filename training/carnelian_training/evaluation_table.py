@@ -1,0 +1,25 @@
+"""An evaluation as text."""
+
+from carnelian_training.evaluate import Evaluation
+
+
+def render(evaluation: Evaluation) -> str:
+    """WER and CER by source, where the manifest names sources, and of all together."""
+    lines = []
+    for source in [*evaluation.sources(), None]:
+        rates = evaluation.error_rates(source)
+        counts = f"{rates.clips:>6} clips {rates.words:>7} words"
+        lines.append(f"{source or 'all':<32} {counts}  WER {rates.wer:7.2%}  CER {rates.cer:7.2%}")
+    return "\n".join(lines)
+
+
+def render_mistakes(evaluation: Evaluation, most: int) -> str:
+    """The alignment's table: what was substituted, deleted and inserted most often, and the worst clips."""
+    rates, mistakes = evaluation.error_rates(), evaluation.mistakes(most)
+    lines = [f"substitutions {rates.substitutions}, deletions {rates.deletions}, insertions {rates.insertions}"]
+    lines += [f"{count:>6}  {said} -> {heard}" for (said, heard), count in mistakes.substitutions]
+    lines += [f"{count:>6}  {word} -> (nothing)" for word, count in mistakes.deletions]
+    lines += [f"{count:>6}  (nothing) -> {word}" for word, count in mistakes.insertions]
+    for wer, clip, heard in mistakes.worst:
+        lines += ["", f"WER {wer:.0%}  {clip.audio_filepath}", f"  reference  {clip.text}", f"  heard      {heard}"]
+    return "\n".join(lines)
