@@ -1,4 +1,4 @@
-"""`carnelian-train`: fit a model, evaluate it, publish it, synthesise a corpus and its surroundings."""
+"""`carnelian-train`: fit a model, evaluate it, publish it, import one; prepare, check and synthesise corpora."""
 
 import logging
 from pathlib import Path
