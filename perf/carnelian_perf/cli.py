@@ -128,6 +128,32 @@ def accuracy(
         raise typer.Exit(1)
 
 
+@app.command()
+def loading(
+    config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="a.b=value, over the file; repeatable."),
+    ] = None,
+    batches: Annotated[int, typer.Option(help="To read.")] = 20,
+    steps: Annotated[int, typer.Option(help="To train.")] = 2,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file.", show_default="perf/results/NAME_loading.json"),
+    ] = None,
+) -> None:
+    """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
+    from carnelian_training.config import load_config
+
+    from carnelian_perf.loading import measure
+
+    settings = load_config(config, tuple(overrides or ()))
+    out = out or Path("perf/results") / f"{settings.name}_loading.json"
+    reading, training = measure(settings, batches, steps, out)
+    print(f"loading {reading.rate:.1f}, training {training.rate:.2f} seconds of audio per second of a core")
+    print(f"loading is {reading.rate / training.rate:.0f} times as fast\nwrote {out}")
+
+
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
