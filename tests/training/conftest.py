@@ -9,7 +9,7 @@ from carnelian_training.manifest import Clip
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config():
     """A network of a few thousand parameters on the demo clips."""
     return config_from_dict(

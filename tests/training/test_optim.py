@@ -42,6 +42,45 @@ def test_novograd_follows_the_papers_algorithm():
         torch.testing.assert_close(parameter.detach(), expected)
 
 
+class PerTensorNovoGrad(NovoGrad):
+    """The same, one tensor after the other."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, gradient = self.state[parameter], parameter.grad
+                squared_norm = gradient.square().sum()
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                    state["second_moment"] = squared_norm
+                else:
+                    state["second_moment"] = torch.lerp(squared_norm, state["second_moment"], beta2)
+                direction = gradient / (state["second_moment"].sqrt() + group["eps"])
+                direction = direction.add(parameter, alpha=group["weight_decay"])
+                state["momentum"].mul_(beta1).add_(direction)
+                parameter.add_(state["momentum"], alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("beta2", [0.0, 0.98])
+def test_all_tensors_at_once_equal_one_after_the_other(tiny_config, beta2):
+    networks = []
+    for kind in (NovoGrad, PerTensorNovoGrad):
+        torch.manual_seed(2)
+        networks.append(build_model(tiny_config))
+        optimizer = kind(networks[-1].parameters(), lr=0.01, betas=(0.95, beta2), weight_decay=1e-3)
+        for _ in range(4):
+            for parameter in networks[-1].parameters():
+                parameter.grad = torch.randn_like(parameter)
+            networks[-1].head.bias.grad = None  # a frozen one
+            optimizer.step()
+    for together, apart in zip(*(network.parameters() for network in networks), strict=True):
+        torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-5)
+
+
 def test_adamw_does_not_decay_norms_and_biases(tiny_config):
     optimizer = dataclasses.replace(tiny_config.optimizer, weight_decay=0.3)
     config = dataclasses.replace(tiny_config, optimizer=optimizer)

@@ -22,20 +22,6 @@ def with_loop(config, **changes):
     return dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes))
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny_config, tmp_path):
-    train(tiny_config, tmp_path / "whole")
-    # The schedule of six steps, stopped after three: what a kill after the checkpoint leaves behind.
-    train(tiny_config, tmp_path / "parts")
-    for late in (tmp_path / "parts").glob("tiny-00000006.pt"):
-        late.unlink()
-    (tmp_path / "parts" / "metrics.jsonl").unlink()
-    train(tiny_config, tmp_path / "parts")
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")[3:]
-    whole, parts = (checkpoint.load(tmp_path / run / "tiny-00000006.pt")[1] for run in ("whole", "parts"))
-    for name, weights in whole["weights"].items():
-        assert torch.equal(weights, parts["weights"][name]), name
-
-
 def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_config, bad_clips, tmp_path):
     good = read_manifest(tiny_config.data.dev)
     write_manifest(tmp_path / "mixed.jsonl", [*good, *bad_clips.values()])

@@ -113,3 +113,7 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError) as error:
         logging.getLogger("carnelian-train").error("%s", error)
         raise SystemExit(1) from error
+
+
+if __name__ == "__main__":  # `torchrun -m carnelian_training.cli`
+    main()

@@ -4,19 +4,22 @@ All of them walk through the same steps. What they must agree on (the loss, when
 """
 
 import datetime
+import inspect
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# Long enough for the leader to evaluate while the others wait.
-_TIMEOUT = datetime.timedelta(hours=2)
+# Long enough for one to write a large checkpoint, or to evaluate a slower share, while the others wait.
+_TIMEOUT = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,13 @@ class Process:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         # Batch-norm statistics are shared or averaged where they matter: `loop.batch_statistics`, `State.settle`.
-        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+        known = inspect.signature(DistributedDataParallel).parameters
+        keep_buffers: dict[str, Any] = {
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+        }
+        # Gradients of channels-last convolutions are copied into the buckets; that is nothing to warn of at each start.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **keep_buffers)
 
     def gathering(self, network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
         """The context of one part of a step: gradients add up in each process and meet in the last part."""
@@ -86,8 +95,13 @@ def joined() -> Iterator[Process]:
     """Join the processes that `torchrun` started; the log of all but the first is kept to warnings.
 
     Raises:
-        RuntimeError: More processes than GPUs were started on this machine.
+        RuntimeError: More processes than GPUs were started on this machine, or they could not be started again.
     """
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
+        # PyTorch 2.13 keeps one store for all attempts: the second would look for the processes of the first.
+        raise RuntimeError(
+            "`torchrun --max-restarts` must run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+        )
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cpu")

@@ -163,7 +163,7 @@ def evaluate(model: CtcNetwork, config: Config, manifest: Path, process: Process
     process = process or Process(device)
     clips = clips_to_evaluate(manifest)
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
-    batches = group([Item(clips[i]) for i in order], config.data.batch_s)
+    batches = group([Item(clips[i]) for i in order], config.data.device_batch_s or config.data.batch_s)
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     heard: dict[int, str] = {}

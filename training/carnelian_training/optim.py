@@ -59,15 +59,18 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
     Each group carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
     """
     optimizer = config.optimizer
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = optimizer.name == "novograd" or parameter.ndim > 1
         stages_below_head = len(config.model.stages) - finetune.stage_of(name, config)
         scale = config.init.stage_lr_decay**stages_below_head
-        groups.setdefault((scale, optimizer.weight_decay if decays else 0.0), []).append(parameter)
+        groups.setdefault((scale, decays), []).append(parameter)
     # Decayed parameters first, then undecayed ones, whatever layer comes first.
     ordered = sorted(groups.items(), key=lambda group: group[0], reverse=True)
-    parameters = [{"params": p, "weight_decay": decay, "lr_scale": scale} for (scale, decay), p in ordered]
+    parameters = [
+        {"params": p, "weight_decay": optimizer.weight_decay if decays else 0.0, "lr_scale": scale}
+        for (scale, decays), p in ordered
+    ]
     if optimizer.name == "novograd":
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
     return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, fused=True)

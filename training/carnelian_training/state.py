@@ -94,8 +94,9 @@ class State:
     def settle(self, config: Config) -> None:
         """Make the processes' batch-norm statistics one, before they are used or written; all must call it."""
         if config.loop.batch_statistics == "process":
-            for model in {self.model, self.best_model}:
-                self.process.average(list(model.buffers()))
+            self.process.average(list(self.model.buffers()))
+            if self.average is not None:
+                self.process.average(list(self.average.model.buffers()))
 
     def restart_average(self) -> None:
         """Let the average start from the weights as they are now."""

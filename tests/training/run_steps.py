@@ -1,0 +1,39 @@
+"""Take steps without evaluation or files, as one process or, under `torchrun`, as one of several.
+
+python run_steps.py STEPS CONFIG.json...: the first process prints one JSON object for each configuration.
+"""
+
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch
+from carnelian_training.config import config_from_dict
+from carnelian_training.distributed import joined
+from carnelian_training.manifest import read_manifest
+from carnelian_training.state import new_state
+from carnelian_training.train import optimise, shares
+
+
+def main(steps: int, paths: list[str]) -> None:
+    torch.set_num_threads(1)
+    with joined() as process:
+        for path in paths:
+            config = config_from_dict(json.loads(Path(path).read_text()), path)
+            state = new_state(config, process)
+            clips = read_manifest(config.data.train[0].path) * 3
+            losses, parts, empty = [], 0, 0
+            for share in islice(shares(clips, config, state), steps):
+                losses.append(optimise(state, share, config).loss)
+                state.step += 1
+                parts += share.parts
+                empty += len(share.clips) < process.size
+            statistics = float(state.model.blocks[-1].sub_blocks[-1].norm.running_mean.sum())
+            if process.leads:
+                found = {"losses": losses, "parts": parts, "empty": empty, "statistics": statistics}
+                sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,107 @@
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from carnelian_training.config import OptimizerConfig, config_to_dict
+from carnelian_training.distributed import joined
+from carnelian_training.state import checkpoints
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+SCRIPT = Path(__file__).parent / "run_steps.py"
+# Sums in another order, through ten steps of the optimiser.
+TOLERANCE = 1e-5
+
+
+def run(command, **environment):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture
+def variants(tiny_config, tmp_path):
+    """Steps of one to three clips, so that the second process is without any in some; dropout differs by process."""
+    stages = tuple(dataclasses.replace(stage, dropout=0.0) for stage in tiny_config.model.stages)
+    # NovoGrad, for AdamW makes whole steps out of gradients that are nothing but rounding.
+    config = dataclasses.replace(
+        tiny_config,
+        model=dataclasses.replace(tiny_config.model, stages=stages),
+        optimizer=OptimizerConfig(name="novograd", lr=0.005, warmup_steps=1),
+    )
+    data = dataclasses.replace(config.data, batch_s=11)
+    found = {
+        "shared": dataclasses.replace(
+            config, data=data, loop=dataclasses.replace(config.loop, batch_statistics="shared")
+        ),
+        "frozen": dataclasses.replace(
+            config, data=data, loop=dataclasses.replace(config.loop, batch_statistics="frozen")
+        ),
+        "process": dataclasses.replace(config, data=data),
+    }
+    found["parts"] = dataclasses.replace(found["frozen"], data=dataclasses.replace(data, device_batch_s=5))
+    paths = {}
+    for name, variant in found.items():
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_text(json.dumps(config_to_dict(variant)))
+    return paths
+
+
+def ten_steps(start, variants):
+    lines = run([*start, str(SCRIPT), "10", *map(str, variants.values())]).stdout.splitlines()
+    return dict(zip(variants, map(json.loads, lines), strict=True))
+
+
+def test_two_processes_equal_one(variants):
+    one, two = ten_steps([sys.executable], variants), ten_steps(TORCHRUN, variants)
+    for name in ("shared", "frozen", "parts"):
+        assert two[name]["losses"] == pytest.approx(one[name]["losses"], abs=TOLERANCE), name
+    assert two["shared"]["empty"] > 0
+    assert two["shared"]["statistics"] == pytest.approx(one["shared"]["statistics"], abs=TOLERANCE)
+    assert one["parts"]["parts"] > 15 > one["frozen"]["parts"] == 10
+    assert one["parts"]["losses"] == pytest.approx(one["frozen"]["losses"], abs=TOLERANCE)
+    # The comparison means something: with statistics of their own, processes see another loss.
+    assert two["process"]["losses"] != pytest.approx(one["process"]["losses"], abs=1e-3)
+
+
+def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, tmp_path):
+    config = dataclasses.replace(
+        tiny_config,
+        loop=dataclasses.replace(tiny_config.loop, steps=16, checkpoint_every_steps=1, evaluate_every_steps=16),
+    )
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    fit = ["-m", "carnelian_training.cli", "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
+    command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    while job.poll() is None and not checkpoints(tmp_path / "run", config):
+        time.sleep(0.01)
+    os.kill(second_worker(job.pid), signal.SIGKILL)
+    _, log = job.communicate(timeout=300)
+    assert job.returncode == 0, log
+    resumed = int(re.search(r"resuming .* at step (\d+)", log)[1])
+    assert 1 <= resumed < 16
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [record["step"] for record in records if "loss" in record] == list(range(1, 17))
+
+
+def test_a_restart_that_could_not_work_is_refused_before_the_first_step(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(RuntimeError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"), joined():
+        pass
+
+
+def second_worker(launcher: int) -> int:
+    """The process with rank 1 among the children of `torchrun`."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    (worker,) = [int(pid) for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    return worker

@@ -1,0 +1,170 @@
+import dataclasses
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from carnelian_training import checkpoint, train
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import ConfigError, config_to_dict
+from carnelian_training.distributed import Process
+from carnelian_training.state import checkpoints, new_state, newest, resume, write
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    """Dropout, an average, parts of steps, and checkpoints between the evaluations."""
+    return changed(
+        tiny_config,
+        data={"device_batch_s": 5},
+        optimizer={"ema": 0.9},
+        loop={"steps": 12, "checkpoint_every_steps": 2, "evaluate_every_steps": 12},
+    )
+
+
+def changed(config, **sections):
+    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
+    return dataclasses.replace(config, **parts)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    train.train(config, folder)
+    return folder
+
+
+def losses(folder) -> dict[int, float]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {record["step"]: record["loss"] for record in records if "loss" in record}
+
+
+def assert_same_end(one, other):
+    assert losses(one) == losses(other)
+    first, second = (checkpoint.load(folder / "tiny-00000012.pt")[1] for folder in (one, other))
+    for name, weights in first["weights"].items():
+        assert torch.equal(weights, second["weights"][name]), name
+        assert torch.equal(first["training"]["weights"][name], second["training"]["weights"][name]), name
+    moments = [content["training"]["optimizer"]["state"] for content in (first, second)]
+    for index, moment in moments[0].items():
+        assert all(torch.equal(value, moments[1][index][name]) for name, value in moment.items())
+
+
+def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    command = "from carnelian_training.cli import main; main()"
+    arguments = ["fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "parts")]
+    run = subprocess.Popen([sys.executable, "-c", command, *arguments], stderr=subprocess.PIPE)
+    while run.poll() is None and len(checkpoints(tmp_path / "parts", config)) == 0:
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.3))
+    run.kill()
+    run.communicate()
+    assert run.returncode == -signal.SIGKILL
+    train.train(config, tmp_path / "parts")
+    assert_same_end(whole, tmp_path / "parts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_to_the_bit(
+    config, whole, tmp_path, monkeypatch, caplog, number
+):
+    optimise = train.optimise
+
+    def interrupted(state, share, config):
+        if state.step == 4:
+            os.kill(os.getpid(), number)
+        return optimise(state, share, config)
+
+    monkeypatch.setattr(train, "optimise", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        train.train(config, tmp_path / "parts")
+    assert stopped.value.code == 128 + number
+    assert f"stopped by {number.name} after step 5" in caplog.text
+    assert checkpoints(tmp_path / "parts", config)[-1].name == "tiny-00000005.pt"
+    assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+    train.train(config, tmp_path / "parts")
+    assert_same_end(whole, tmp_path / "parts")
+
+
+@pytest.fixture
+def state(config):
+    return new_state(config, Process(torch.device("cpu")))
+
+
+def write_at(state, config, folder, *steps):
+    folder.mkdir(exist_ok=True)
+    for state.step in steps:
+        write(state, config, folder)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_path, caplog):
+    write_at(state, config, tmp_path, 1, 2)
+    whole = (tmp_path / "tiny-00000002.pt").read_bytes()
+    (tmp_path / "tiny-00000002.pt").write_bytes(whole[: len(whole) // 2])
+    assert resume(state, config, tmp_path)
+    assert state.step == 1
+    assert "tiny-00000002.pt cannot be read" in caplog.text
+    assert "falling back to the checkpoint before it" in caplog.text
+    (tmp_path / "tiny-00000001.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="none of 2 checkpoints"):
+        newest(tmp_path, config)
+
+
+def test_milestones_outlive_the_newest(state, config, tmp_path):
+    config = changed(config, loop={"milestones": (3,), "keep_last": 2, "checkpoint_every_steps": 100})
+    assert [state.saves(config) for state.step in (2, 3, 12, 100)] == [False, True, True, True]
+    write_at(state, config, tmp_path, 1, 2, 3, 4, 5)
+    assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["3", "4", "5"]
+
+
+def test_checkpoints_may_follow_the_clock(state, config, tmp_path, monkeypatch):
+    assert not state.is_late(config)
+    assert not state.is_late(changed(config, loop={"checkpoint_every_s": 60}))
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert state.is_late(changed(config, loop={"checkpoint_every_s": 60}))
+    write_at(state, config, tmp_path, 1)
+    assert not state.is_late(changed(config, loop={"checkpoint_every_s": 60}))
+
+
+def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, config, tmp_path, caplog):
+    write_at(state, config, tmp_path, 1)
+    longer = changed(config, loop={"steps": 99}, optimizer={"lr": 0.5})
+    assert resume(new_state(longer, state.process), longer, tmp_path)
+    assert "loop.steps: 12 -> 99" in caplog.text
+    assert "optimizer.lr: 0.002 -> 0.5" in caplog.text
+    dry = dataclasses.replace(config.model.stages[0], dropout=0.5)
+    assert resume(state, changed(config, model={"stages": (dry, config.model.stages[1])}), tmp_path)
+    wide = dataclasses.replace(config.model.stages[0], filters=32)
+    other = changed(config, model={"stages": (wide, config.model.stages[1])}, loop={"seed": 5})
+    with pytest.raises(ConfigError, match=r"may not change .*--out.*:\n  model\.stages\.0\.filters: 16 -> 32$"):
+        resume(state, other, tmp_path)
+    with pytest.raises(ConfigError, match=r"labels\.0: ' ' -> '_'"):
+        resume(state, dataclasses.replace(config, labels=("_", *config.labels[1:])), tmp_path)
+
+
+def test_an_average_may_be_switched_on_and_off(state, config, tmp_path):
+    state.average.update(1)
+    write_at(state, config, tmp_path, 1)
+    off = changed(config, optimizer={"ema": None})
+    plain = new_state(off, state.process)
+    assert resume(plain, off, tmp_path)
+    assert torch.equal(plain.best_model.head.weight, state.model.head.weight)
+    write_at(plain, off, tmp_path, 2)
+    again = new_state(config, state.process)
+    assert resume(again, config, tmp_path)
+    assert torch.equal(again.average.model.head.weight, plain.model.head.weight)
+
+
+@pytest.fixture(autouse=True)
+def _log_everything(caplog):
+    caplog.set_level(logging.INFO)

@@ -1,0 +1,161 @@
+"""Single steps of the optimiser, without a run around them."""
+
+import dataclasses
+import logging
+import shutil
+from itertools import islice
+
+import pytest
+import torch
+from carnelian_training.distributed import Process
+from carnelian_training.manifest import read_manifest
+from carnelian_training.models.blocks import Block
+from carnelian_training.models.masked import Mask, MaskedBatchNorm
+from carnelian_training.models.shared_norm import shared_batch_norm
+from carnelian_training.state import new_state
+from carnelian_training.train import optimise, shares
+from torch.nn import functional as F
+
+CPU = Process(torch.device("cpu"))
+
+
+def changed(config, **sections):
+    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
+    return dataclasses.replace(config, **parts)
+
+
+def steps(config, count, state=None):
+    """Outcomes of the first steps, and the state after them."""
+    state = state or new_state(config, CPU)
+    outcomes = []
+    for share in islice(shares(read_manifest(config.data.dev), config, state), count):
+        outcomes.append(optimise(state, share, config))
+        state.step += 1
+    return outcomes, state
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_config):
+    """Three steps in float32."""
+    return steps(tiny_config, 3)
+
+
+def test_parts_of_a_step_add_up_to_it(tiny_config):
+    whole = changed(tiny_config, loop={"batch_statistics": "frozen"}, augment={"speed_probability": 0.0})
+    whole = changed(whole, model={"stages": tuple(dataclasses.replace(s, dropout=0.0) for s in whole.model.stages)})
+    first, one = steps(whole, 3)
+    second, many = steps(changed(whole, data={"device_batch_s": 4.0}), 3)
+    assert [o.loss for o in first] == pytest.approx([o.loss for o in second], abs=1e-5)
+    assert [o.grad_norm for o in first] == pytest.approx([o.grad_norm for o in second], rel=1e-4)
+    torch.testing.assert_close(one.model.head.weight, many.model.head.weight, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_precisions_agree_roughly(tiny_config, plain, precision):
+    found, state = steps(changed(tiny_config, loop={"precision": precision}), 3)
+    assert [o.loss for o in found] == pytest.approx([o.loss for o in plain[0]], rel=0.02)
+    assert state.model.head.weight.dtype == torch.float32
+    assert state.scaler.is_enabled() == (precision == "fp16")
+
+
+def test_fp16_survives_an_overflow_by_scaling_down(tiny_config):
+    config = changed(tiny_config, loop={"precision": "fp16"})
+    state = new_state(config, CPU)
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, backoff_factor=2.0**-50)
+    before = state.model.head.weight.clone()
+    outcomes, _ = steps(config, 1, state)
+    assert not outcomes[0].is_finite
+    assert torch.equal(before, state.model.head.weight)
+    assert state.scaler.get_scale() == 2.0**10
+    outcomes, _ = steps(config, 1, state)
+    assert outcomes[0].is_finite
+    assert (state.skipped_steps, state.skipped_in_a_row) == (1, 0)
+
+
+def poison(state):
+    """Make the next loss NaN."""
+    with torch.no_grad():
+        state.model.head.bias[0] = torch.nan
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_names_its_clips(tiny_config, caplog):
+    config = changed(tiny_config, optimizer={"ema": 0.9})
+    _, state = steps(config, 1)
+    poison(state)
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    average = state.average.model.head.weight.clone()
+    outcomes, _ = steps(config, 1, state)
+    assert not outcomes[0].is_finite
+    for name, tensor in state.model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(state.average.model.head.weight, average)
+    assert state.skipped_steps == 1
+    assert "step 2 skipped: loss nan" in caplog.text
+    assert "demo/clips/" in caplog.text
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run(tiny_config):
+    config = changed(tiny_config, loop={"max_skipped_steps": 1})
+    state = new_state(config, CPU)
+    poison(state)
+    with pytest.raises(RuntimeError, match=r"in 2 steps in a row .*`optimizer\.lr`"):
+        steps(config, 3, state)
+
+
+def test_the_average_follows_weights_and_statistics(tiny_config):
+    _, state = steps(changed(tiny_config, optimizer={"ema": 0.999}), 1)
+    start = new_state(tiny_config, CPU).model.state_dict()
+    for name, average in state.average.model.state_dict().items():
+        if average.is_floating_point():  # after the first step the ramp says 0.1, not 0.999
+            expected = start[name].lerp(state.model.state_dict()[name], 0.9)
+            torch.testing.assert_close(average, expected, atol=1e-6, rtol=1e-5)
+    assert state.best_model is state.average.model
+
+
+def test_recomputing_activations_changes_nothing_but_memory(tiny_config, plain):
+    outcomes, state = steps(changed(tiny_config, loop={"recompute": True}), 3)
+    assert all(block.recompute for block in state.model.modules() if isinstance(block, Block))
+    assert outcomes == plain[0]  # losses and gradient norms, to the bit
+    for name, tensor in plain[1].model.state_dict().items():
+        assert torch.equal(tensor, state.model.state_dict()[name]), name
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler")
+def test_without_a_compiler_compile_is_refused(tiny_config, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"`loop\.compile` needs a C\+\+ compiler"):
+        steps(changed(tiny_config, loop={"compile": True}), 1)
+
+
+def test_shared_statistics_of_one_process_are_pytorchs():
+    torch.manual_seed(0)
+    rows = (5 + 2 * torch.randn(50, 7)).requires_grad_()
+    weight, bias = torch.randn(7).requires_grad_(), torch.randn(7).requires_grad_()
+    results = []
+    for shared in (False, True):
+        mean, variance = torch.zeros(7), torch.ones(7)
+        if shared:
+            out = shared_batch_norm(rows, weight, bias, mean, variance, 0.1, 1e-3)
+        else:
+            out = F.batch_norm(rows, mean, variance, weight, bias, True, 0.1, 1e-3)
+        gradients = torch.autograd.grad((out.sin() * torch.arange(7)).sum(), (rows, weight, bias))
+        results.append((out, mean, variance, *gradients))
+    for ours, pytorchs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, pytorchs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_process_without_clips_leaves_statistics_alone(shared):
+    norm = MaskedBatchNorm(3)
+    norm.shared = shared
+    out = norm(torch.ones(1, 3, 1, 4, requires_grad=True), Mask.from_lengths(torch.tensor([0]), 4))
+    out.sum().backward()
+    assert not out.any()
+    assert not norm.running_mean.any()
+    assert (norm.running_var == 1).all()
+    assert not norm.weight.grad.any()
+
+
+@pytest.fixture(autouse=True)
+def _log_everything(caplog):
+    caplog.set_level(logging.INFO)
