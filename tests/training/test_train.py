@@ -40,6 +40,25 @@ def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_con
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
+def with_data(config, **changes):
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+
+
+def test_an_epoch_of_bad_clips_alone_ends_the_run(tiny_config, bad_clips, tmp_path):
+    write_manifest(tmp_path / "bad.jsonl", bad_clips.values())
+    config = with_data(tiny_config, train=(ManifestConfig(path=tmp_path / "bad.jsonl"),))
+    with pytest.raises(RuntimeError, match="one clip at least must be usable"):
+        train(config, tmp_path / "run")
+
+
+def test_bad_dev_clips_end_a_run_before_it_begins(tiny_config, bad_clips, tmp_path):
+    write_manifest(tmp_path / "dev.jsonl", [*read_manifest(tiny_config.data.dev), *bad_clips.values()])
+    with pytest.raises(RuntimeError, match=r"dev\.jsonl must name sound clips, but 9 are bad") as error:
+        train(with_data(tiny_config, dev=tmp_path / "dev.jsonl"), tmp_path / "run")
+    assert "truncated.wav: " in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_loss_falls(tiny_config, tmp_path):
     optimizer = dataclasses.replace(tiny_config.optimizer, lr=0.02)
     config = dataclasses.replace(tiny_config, optimizer=optimizer)

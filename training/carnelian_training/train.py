@@ -30,6 +30,7 @@ from carnelian_training.manifest import Clip, read_manifest
 from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.report import Report
 from carnelian_training.state import State, new_state, resume, write
+from carnelian_training.validate import check_for_evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def train(config: Config, directory: Path) -> None:
 
     Raises:
         ValueError: There is nothing to train on, or the folder's checkpoints do not fit the configuration.
-        RuntimeError: Too many steps in a row were not finite.
+        RuntimeError: A dev clip is bad, all training clips are, or too many steps in a row were not finite.
         SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
     clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
@@ -86,6 +87,8 @@ def train(config: Config, directory: Path) -> None:
             logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
             return
         if process.leads:
+            if config.data.dev is not None and not state.step:
+                check_for_evaluation(config.data.dev, config.data.num_threads)
             directory.mkdir(parents=True, exist_ok=True)
             (directory / f"{config.name}.yaml").write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False))
 
@@ -116,9 +119,14 @@ def train(config: Config, directory: Path) -> None:
 
 
 def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
-    """What this process has to do, step after step without end, from where `state` is, which is kept up to date."""
+    """What this process has to do, step after step without end, from where `state` is, which is kept up to date.
+
+    Raises:
+        RuntimeError: A whole epoch held no clip that could be learnt from.
+    """
     rank, size = state.process.rank, state.process.size
     while True:
+        started = None if state.batch else state.step
         plan = plan_epoch(clips, config, state.epoch)[state.batch :]
         dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
         parts_in_order = [part for parts in dealt for part in parts]
@@ -132,6 +140,10 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
         for step, parts in zip(plan, dealt, strict=True):
             state.batch += 1
             yield Share(step, islice(batches, len(parts)), len(parts))
+        if started == state.step:
+            raise RuntimeError(
+                "one clip at least must be usable, but the files of all are bad; the log says why of each"
+            )
         state.epoch, state.batch = state.epoch + 1, 0
 
 

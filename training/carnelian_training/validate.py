@@ -30,7 +30,7 @@ from carnelian_training.defects import (
 )
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, read_clip, run_surviving
-from carnelian_training.manifest import Clip, read_manifest_leniently, write_manifest
+from carnelian_training.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
 
 SECONDS_AT_ONCE = 300.0
 
@@ -101,6 +101,22 @@ def validate(task: Task, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int 
                 report.sound.append(clip)
             progress.update()
     return report
+
+
+def check_for_evaluation(manifest: Path, num_threads: int) -> None:
+    """Decode every clip of a manifest, so that a bad one ends a run before it begins and not at its first evaluation.
+
+    Raises:
+        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+    """
+    bad = [
+        f"{clip.audio_filepath}: {found[kind]}"
+        for clip, found in _listen(read_manifest(manifest), 0, num_threads)
+        for kind in ("unreadable", "sound")
+        if kind in found
+    ]
+    if bad:
+        raise RuntimeError("\n".join([f"{manifest} must name sound clips, but {len(bad)} are bad", *bad]))
 
 
 def _line_defects(clip: Clip, task: Task) -> dict[str, str]:
