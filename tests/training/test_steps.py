@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
+from carnelian_training.config import config_from_dict, config_to_dict
 from carnelian_training.distributed import Process
 from carnelian_training.manifest import read_manifest
 from carnelian_training.models.blocks import Block
@@ -112,12 +113,21 @@ def test_the_average_follows_weights_and_statistics(tiny_config):
     assert state.best_model is state.average.model
 
 
-def test_recomputing_activations_changes_nothing_but_memory(tiny_config, plain):
-    outcomes, state = steps(changed(tiny_config, loop={"recompute": True}), 3)
-    assert all(block.recompute for block in state.model.modules() if isinstance(block, Block))
-    assert outcomes == plain[0]  # losses and gradient norms, to the bit
-    for name, tensor in plain[1].model.state_dict().items():
-        assert torch.equal(tensor, state.model.state_dict()[name]), name
+@pytest.mark.parametrize("network", ["quartznet", "jasper"])
+def test_recomputing_activations_changes_nothing_but_memory(tiny_config, network):
+    tree = config_to_dict(tiny_config)
+    if network == "jasper":  # dense: each residual block adds what all of them before it were given
+        tree["model"]["stages"][1] |= {"blocks": 3, "separable": False}
+        tree["model"] |= {"name": "jasper"}
+    config = config_from_dict(tree, "here")
+    (kept, model), (recomputed, other) = (
+        (outcomes, state.model)
+        for outcomes, state in (steps(changed(config, loop={"recompute": recompute}), 2) for recompute in (False, True))
+    )
+    assert all(block.recompute for block in other.modules() if isinstance(block, Block))
+    assert recomputed == kept  # losses and gradient norms, to the bit
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler")

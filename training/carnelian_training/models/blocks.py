@@ -165,9 +165,8 @@ class Block(nn.Module):
         """Transform `x` [batch, in_channels, 1, frames], zero in its padding, into the same form."""
         if self.recompute and torch.is_grad_enabled():
             contexts = nullcontext(), self._repeating()
-            out: tuple[Tensor, Mask] = checkpoint(
-                self._run, x, mask, earlier, use_reentrant=False, context_fn=lambda: contexts
-            )
+            inputs = x, mask, tuple(earlier)  # the caller's list grows before this is run again
+            out: tuple[Tensor, Mask] = checkpoint(self._run, *inputs, use_reentrant=False, context_fn=lambda: contexts)
             return out
         return self._run(x, mask, earlier)
 
