@@ -212,11 +212,32 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
 
 def test_other_files_are_refused(tmp_path):
     torch.save({"weights": 1}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="must be a checkpoint of Carnelian"):
+    with pytest.raises(CheckpointError, match="is one of Carnelian already"):
+        sources.read(tmp_path / "a.pt")
+    torch.save({"model": 1}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="a DLE"):
         sources.read(tmp_path / "a.pt")
     torch.save({"state_dict": {"wav2vec": torch.zeros(1)}}, tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match=r"must hold `encoder\.layers`"):
         sources.read(tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tree: tree.pop("input_val"), "must have a section `input_val`"),
+        (lambda tree: tree["quartznet"]["encoder"].pop("blocks"), "must be a list of blocks, but is None"),
+        (lambda tree: tree["quartznet"]["encoder"].update(activation="selu"), "`activation` must be 'relu'"),
+        (lambda tree: tree["input_val"]["filterbank_features"].update(frame_splicing=3), "`frame_splicing` must be 1"),
+    ],
+)
+def test_a_yaml_of_something_else_is_refused_by_name(tmp_path, change, message):
+    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+    tree = yaml.safe_load(yaml_of("quartznet", tmp_path / "dle.yaml").read_text())
+    change(tree)
+    (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(path, dle_config=tmp_path / "dle.yaml")
 
 
 def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):

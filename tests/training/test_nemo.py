@@ -192,6 +192,7 @@ def break_tensors(tree, tensors):
         (lambda tree, _: tree["encoder"].update(_target_="x.ConformerEncoder"), "`encoder` must be of the class Conv"),
         (lambda tree, _: tree["decoder"].update(vocabulary=["ab", "c", "c"]), r"these are not: \['ab', 'c'\]"),
         (lambda tree, _: tree.update(tokenizer={"dir": "x"}), "one label per character"),
+        (lambda tree, _: tree["encoder"].pop("jasper"), "must be a list of blocks, but is None"),
         (lambda tree, _: tree.pop("decoder"), "`decoder` must be .* but is None"),
     ],
 )

@@ -103,8 +103,9 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
     if not settings.std_guard:
         return fn.normalize(energy, axes=[1], ddof=1)
     centred = energy - fn.reductions.mean(energy, axes=[1], keep_dims=True)
-    others = graph_math.max(energy.shape(dtype=types.FLOAT)[1] - 1.0, 1.0)
-    variance = fn.reductions.sum(centred * centred, axes=[1], keep_dims=True) / others
+    # Counted on the data's own device: a tensor of shapes is always on the CPU.
+    count = fn.reductions.sum(centred * 0.0 + 1.0, axes=[1], keep_dims=True)
+    variance = fn.reductions.sum(centred * centred, axes=[1], keep_dims=True) / graph_math.max(count - 1.0, 1.0)
     return centred / (graph_math.sqrt(variance) + settings.std_guard)
 
 

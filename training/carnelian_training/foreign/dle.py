@@ -89,6 +89,8 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
     except (OSError, yaml.YAMLError) as error:
         raise CheckpointError(f"{yaml_file}: cannot be read as YAML: {error}") from error
     where = str(yaml_file)
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{where}: must hold a mapping, but holds {type(tree).__name__}")
     options = section(section(tree, "input_val", where), "filterbank_features", f"{where}, `input_val`")
     check(
         options,
@@ -97,12 +99,12 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
         ignored=_FEATURES_IGNORED,
         where=f"{where}, `filterbank_features`",
     )
-    window = samples(options["window_size"], SAMPLE_RATE_HZ)
+    window = samples(options.get("window_size", 0.02), SAMPLE_RATE_HZ)
     features = FEATURES | {
         "window_samples": window,
-        "hop_samples": samples(options["window_stride"], SAMPLE_RATE_HZ),
+        "hop_samples": samples(options.get("window_stride", 0.01), SAMPLE_RATE_HZ),
         "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
-        "num_mels": options["n_filt"],
+        "num_mels": options.get("n_filt", 64),
         "preemphasis": options.get("preemph", 0.97) or 0.0,
         "low_hz": options.get("lowfreq") or 0.0,
         "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
@@ -121,7 +123,7 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
         logger.warning(
             "%s: `use_conv_masks` is false, so DLE lets padding into a clip's end; here it never does", where
         )
-    model = model_tree(encoder["blocks"], features["num_mels"], "kernel_size", f"{where}, `blocks`")
+    model = model_tree(encoder.get("blocks"), features["num_mels"], "kernel_size", f"{where}, `encoder.blocks`")
     return {"model": model, "labels": tree.get("labels"), "features": features}
 
 

@@ -40,7 +40,10 @@ def read(
         theirs, tensors = nemo.read(path)
         tree = nemo.config_tree(theirs, where)
     else:
-        tensors = dle.tensors(dle.load(path), is_raw=is_raw, where=where)
+        content = dle.load(path)
+        if isinstance(content, dict) and "weights" in content:
+            raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
+        tensors = dle.tensors(content, is_raw=is_raw, where=where)
         tree = dle.config_tree(tensors, dle_config, where)
     tree = {"name": name or re.sub(r"\W+", "_", path.stem.lower()), **tree}
     apply_overrides(tree, overrides)

@@ -19,7 +19,7 @@ FIXED: Options = {
 IGNORED = {"se_reduction_ratio", "se_context_size", "se_interpolation_mode", "norm_groups"}
 
 
-def model_tree(blocks: list[Options], num_mels: int, kernel_key: str, where: str) -> Options:
+def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str) -> Options:
     """The `model` section of a configuration.
 
     Args:
@@ -29,8 +29,10 @@ def model_tree(blocks: list[Options], num_mels: int, kernel_key: str, where: str
         where: opens messages.
 
     Raises:
-        CheckpointError: A block is of a kind that does not exist here; the option is named.
+        CheckpointError: There are none, or one is of a kind that does not exist here; the option is named.
     """
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise CheckpointError(f"{where} must be a list of blocks, but is {blocks!r}")
     stages = [_stage(block, kernel_key, f"{where}, block {i}") for i, block in enumerate(blocks)]
     is_dense = any(block.get("residual_dense") for block in blocks)
     if is_dense and any(block.get("residual") and not block.get("residual_dense") for block in blocks):
