@@ -141,6 +141,15 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
     assert list(second.items) == [Item(clip) for clip in good]
 
 
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_batches_ahead_of_a_bad_clip_keep_their_order(bad_clips, tiny_config, prefetch):
+    good, bad = (Item(clip) for clip in (read_manifest(CLIPS)[0], bad_clips["truncated"]))
+    plan = [[good], [good, bad], [], [bad], [good], [bad, good, bad], [good]]
+    batches = list(load(plan, FeatureSettings(), 2, skip=Limits.of(tiny_config), prefetch=prefetch))
+    assert [list(batch.items) for batch in batches] == [[item for item in items if item is good] for items in plan]
+    assert [len(batch.skipped) for batch in batches] == [items.count(bad) for items in plan]
+
+
 def test_evaluation_refuses_bad_clips_by_name(bad_clips):
     with pytest.raises(RuntimeError, match=r"text\.wav: "):
         list(load([[Item(read_manifest(CLIPS)[0]), Item(bad_clips["text"])]], FeatureSettings(), 1))

@@ -5,8 +5,10 @@ recorded there, as long as before and not shifted, so that transcripts and lengt
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +126,18 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
     if not np.isfinite(noise).all():
         raise ConfigError(f"{disturbance.noise} must hold finite samples, but does not")
     return noise
+
+
+def arguments(disturbances: Sequence[Disturbance], durations_s: Sequence[float]) -> tuple[list[npt.NDArray[Any]], ...]:
+    """What :func:`disturb` takes besides signals of these durations: for each argument, its value for each signal."""
+    return (
+        [read_room(disturbance.room) for disturbance in disturbances],
+        [read_noise(*pair) for pair in zip(disturbances, durations_s, strict=True)],
+        [np.array(disturbance.snr_db, np.float32) for disturbance in disturbances],
+        [np.array(disturbance.gain_db, np.float32) for disturbance in disturbances],
+        [np.array(disturbance.dither, np.float32) for disturbance in disturbances],
+        [np.array(disturbance.dither_seed, np.int64) for disturbance in disturbances],
+    )
 
 
 def disturb(

@@ -18,7 +18,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
-from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
+from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, arguments, disturb
 from carnelian_training.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
 from carnelian_training.config import AugmentConfig, Config
 from carnelian_training.defects import (
@@ -259,15 +259,8 @@ def _pipeline(
         )
 
     def read_disturbances() -> tuple[list[npt.NDArray[Any]], ...]:
-        disturbances = [(item.disturbance, item.duration_s) for item in next(disturbed_batches)]
-        return (
-            [read_room(disturbance.room) for disturbance, _ in disturbances],
-            [read_noise(disturbance, duration_s) for disturbance, duration_s in disturbances],
-            [np.array(disturbance.snr_db, np.float32) for disturbance, _ in disturbances],
-            [np.array(disturbance.gain_db, np.float32) for disturbance, _ in disturbances],
-            [np.array(disturbance.dither, np.float32) for disturbance, _ in disturbances],
-            [np.array(disturbance.dither_seed, np.int64) for disturbance, _ in disturbances],
-        )
+        items = next(disturbed_batches)
+        return arguments([item.disturbance for item in items], [item.duration_s for item in items])
 
     @pipeline_def
     def graph() -> tuple[DataNode, ...]:
