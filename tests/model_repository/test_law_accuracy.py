@@ -30,7 +30,10 @@ WORST_WER = 0.7
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory) -> Path:
-    """A manifest of people speaking, at 16 kHz: the WAV files as they are, the headerless ones with a header."""
+    """A manifest of people speaking, at 16 kHz: the WAV files as they are, the headerless ones with a header.
+
+    Nobody wrote down all that they say, and only what is heard is compared: a name stands for each text.
+    """
     if not RECORDINGS.is_dir():
         pytest.skip(RECORDINGS_MISSING)
     folder = tmp_path_factory.mktemp("recordings")
@@ -40,7 +43,7 @@ def recordings(tmp_path_factory) -> Path:
         soundfile.write(paths[-1], np.fromfile(raw, "<i2"), RATE_HZ)
     assert all(soundfile.info(path).samplerate == RATE_HZ for path in paths)
     manifest = folder / "manifest.jsonl"
-    write_manifest(manifest, [Clip(path, soundfile.info(path).duration, "") for path in paths])
+    write_manifest(manifest, [Clip(path, soundfile.info(path).duration, path.stem) for path in paths])
     return manifest
 
 

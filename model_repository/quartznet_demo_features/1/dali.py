@@ -63,8 +63,9 @@ class FeatureSettings:
 
     def frames(self, samples: DataNode) -> DataNode:
         """How many frames a clip has: int32 -> int32."""
-        surplus = {"floor + 1": self.hop_samples, "ceil": self.hop_samples - 1, "floor": 0}[self.frame_count]
-        return graph_math.max((samples + surplus) // self.hop_samples, 1)
+        less, more = {"floor + 1": (0, 1), "ceil": (1, 1), "floor": (0, 0)}[self.frame_count]
+        # Nothing is added before the division: the greatest length that a caller can claim would overflow.
+        return graph_math.max((samples - less) // self.hop_samples + more, 1)
 
 
 def hann(size: int) -> list[float]:
