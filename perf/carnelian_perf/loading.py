@@ -4,7 +4,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -45,7 +46,6 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, 
     Raises:
         ValueError: There are fewer batches than asked for, or fewer batches than steps.
     """
-    torch.set_num_threads(1)
     clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
     plan = plan_epoch(trainable(clips, config), config, 0)
     if not 0 < steps < batches < len(plan):
@@ -58,8 +58,9 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, 
         loaded.extend(islice(reader, batches))
         return _audio_s(loaded[1:])
 
-    loading = _cost(read)
-    training = _cost(_trainer(config, loaded[: steps + 1]))
+    with _one_thread():
+        loading = _cost(read)
+        training = _cost(_trainer(config, loaded[: steps + 1]))
     record = {
         "subject": "loading",
         "model": config.name,
@@ -106,3 +107,13 @@ def _cost(work: Callable[[], float]) -> Cost:
 
 def _audio_s(batches: list[Batch]) -> float:
     return sum(item.duration_s for batch in batches for item in batch.items)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
