@@ -24,7 +24,7 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup/system-packages .ci/run tests/native/run
+	$(BIN)/shellcheck setup/system-packages setup/chart-tools .ci/run tests/native/run
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix
@@ -45,7 +45,11 @@ $(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
 
 # The engines that the corpus tests speak with are small; the other voices are skipped where they are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
-$(VENV)/.all: $(VENV)/.serving setup/requirements-dev.txt $(wildcard */pyproject.toml)
+$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts setup/requirements-dev.txt $(wildcard */pyproject.toml)
 	@setup/system-packages $(BIN)/python espeak-ng flite pocketsphinx-testdata || echo "without these, some tests are skipped"
 	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e training -e export -e perf
+	@touch $@
+
+$(VENV)/.charts: $(BIN)/python setup/chart-tools
+	@setup/chart-tools $(BIN)
 	@touch $@

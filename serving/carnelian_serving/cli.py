@@ -30,6 +30,10 @@ class LogLevel(str, Enum):
 
 @app.command()
 def serve(
+    triton_options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- TRITON_OPTION", help="Options of tritonserver, as they are.", show_default=False),
+    ] = None,
     repository: Annotated[Path, typer.Option(help="Folder of Triton models.")] = Path("model_repository"),
     model: Annotated[
         list[str] | None,
@@ -43,12 +47,17 @@ def serve(
         int | None,
         typer.Option(help="Threads of each ONNX Runtime and DALI instance.", min=1, show_default="the configs'"),
     ] = None,
+    start_timeout: Annotated[float, typer.Option(help="Seconds that loading may take.", min=1)] = 180,
+    exit_timeout: Annotated[int, typer.Option(help="Seconds to finish what is in flight.", min=1)] = 30,
     log_level: Annotated[LogLevel, typer.Option(help="What of Triton's log to show.")] = LogLevel.warning,
 ) -> None:
     """Serve a model repository with Triton Inference Server until SIGTERM or Ctrl-C.
 
     Uses the Triton of the container where there is one, else the one in the wheel nvidia-pytriton.
     """
+    for option in triton_options or ():
+        if not option.startswith("--"):
+            raise typer.BadParameter(f"an option of tritonserver must begin with --, but {option!r} does not")
     server = Server(
         repository,
         models=model or (),
@@ -58,6 +67,9 @@ def serve(
         metrics_port=metrics_port,
         threads=threads,
         log_level=log_level.value,
+        ready_timeout_s=start_timeout,
+        exit_timeout_s=exit_timeout,
+        triton_options=triton_options or (),
         on_log=_print_log,
     )
     for number in STOP_SIGNALS:

@@ -36,8 +36,8 @@ MIN_SHARED_MEMORY_BYTES = 32 * 2**20
 """A Python-based instance maps 1 MiB at start and grows by what passes: a minute of audio is 4 MiB."""
 
 KEPT_LOG_LINES = 1000
-STOP_TIMEOUT_S = 35.0
-"""A little more than Triton's own --exit-timeout-secs, 30."""
+EXIT_MARGIN_S = 5.0
+"""Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
 
@@ -77,6 +77,8 @@ class Server:
         threads: int | None = None,
         log_level: LogLevel = "warning",
         ready_timeout_s: float = 180.0,
+        exit_timeout_s: int = 30,
+        triton_options: Sequence[str] = (),
         on_log: Callable[[str], None] | None = None,
     ) -> None:
         """Describes a server; `start` starts it.
@@ -91,6 +93,8 @@ class Server:
             threads: Threads of each ONNX Runtime and DALI instance, over what the configs say.
             log_level: What of Triton's log reaches `on_log`.
             ready_timeout_s: How long loading may take.
+            exit_timeout_s: How long requests that are in flight when the server is stopped may take.
+            triton_options: Further options of `tritonserver`, as they are.
             on_log: Called with each line of the log, from another thread; None keeps the log in memory only.
         """
         self.repository = Path(repository).resolve()
@@ -100,6 +104,8 @@ class Server:
         self._threads = threads
         self._log_level: LogLevel = log_level
         self._ready_timeout_s = ready_timeout_s
+        self._exit_timeout_s = exit_timeout_s
+        self._triton_options = tuple(triton_options)
         self._on_log = on_log
         self._log: collections.deque[str] = collections.deque(maxlen=KEPT_LOG_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -184,7 +190,7 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             # Triton waits for a crashed instance in vain, and for as long as it can.
-            timeout_s = 0.0 if self._crashed_instances() else STOP_TIMEOUT_S
+            timeout_s = 0.0 if self._crashed_instances() else self._exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
             try:
                 process.wait(timeout_s)
@@ -256,6 +262,7 @@ class Server:
             f"--metrics-address={self._host}",
             *(f"{option}={port}" for option, port in self._ports.items()),
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--exit-timeout-secs={self._exit_timeout_s}",
             *_LOG_OPTIONS[self._log_level],
         ]
         if installation.backend_directory is not None:
@@ -267,7 +274,7 @@ class Server:
         if self._models:
             command.append("--model-control-mode=explicit")
             command.extend(f"--load-model={name}" for name in self._models)
-        return command
+        return [*command, *self._triton_options]
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,30 @@ def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number
     assert errors == ""  # at the default log level a good run says nothing
     assert group_members(int(server)) == []
     assert not regions(process.pid)
+
+
+def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
+    options = ["--http-restricted-api=model-repository:a-header=secret", "--metrics-config=summary_latencies=true"]
+    with Server(
+        cut_repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=7, triton_options=options
+    ) as server:
+        assert "--exit-timeout-secs=7" in Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")
+        index = urllib.request.Request(f"http://{server.http_url}/v2/repository/index", method="POST")
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+            urllib.request.urlopen(index, timeout=5)
+        refused.value.close()
+        index.add_header("a-header", "secret")
+        with urllib.request.urlopen(index, timeout=5) as answer:
+            assert answer.status == 200
+        connect(server.grpc_url).infer("cut", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.full((1, 1), 2, np.int32))
+        with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+            assert "nv_inference_request_summary_us" in answer.read().decode()
+
+
+def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository: Path) -> None:
+    done = run_command(str(cut_repository))
+    assert done.returncode == 2
+    assert "must begin with" in done.stderr
 
 
 def test_a_path_with_spaces_is_served(cut_repository: Path, tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+{{/* Names and labels. Names end before 50 characters, so that a suffix fits into the 63 that Kubernetes allows. */}}
+
+{{- define "carnelian.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "carnelian.fullname" -}}
+{{- $name := include "carnelian.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What never changes in the life of a release: a Deployment's selector cannot be changed. */}}
+{{- define "carnelian.selector" -}}
+app.kubernetes.io/name: {{ include "carnelian.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: server
+{{- end -}}
+
+{{/* Labels of an object; takes (list $ "component"). */}}
+{{- define "carnelian.labels" -}}
+{{- $root := index . 0 -}}
+{{- $standard := dict
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
+  "app.kubernetes.io/name" (include "carnelian.name" $root)
+  "app.kubernetes.io/instance" $root.Release.Name
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/component" (index . 1)
+  "app.kubernetes.io/part-of" "carnelian"
+  "app.kubernetes.io/managed-by" $root.Release.Service -}}
+{{- merge $standard $root.Values.commonLabels | toYaml -}}
+{{- end -}}
+
+{{/* The whole `metadata`; takes (list $ "component" "suffix" annotations). */}}
+{{- define "carnelian.metadata" -}}
+{{- $root := index . 0 -}}
+{{- $suffix := index . 2 -}}
+name: {{ include "carnelian.fullname" $root }}{{ with $suffix }}-{{ . }}{{ end }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "carnelian.labels" (list $root (index . 1)) | nindent 2 }}
+{{- with merge (dict) (index . 3) $root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "carnelian.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "carnelian.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "carnelian.image" -}}
+{{- $suffix := ternary "cpu" "native" (eq .Values.runtime "wheel") -}}
+{{- $tag := default (printf "%s-%s" .Chart.AppVersion $suffix) .Values.image.tag -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository $tag -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,227 @@
+"""The serving Deployment and what stands around it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from carnelian_serving.cli import app
+from typer.main import get_command
+
+ROOT = Path(__file__).parents[2]
+Render = Callable[..., Any]
+
+
+def arguments(container: dict[str, Any]) -> list[str]:
+    return [argument.partition("=")[0] for argument in container["args"]]
+
+
+def test_the_wheel_runtime_starts_carnelian_serve_with_options_it_has(render: Render) -> None:
+    server = render("server.threads=2", "model.load={quartznet_demo}").server
+    assert server["command"] == ["carnelian-serve"]
+    own = arguments(server)[: arguments(server).index("--")]
+    known = {option for parameter in get_command(app).params for option in parameter.opts}
+    assert set(own) <= known
+    assert {"--threads", "--model", "--repository", "--exit-timeout"} <= set(own)
+
+
+def test_the_native_runtime_starts_tritonserver(render: Render) -> None:
+    server = render("runtime=native", "server.threads=2", "model.load={quartznet_demo}").server
+    assert server["command"] == ["tritonserver"]
+    assert "--" not in server["args"]
+    assert "--model-control-mode=explicit" in server["args"]
+    assert "--load-model=quartznet_demo" in server["args"]
+    assert "--backend-config=onnxruntime,intra_op_thread_count=2" in server["args"]
+
+
+@pytest.mark.parametrize("runtime", ["wheel", "native"])
+def test_both_runtimes_listen_alike(runtime: str, render: Render) -> None:
+    server = render(f"runtime={runtime}").server
+    assert {"--http-port=8000", "--grpc-port=8001", "--metrics-port=8002"} <= set(server["args"])
+    assert [port["containerPort"] for port in server["ports"]] == [8000, 8001, 8002]
+    assert any(argument.endswith("0.0.0.0") for argument in server["args"])
+    assert "--metrics-config=summary_latencies=true" in server["args"]
+
+
+@pytest.mark.parametrize(
+    ("level", "options"),
+    [
+        ("error", {"--log-info=false", "--log-warning=false"}),
+        ("warning", {"--log-info=false"}),
+        ("info", set()),
+        ("verbose", {"--log-verbose=1"}),
+    ],
+)
+def test_log_levels_of_tritonserver(level: str, options: set[str], render: Render) -> None:
+    server = render("runtime=native", f"server.logLevel={level}").server
+    assert {argument for argument in server["args"] if argument.startswith("--log")} == options
+
+
+def test_extra_arguments_come_last(render: Render) -> None:
+    server = render("server.extraArgs={--grpc-keepalive-time=30000}").server
+    assert server["args"][-1] == "--grpc-keepalive-time=30000"
+    assert server["args"].index("--") < len(server["args"]) - 1
+
+
+def test_readiness_asks_for_the_model_and_not_for_the_process(render: Render) -> None:
+    server = render("model.name=quartznet_15x5").server
+    assert server["readinessProbe"]["httpGet"] == {"path": "/v2/models/quartznet_15x5/ready", "port": "http"}
+    assert server["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    assert server["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+
+
+def test_the_startup_probe_covers_its_timeout(render: Render) -> None:
+    probe = render("probes.startup.timeoutSeconds=301", "probes.startup.periodSeconds=10").server["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 310
+
+
+def test_the_default_model_is_in_the_repository(render: Render) -> None:
+    path = render().server["readinessProbe"]["httpGet"]["path"]
+    assert (ROOT / "model_repository" / path.split("/")[3] / "config.pbtxt").is_file()
+
+
+def test_shared_memory_is_sized_from_the_python_instances(render: Render) -> None:
+    pod = render("sharedMemory.pythonInstances=4", "sharedMemory.mebibytesPerInstance=64").pod
+    volume = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in render().server["volumeMounts"]
+
+
+def test_the_default_number_of_python_instances_is_that_of_the_repository(chart: Path) -> None:
+    configs = [path.read_text() for path in (ROOT / "model_repository").glob("*/config.pbtxt")]
+    staged = [text for text in configs if "ensemble_scheduling" not in text]
+    counts = [int(match[1]) if (match := re.search(r"\bcount: (\d+)", text)) else 1 for text in staged]
+    assert f"pythonInstances: {sum(counts)}" in (chart / "values.yaml").read_text()
+
+
+def test_only_tmp_and_shared_memory_are_writable(render: Render) -> None:
+    server = render("modelRepository.source=pvc", "modelRepository.pvc.claimName=models").server
+    writable = {mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"/tmp", "/dev/shm"}
+
+
+def test_a_volume_claim_is_mounted_read_only(render: Render) -> None:
+    rendered = render(case="cpu")
+    claim = next(volume for volume in rendered.pod["volumes"] if volume["name"] == "models")
+    assert claim["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    mount = next(mount for mount in rendered.server["volumeMounts"] if mount["name"] == "models")
+    assert mount == {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "releases/2026-11-21"}
+
+
+def test_gpus_are_limits_of_the_named_resource(render: Render) -> None:
+    assert render(case="gpu").server["resources"]["limits"]["nvidia.com/gpu"] == 1
+    sliced = render("runtime=native", "gpu.count=2", "gpu.resourceName=nvidia.com/mig-1g.10gb").server
+    assert sliced["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == 2
+    assert "nvidia.com/gpu" not in render().server["resources"]["limits"]
+
+
+def test_the_image_says_its_runtime_and_version(render: Render) -> None:
+    assert render().server["image"] == "carnelian-serving:0.1.0-cpu"
+    assert render("runtime=native").server["image"] == "carnelian-serving:0.1.0-native"
+    assert render("image.tag=1.2.0").server["image"] == "carnelian-serving:1.2.0"
+
+
+def test_a_digest_goes_before_the_tag(render: Render) -> None:
+    digest = "sha256:" + "a" * 64
+    assert render(f"image.digest={digest}", "image.tag=v1").server["image"] == f"carnelian-serving@{digest}"
+
+
+def test_pods_spread_over_nodes_by_this_releases_labels(render: Render) -> None:
+    rendered = render()
+    (constraint,) = rendered.pod["topologySpreadConstraints"]
+    selector = rendered.one("Deployment")["spec"]["selector"]
+    assert constraint["labelSelector"] == selector
+    assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+def test_a_given_spread_selector_is_kept(render: Render) -> None:
+    given = "topologySpreadConstraints[0]"
+    rendered = render(
+        f"{given}.maxSkew=2",
+        f"{given}.topologyKey=zone",
+        f"{given}.whenUnsatisfiable=DoNotSchedule",
+        f"{given}.labelSelector.matchLabels.a=b",
+    )
+    (constraint,) = rendered.pod["topologySpreadConstraints"]
+    assert constraint["maxSkew"] == 2
+    assert constraint["labelSelector"]["matchLabels"]["a"] == "b"
+
+
+def test_scheduling_of_the_cases_reaches_the_pod(render: Render) -> None:
+    pod = render(case="gpu").pod
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    cpu = render(case="cpu").pod
+    assert cpu["priorityClassName"] == "interactive"
+    assert cpu["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_what_users_add_reaches_the_pod(render: Render) -> None:
+    rendered = render(case="extras")
+    assert rendered.server["env"][-1] == {"name": "OMP_NUM_THREADS", "value": "1"}
+    assert rendered.server["envFrom"] == [{"configMapRef": {"name": "environment"}}]
+    assert {"name": "cache", "mountPath": "/cache"} in rendered.server["volumeMounts"]
+    assert [c["name"] for c in rendered.pod["containers"]] == ["server", "sidecar"]
+    assert [c["name"] for c in rendered.pod["initContainers"]][-1] == "wait"
+    template = rendered.one("Deployment")["spec"]["template"]["metadata"]
+    assert template["labels"].items() >= {"tier": "interactive", "team": "speech"}.items()
+    assert template["annotations"]["example.com/scrape"] == "no"
+    assert all(m["metadata"]["labels"]["team"] == "speech" for m in rendered.all("Service"))
+
+
+def test_extra_objects_are_templates(render: Render) -> None:
+    names = {manifest["metadata"]["name"] for manifest in render(case="extras").all("ConfigMap")}
+    assert names >= {"speech-eu-environment", "speech-eu-text"}
+
+
+def test_labels_that_users_add_never_replace_the_standard_ones(render: Render) -> None:
+    rendered = render("commonLabels.app\\.kubernetes\\.io/name=x", "podLabels.app\\.kubernetes\\.io/instance=y")
+    assert rendered.one("Deployment")["metadata"]["labels"]["app.kubernetes.io/name"] == "carnelian"
+    labels = rendered.one("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == "speech-eu"
+
+
+def test_the_pods_labels_have_no_version_so_that_they_do_not_restart_for_one(render: Render) -> None:
+    labels = render().one("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert not any(name.endswith(("version", "chart")) for name in labels)
+
+
+def test_long_names_are_cut(render: Render) -> None:
+    rendered = render("fullnameOverride=" + "a" * 70)
+    assert all(len(manifest["metadata"]["name"]) <= 63 for manifest in rendered.manifests)
+
+
+def test_metrics_are_not_on_the_service_that_is_exposed(render: Render) -> None:
+    rendered = render("service.type=LoadBalancer")
+    assert [port["name"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == ["grpc", "http"]
+    metrics = rendered.one("Service", "-metrics")["spec"]
+    assert metrics["type"] == "ClusterIP"
+    assert [port["port"] for port in metrics["ports"]] == [8002]
+
+
+def test_the_service_account_has_no_token_of_kubernetes(render: Render) -> None:
+    account = render(case="cpu").one("ServiceAccount")
+    assert account["automountServiceAccountToken"] is False
+    assert account["metadata"]["name"] == "speech"
+    assert "iam.gke.io/gcp-service-account" in account["metadata"]["annotations"]
+    assert render(case="cpu").pod["serviceAccountName"] == "speech"
+
+
+def test_without_a_service_account_the_namespaces_own_is_used(render: Render) -> None:
+    rendered = render(case="extras")
+    assert rendered.all("ServiceAccount") == []
+    assert rendered.pod["serviceAccountName"] == "default"
+
+
+def test_the_disruption_budget_lets_pods_go_that_do_not_serve(render: Render) -> None:
+    spec = render().one("PodDisruptionBudget")["spec"]
+    assert spec["maxUnavailable"] == 1
+    assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert render(case="extras").all("PodDisruptionBudget") == []
+
+
+def test_an_update_takes_no_pod_away_before_its_successor_is_ready(render: Render) -> None:
+    strategy = render().one("Deployment")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}

@@ -1,0 +1,129 @@
+"""values.yaml and values.schema.json: complete, closed, and what they refuse."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+# Objects whose keys are the user's or Kubernetes' own.
+OPEN = {"global", "nodeSelector", "resources.requests", "resources.limits"}
+
+
+@pytest.fixture(scope="module")
+def schema(chart: Path) -> dict[str, Any]:
+    return dict(json.loads((chart / "values.schema.json").read_text()))
+
+
+def leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        yield f"{path}{key}", value
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{key}.")
+
+
+def properties(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in schema.get("properties", {}).items():
+        yield f"{path}{key}", value
+        yield from properties(value, f"{path}{key}.")
+
+
+def test_every_value_is_in_the_schema(chart: Path, schema: dict[str, Any]) -> None:
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert {path for path, _ in leaves(values) if path.rpartition(".")[0] not in OPEN} <= dict(
+        properties(schema)
+    ).keys()
+
+
+def test_every_property_has_a_default(chart: Path, schema: dict[str, Any]) -> None:
+    values = dict(leaves(yaml.safe_load((chart / "values.yaml").read_text())))
+    # Kubernetes' own fields may be added to these.
+    own = {
+        path
+        for path, _ in properties(schema)
+        if not path.startswith(("podSecurityContext.", "securityContext.", "affinity."))
+    }
+    assert own <= values.keys()
+
+
+def test_no_object_of_the_schema_is_open(schema: dict[str, Any]) -> None:
+    for path, value in properties(schema):
+        if "properties" in value:
+            assert value["additionalProperties"] is False, path
+
+
+def test_every_value_is_commented(chart: Path) -> None:
+    lines = (chart / "values.yaml").read_text().splitlines()
+    for previous, line in itertools.pairwise(lines):
+        key, colon, rest = line.partition(":")
+        is_value = colon and not key.strip().startswith(("#", "-")) and rest.strip()
+        inside = key.startswith(" ") and not previous.strip().startswith("# --")
+        if is_value and not (inside and key.strip() in ("cpu", "memory", "topologyKey", "whenUnsatisfiable")):
+            assert previous.strip().startswith("#"), f"{line!r} needs a comment"
+
+
+@pytest.mark.parametrize(
+    ("typo", "named"),
+    [
+        ("replicaCount=2", "replicaCount"),
+        ("image.tags=1", "tags"),
+        ("server.thread=2", "thread"),
+        ("probes.startup.timeout=3", "timeout"),
+        ("podDisruptionBudget.maxUnavailabel=1", "maxUnavailabel"),
+        ("updateStrategy.maxSurg=1", "maxSurg"),
+        ("securityContext.readOnlyRootFileSystem=false", "readOnlyRootFileSystem"),
+        ("affinity.nodeAfinity.a=b", "nodeAfinity"),
+    ],
+)
+def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Callable[..., str]) -> None:
+    assert named in refusal(typo, helm=helm)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "replicas=two",
+        "replicas=-1",
+        "image.tag=latest",
+        "image.digest=sha256:1234",
+        "image.pullPolicy=Sometimes",
+        "runtime=docker",
+        "service.grpcPort=70000",
+        "service.type=ExternalName",
+        "server.threads=0",
+        "server.logLevel=debug",
+        "server.extraArgs={verbose}",
+        "modelRepository.path=models",
+        "podDisruptionBudget.maxUnavailable=0",
+        "podDisruptionBudget.maxUnavailable=-3",
+        "drain.timeoutSeconds=0",
+        "resources.limits.memory=3 gigabytes",
+        "tmpSize=lots",
+        "model.name=a b",
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(wrong: str, refusal: Callable[..., str]) -> None:
+    assert wrong.split("=")[0].split(".")[0] in refusal(wrong)
+
+
+def test_an_old_kubernetes_is_refused(helm: str, refusal: Callable[..., str]) -> None:
+    assert "1.27" in refusal(kube_version="1.26.0", helm=helm)
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (("gpu.count=1",), "set runtime: native"),
+        (("modelRepository.source=pvc",), "name the claim"),
+        (("model.load={other}",), "add it"),
+        (("updateStrategy.maxSurge=0",), "raise one"),
+        (("probes.startup.timeoutSeconds=900",), "raise it"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_with_advice(
+    values: tuple[str, ...], advice: str, refusal: Callable[..., str]
+) -> None:
+    assert advice in refusal(*values)
