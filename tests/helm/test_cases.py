@@ -46,7 +46,11 @@ def test_lint_is_strict(case: str, chart: Path, call_helm: Callable[..., Any]) -
 
 def test_both_helms_render_the_same(case: str, render: Callable[..., Any]) -> None:
     def by_name(helm: str) -> list[Manifest]:
-        return sorted(render(case=case, helm=helm).manifests, key=lambda m: (m["kind"], m["metadata"]["name"]))
+        manifests = render(case=case, helm=helm).manifests
+        for secret in manifests:
+            if secret["kind"] == "Secret":
+                secret.pop("data")  # made up anew by each rendering
+        return sorted(manifests, key=lambda m: (m["kind"], m["metadata"]["name"]))
 
     assert by_name("helm3") == by_name("helm4")
 

@@ -6,6 +6,38 @@
 {{- if and (eq .Values.modelRepository.source "pvc") (not .Values.modelRepository.pvc.claimName) -}}
 {{- fail "modelRepository.source is pvc, but modelRepository.pvc.claimName is empty; name the claim" -}}
 {{- end -}}
+{{- $repository := .Values.modelRepository -}}
+{{- if eq $repository.source "bucket" -}}
+{{- if not $repository.bucket.url -}}
+{{- fail "modelRepository.source is bucket, but modelRepository.bucket.url is empty; give s3://, gs:// or as://" -}}
+{{- end -}}
+{{- if ne .Values.runtime "native" -}}
+{{- fail (printf "modelRepository.source is bucket, but `runtime: %s` cannot read buckets; set runtime: native, or source: download" .Values.runtime) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $repository.source "download") (not (and $repository.download.url $repository.download.sha256)) -}}
+{{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
+{{- end -}}
+{{- if and .Values.tls.mutual (not .Values.tls.secretName) -}}
+{{- fail "tls.mutual is true, but tls.secretName is empty; name the Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- with .Values.restrictedProtocols -}}
+{{- if and .key .existingSecret -}}
+{{- fail "restrictedProtocols.key and restrictedProtocols.existingSecret are both set; choose one" -}}
+{{- end -}}
+{{- if and .enabled (not .closed) -}}
+{{- fail "restrictedProtocols.enabled is true, but restrictedProtocols.closed is empty; name protocols, or disable it" -}}
+{{- end -}}
+{{- end -}}
+{{- range $protocol := list "grpc" "http" -}}
+{{- $ingress := index $.Values.ingress $protocol -}}
+{{- if and $ingress.enabled (not $ingress.host) -}}
+{{- fail (printf "ingress.%s.enabled is true, but ingress.%s.host is empty; without one it would take every host" $protocol $protocol) -}}
+{{- end -}}
+{{- if and (index $.Values.gateway $protocol "enabled") (not $.Values.gateway.parentRefs) -}}
+{{- fail (printf "gateway.%s.enabled is true, but gateway.parentRefs is empty; name a Gateway" $protocol) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}

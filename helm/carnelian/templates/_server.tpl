@@ -57,13 +57,94 @@
 {{- if .Values.server.latencySummaries }}
 - --metrics-config=summary_latencies=true
 {{- end }}
+{{- if .Values.tls.secretName }}
+- --grpc-use-ssl=true
+- --grpc-server-cert=/tls/tls.crt
+- --grpc-server-key=/tls/tls.key
+{{- if .Values.tls.mutual }}
+- --grpc-use-ssl-mutual=true
+- --grpc-root-cert=/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- with .Values.restrictedProtocols }}
+{{- if .enabled }}
+- --grpc-restricted-protocol={{ join "," .closed }}:{{ .header }}=$(CARNELIAN_ADMIN_KEY)
+- --http-restricted-api={{ join "," .closed }}:{{ .header }}=$(CARNELIAN_ADMIN_KEY)
+{{- end }}
+{{- end }}
 {{- range .Values.server.extraArgs }}
 - {{ . | quote }}
 {{- end }}
 {{- end -}}
 
 {{- define "carnelian.repository" -}}
-{{- .Values.modelRepository.path -}}
+{{- eq .Values.modelRepository.source "bucket" | ternary .Values.modelRepository.bucket.url .Values.modelRepository.path -}}
+{{- end -}}
+
+{{- define "carnelian.env" -}}
+{{- $bucket := .Values.modelRepository.bucket -}}
+# Nothing is written to a home folder: the root file system is read-only.
+- name: HOME
+  value: /tmp
+{{- if .Values.restrictedProtocols.enabled }}
+- name: CARNELIAN_ADMIN_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "carnelian.adminSecretName" . }}
+      key: key
+{{- end }}
+{{- if and (eq .Values.modelRepository.source "bucket") $bucket.googleSecretName }}
+- name: GOOGLE_APPLICATION_CREDENTIALS
+  value: /google/credentials.json
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "carnelian.envFrom" -}}
+{{- if and (eq .Values.modelRepository.source "bucket") .Values.modelRepository.bucket.secretName }}
+- secretRef:
+    name: {{ .Values.modelRepository.bucket.secretName }}
+{{- end }}
+{{- with .Values.extraEnvFrom }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "carnelian.adminSecretName" -}}
+{{- default (printf "%s-admin" (include "carnelian.fullname" .)) .Values.restrictedProtocols.existingSecret -}}
+{{- end -}}
+
+{{/* Fetches the models into the volume that the server mounts. The script runs on the Python of both images. */}}
+{{- define "carnelian.downloader" -}}
+- name: download
+  image: {{ include "carnelian.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command: [python3, /scripts/download.py]
+  args:
+    - {{ .Values.modelRepository.download.url | quote }}
+    - {{ .Values.modelRepository.download.sha256 }}
+    - {{ .Values.modelRepository.path }}
+  {{- with .Values.modelRepository.download.secretName }}
+  env:
+    - name: AUTHORIZATION
+      valueFrom:
+        secretKeyRef:
+          name: {{ . }}
+          key: authorization
+  {{- end }}
+  resources:
+    requests: {cpu: 100m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  securityContext:
+    {{- toYaml .Values.securityContext | nindent 4 }}
+  volumeMounts:
+    - name: models
+      mountPath: {{ .Values.modelRepository.path }}
+    - name: scripts
+      mountPath: /scripts
+      readOnly: true
 {{- end -}}
 
 {{- define "carnelian.resources" -}}
@@ -88,6 +169,24 @@
   persistentVolumeClaim:
     claimName: {{ .Values.modelRepository.pvc.claimName }}
     readOnly: true
+{{- else if eq .Values.modelRepository.source "download" }}
+- name: models
+  emptyDir:
+    sizeLimit: {{ .Values.modelRepository.download.size }}
+- name: scripts
+  configMap:
+    name: {{ include "carnelian.fullname" . }}-scripts
+{{- else if and (eq .Values.modelRepository.source "bucket") .Values.modelRepository.bucket.googleSecretName }}
+- name: google
+  secret:
+    secretName: {{ .Values.modelRepository.bucket.googleSecretName }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.tls.secretName }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
@@ -99,13 +198,24 @@
   mountPath: /tmp
 - name: shared-memory
   mountPath: /dev/shm
-{{- if eq .Values.modelRepository.source "pvc" }}
+{{- if has .Values.modelRepository.source (list "pvc" "download") }}
 - name: models
   mountPath: {{ .Values.modelRepository.path }}
   readOnly: true
+  {{- if eq .Values.modelRepository.source "pvc" }}
   {{- with .Values.modelRepository.pvc.subPath }}
   subPath: {{ . }}
   {{- end }}
+  {{- end }}
+{{- else if and (eq .Values.modelRepository.source "bucket") .Values.modelRepository.bucket.googleSecretName }}
+- name: google
+  mountPath: /google
+  readOnly: true
+{{- end }}
+{{- if .Values.tls.secretName }}
+- name: tls
+  mountPath: /tls
+  readOnly: true
 {{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}

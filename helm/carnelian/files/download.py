@@ -1,0 +1,71 @@
+"""Fetches a model repository: python3 download.py URL SHA256 FOLDER. Runs in an init container, on Python alone.
+
+Nothing is unpacked before the archive's SHA-256 fits. FOLDER/.sha256 is written last, so that a container that
+was restarted in between begins anew, and one that finds it has nothing to do. AUTHORIZATION becomes that header.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tarfile
+import time
+import urllib.request
+from pathlib import Path
+
+ATTEMPTS = 4
+TIMEOUT_S = 60
+BLOCK_BYTES = 1 << 20
+
+
+def fetch(url: str, archive: Path) -> str:
+    """Writes what is at `url` to `archive` and returns its SHA-256."""
+    request = urllib.request.Request(url)
+    if authorization := os.environ.get("AUTHORIZATION"):
+        # Not sent on to where a redirect leads: presigned addresses refuse it, and it is nobody else's.
+        request.add_unredirected_header("Authorization", authorization)
+    digest = hashlib.sha256()
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, archive.open("wb") as file:
+        while block := answer.read(BLOCK_BYTES):
+            digest.update(block)
+            file.write(block)
+    return digest.hexdigest()
+
+
+def fetch_patiently(url: str, archive: Path) -> str:
+    """The same, tried again after an error of the network."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return fetch(url, archive)
+        except OSError as error:
+            if attempt == ATTEMPTS:
+                raise SystemExit(f"download: {url} must be readable, but after {ATTEMPTS} attempts: {error}") from None
+            time.sleep(2**attempt)
+    raise AssertionError
+
+
+def main(url: str, sha256: str, folder: Path) -> None:
+    """Leaves the archive's content in `folder`."""
+    mark = folder / ".sha256"
+    if mark.is_file() and mark.read_text() == sha256:
+        print(f"download: {folder} holds {sha256} already")
+        return
+    for left in folder.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    archive = folder / ".archive"
+    found = fetch_patiently(url, archive)
+    if found != sha256:
+        archive.unlink()
+        raise SystemExit(f"download: {url} must have the SHA-256 {sha256}, but has {found}; nothing was unpacked")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")  # refuses paths and links that lead out of the folder
+    archive.unlink()
+    models = sorted(path.parent.name for path in folder.glob("*/config.pbtxt"))
+    if not models:
+        raise SystemExit(f"download: {url} must have model folders at its top, but no */config.pbtxt is there")
+    mark.write_text(sha256)
+    print(f"download: {folder} has {', '.join(models)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,190 @@
+"""Where the models come from: template by template, and the init container's script as a process."""
+
+import functools
+import hashlib
+import http.server
+import io
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Render = Callable[..., Any]
+Refusal = Callable[..., str]
+
+
+def names(mounts: list[dict[str, Any]]) -> list[str]:
+    return [mount["name"] for mount in mounts]
+
+
+def test_models_of_the_image_need_no_volume(render: Render) -> None:
+    assert names(render().pod["volumes"]) == ["tmp", "shared-memory"]
+    assert "initContainers" not in render().pod
+    assert "--repository=/models" in render().server["args"]
+
+
+def test_a_bucket_is_triton_s_own_repository(render: Render) -> None:
+    rendered = render(case="bucket")
+    assert "--model-repository=s3://speech-models/releases/2026-11-21" in rendered.server["args"]
+    assert rendered.server["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert "models" not in names(rendered.pod["volumes"])
+
+
+def test_a_google_key_is_a_file(render: Render) -> None:
+    rendered = render(case="google")
+    assert {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/google/credentials.json"} in rendered.server["env"]
+    assert {"name": "google", "mountPath": "/google", "readOnly": True} in rendered.server["volumeMounts"]
+
+
+def test_a_bucket_without_secrets_relies_on_the_service_account(render: Render) -> None:
+    url = "modelRepository.bucket.url=as://account/container/release"
+    server = render("runtime=native", "modelRepository.source=bucket", url).server
+    assert "envFrom" not in server
+    assert "--model-repository=as://account/container/release" in server["args"]
+
+
+def test_the_init_container_fetches_with_the_checksum(render: Render) -> None:
+    rendered = render(case="download")
+    (init,) = rendered.pod["initContainers"]
+    assert init["command"] == ["python3", "/scripts/download.py"]
+    assert init["args"][1:] == ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "/models"]
+    assert init["env"][0]["valueFrom"]["secretKeyRef"] == {"name": "models", "key": "authorization"}
+    assert init["image"] == rendered.server["image"]
+
+
+def test_the_server_cannot_write_what_was_fetched(render: Render) -> None:
+    rendered = render(case="download")
+    mount = next(mount for mount in rendered.server["volumeMounts"] if mount["name"] == "models")
+    assert mount == {"name": "models", "mountPath": "/models", "readOnly": True}
+    assert "readOnly" not in rendered.pod["initContainers"][0]["volumeMounts"][0]
+
+
+def test_the_script_in_the_config_map_is_the_file(render: Render, chart: Path) -> None:
+    script = render(case="download").one("ConfigMap", "-scripts")["data"]["download.py"]
+    assert script.strip() == (chart / "files" / "download.py").read_text().strip()
+    annotations = render(case="download").one("Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert len(annotations["checksum/scripts"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (("modelRepository.source=bucket", "runtime=native"), "give s3://, gs:// or as://"),
+        (("modelRepository.source=bucket", "modelRepository.bucket.url=s3://a/b"), "set runtime: native"),
+        (("modelRepository.source=download",), "give both"),
+        (("modelRepository.source=download", "modelRepository.download.url=https://a/b.tar"), "give both"),
+        (("modelRepository.bucket.url=https://a/b",), "modelRepository"),
+        (("modelRepository.download.sha256=abc",), "modelRepository"),
+    ],
+)
+def test_a_source_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:
+    assert advice in refusal(*values)
+
+
+class Archives(http.server.SimpleHTTPRequestHandler):
+    """Serves archives to who has the key, and fails once if the path asks for it."""
+
+    failures = 0
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") != "Bearer key":
+            self.send_error(401)
+        elif self.path == "/flaky.tar.gz" and not Archives.failures:
+            Archives.failures += 1
+            self.send_error(503)
+        else:
+            super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address under which it is served."""
+    served = tmp_path / "served"
+    served.mkdir()
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Archives, directory=str(served))
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield served, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def download(chart: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the script on a folder, alone with Python as in the init container."""
+    (tmp_path / "models").mkdir()
+
+    def download(url: str, sha256: str, key: str = "key") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-I", str(chart / "files" / "download.py"), url, sha256, str(tmp_path / "models")]
+        environment = {"AUTHORIZATION": f"Bearer {key}", "no_proxy": "127.0.0.1"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+    return download
+
+
+def pack(path: Path, members: dict[str, str]) -> str:
+    """Writes an archive and returns its SHA-256."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+MODEL = {"quartznet/config.pbtxt": "name: ...", "quartznet/1/model.onnx": "weights"}
+
+
+def test_an_archive_is_fetched_and_kept(archives: Any, download: Any, tmp_path: Path) -> None:
+    served, url = archives
+    sha256 = pack(served / "models.tar.gz", MODEL)
+    done = download(f"{url}/models.tar.gz", sha256)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "models" / "quartznet" / "1" / "model.onnx").read_text() == "weights"
+    assert not (tmp_path / "models" / ".archive").exists()
+    (served / "models.tar.gz").unlink()
+    assert "already" in download(f"{url}/models.tar.gz", sha256).stdout
+
+
+def test_an_archive_with_another_checksum_is_not_unpacked(archives: Any, download: Any, tmp_path: Path) -> None:
+    served, url = archives
+    pack(served / "models.tar.gz", MODEL)
+    done = download(f"{url}/models.tar.gz", "0" * 64)
+    assert done.returncode == 1
+    assert "nothing was unpacked" in done.stderr
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_an_archive_that_leads_out_of_the_folder_is_refused(archives: Any, download: Any, tmp_path: Path) -> None:
+    served, url = archives
+    sha256 = pack(served / "models.tar.gz", MODEL | {"../escaped": "x"})
+    assert download(f"{url}/models.tar.gz", sha256).returncode == 1
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_an_archive_without_models_is_refused(archives: Any, download: Any) -> None:
+    served, url = archives
+    sha256 = pack(served / "models.tar.gz", {"release/quartznet/config.pbtxt": "one folder too deep"})
+    assert "must have model folders at its top" in download(f"{url}/models.tar.gz", sha256).stderr
+
+
+def test_half_a_download_is_begun_anew(archives: Any, download: Any, tmp_path: Path) -> None:
+    served, url = archives
+    (tmp_path / "models" / "left").mkdir()
+    (tmp_path / "models" / ".archive").write_text("half")
+    assert download(f"{url}/models.tar.gz", pack(served / "models.tar.gz", MODEL)).returncode == 0
+    assert not (tmp_path / "models" / "left").exists()
+
+
+def test_a_failing_network_is_tried_again(archives: Any, download: Any) -> None:
+    served, url = archives
+    assert download(f"{url}/flaky.tar.gz", pack(served / "flaky.tar.gz", MODEL)).returncode == 0
+    assert Archives.failures == 1

@@ -1,0 +1,168 @@
+"""What is open to whom: Services, Ingress, Gateway API, NetworkPolicy, TLS, restricted protocols."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Render = Callable[..., Any]
+Refusal = Callable[..., str]
+
+
+def test_the_headless_service_resolves_to_ready_pods(render: Render) -> None:
+    spec = render().one("Service", "-headless")["spec"]
+    assert spec["clusterIP"] == "None"
+    assert "publishNotReadyAddresses" not in spec
+    assert [port["port"] for port in spec["ports"]] == [8001]
+    assert len(render(case="download").all("Service")) == 2
+
+
+def test_grpc_in_the_clear_is_announced_as_such(render: Render) -> None:
+    def grpc(rendered: Any) -> dict[str, Any]:
+        return dict(rendered.one("Service", "carnelian")["spec"]["ports"][0])
+
+    assert grpc(render())["appProtocol"] == "kubernetes.io/h2c"
+    assert "appProtocol" not in grpc(render(case="bucket"))
+
+
+def test_clients_can_be_kept_with_one_pod(render: Render) -> None:
+    assert render(case="download").one("Service", "carnelian")["spec"]["sessionAffinity"] == "ClientIP"
+
+
+def test_a_load_balancer_lets_in_what_it_is_told(render: Render) -> None:
+    spec = render(case="closed").one("Service", "carnelian")["spec"]
+    assert spec["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+
+
+def test_tls_comes_from_a_secret(render: Render) -> None:
+    rendered = render("tls.secretName=speech-tls")
+    args = rendered.server["args"]
+    assert {"--grpc-use-ssl=true", "--grpc-server-cert=/tls/tls.crt", "--grpc-server-key=/tls/tls.key"} <= set(args)
+    assert "--grpc-use-ssl-mutual=true" not in args
+    volume = next(volume for volume in rendered.pod["volumes"] if volume["name"] == "tls")
+    assert volume["secret"]["secretName"] == "speech-tls"
+    assert volume["secret"]["defaultMode"] == 0o440
+
+
+def test_mutual_tls_asks_clients_for_a_certificate(render: Render) -> None:
+    assert {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=/tls/ca.crt"} <= set(render(case="bucket").server["args"])
+
+
+@pytest.mark.parametrize("runtime", ["wheel", "native"])
+def test_protocols_are_restricted_by_default(runtime: str, render: Render) -> None:
+    args = render(f"runtime={runtime}").server["args"]
+    closed = "model-repository,shared-memory,trace,logging:carnelian-admin-key=$(CARNELIAN_ADMIN_KEY)"
+    assert f"--grpc-restricted-protocol={closed}" in args
+    assert f"--http-restricted-api={closed}" in args
+
+
+def test_the_key_is_in_no_argument(render: Render) -> None:
+    rendered = render("restrictedProtocols.key=0123456789abcdef")
+    assert "0123456789abcdef" not in str(rendered.one("Deployment"))
+    assert base64.b64decode(rendered.one("Secret")["data"]["key"]) == b"0123456789abcdef"
+
+
+def test_a_key_is_made_up(render: Render) -> None:
+    key = base64.b64decode(render().one("Secret")["data"]["key"])
+    assert len(key) == 40
+    reference = next(e for e in render().server["env"] if e["name"] == "CARNELIAN_ADMIN_KEY")["valueFrom"]
+    assert reference == {"secretKeyRef": {"name": "speech-eu-carnelian-admin", "key": "key"}}
+
+
+def test_an_existing_secret_is_used(render: Render) -> None:
+    rendered = render(case="bucket")
+    assert rendered.all("Secret") == []
+    reference = next(e for e in rendered.server["env"] if e["name"] == "CARNELIAN_ADMIN_KEY")["valueFrom"]
+    assert reference["secretKeyRef"]["name"] == "speech-admin"
+
+
+def test_a_new_key_restarts_the_pods(render: Render) -> None:
+    def annotations(key: str) -> Any:
+        rendered = render(f"restrictedProtocols.key={key}")
+        return rendered.one("Deployment")["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotations("a" * 16)["checksum/admin-key"] != annotations("b" * 16)["checksum/admin-key"]
+
+
+def test_protocols_can_be_opened(render: Render) -> None:
+    rendered = render("restrictedProtocols.enabled=false")
+    assert not any("restricted" in argument for argument in rendered.server["args"])
+    assert rendered.all("Secret") == []
+
+
+def test_ingresses_are_one_for_each_protocol(render: Render) -> None:
+    rendered = render(case="download")
+    grpc, http = rendered.one("Ingress", "-grpc"), rendered.one("Ingress", "-http")
+    assert grpc["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}
+    assert "annotations" not in http["metadata"]
+    (path,) = grpc["spec"]["rules"][0]["http"]["paths"]
+    assert path["path"] == "/inference.GRPCInferenceService"
+    assert path["backend"]["service"] == {"name": "speech-eu-carnelian", "port": {"name": "grpc"}}
+    assert grpc["spec"]["tls"] == [{"hosts": ["speech.example.com"], "secretName": "speech-tls"}]
+
+
+def test_the_http_ingress_lets_no_repository_control_through(render: Render) -> None:
+    paths = render(case="download").one("Ingress", "-http")["spec"]["rules"][0]["http"]["paths"]
+    assert [path["path"] for path in paths] == ["/v2/models", "/v2/health"]
+
+
+def test_gateway_routes(render: Render) -> None:
+    rendered = render(case="google")
+    grpc, http = rendered.one("GRPCRoute")["spec"], rendered.one("HTTPRoute")["spec"]
+    assert rendered.one("GRPCRoute")["apiVersion"] == "gateway.networking.k8s.io/v1"
+    assert grpc["parentRefs"] == [{"name": "public", "namespace": "gateways", "sectionName": "https"}]
+    assert grpc["rules"][0]["matches"] == [{"method": {"service": "inference.GRPCInferenceService"}}]
+    assert grpc["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8001}]
+    assert http["rules"][0]["matches"][0] == {"path": {"type": "PathPrefix", "value": "/v2/models"}}
+    assert http["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8000}]
+
+
+def test_routes_and_policies_are_off_by_default(render: Render) -> None:
+    kinds = {manifest["kind"] for manifest in render().manifests}
+    assert kinds == {"Deployment", "PodDisruptionBudget", "Secret", "Service", "ServiceAccount"}
+
+
+def test_the_policy_lets_nothing_out(render: Render) -> None:
+    spec = render(case="closed").one("NetworkPolicy")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"] == []
+
+
+def test_the_policy_lets_fetching_out(render: Render) -> None:
+    egress = render(case="bucket").one("NetworkPolicy")["spec"]["egress"]
+    assert [port["port"] for rule in egress for port in rule["ports"]] == [53, 53, 443]
+    more = render(case="download").one("NetworkPolicy")["spec"]["egress"]
+    assert more[-1] == {"ports": [{"port": 8443, "protocol": "TCP"}]}
+
+
+def test_metrics_are_private_to_the_namespace_or_to_scrapers(render: Render) -> None:
+    own = render(case="closed").one("NetworkPolicy")["spec"]["ingress"][1]
+    assert own == {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
+    given = render(case="bucket").one("NetworkPolicy")["spec"]["ingress"][1]["from"]
+    assert given == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_the_policy_lets_clients_in(render: Render) -> None:
+    everybody = render("networkPolicy.enabled=true").one("NetworkPolicy")["spec"]["ingress"][0]
+    assert [port["port"] for port in everybody["ports"]] == ["grpc", "http"]
+    assert "from" not in everybody
+    some = render(case="closed").one("NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert some == [{"podSelector": {"matchLabels": {"app": "caller"}}}]
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (("tls.mutual=true",), "name the Secret"),
+        (("restrictedProtocols.key=aaaaaaaaaaaaaaaa", "restrictedProtocols.existingSecret=s"), "choose one"),
+        (("restrictedProtocols.closed=null",), "restrictedProtocols.closed is empty"),
+        (("restrictedProtocols.key=short",), "restrictedProtocols"),
+        (("restrictedProtocols.closed={models}",), "restrictedProtocols"),
+        (("ingress.grpc.enabled=true",), "ingress.grpc.host is empty"),
+        (("gateway.http.enabled=true",), "name a Gateway"),
+        (("ingress.http.host=-x",), "ingress"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:
+    assert advice in refusal(*values)
