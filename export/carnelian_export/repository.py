@@ -104,7 +104,8 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None
     warmup = acoustic.parent / "warmup" / WARMUP_LENGTH_FILE
     warmup.parent.mkdir()
     warmup.write_bytes(struct.pack("<i", WARMUP_FRAMES))
-    shutil.copyfile(SOURCES / "ctc" / "model.py", decoder / "model.py")
+    for source in ("model.py", "metrics.py"):
+        shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
     shutil.copyfile(ctc.__file__, decoder / "ctc.py")
     settings = {
         "name": name,

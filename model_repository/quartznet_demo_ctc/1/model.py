@@ -14,6 +14,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from . import ctc  # type: ignore[attr-defined]  # copied beside this file by carnelian-export
+from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"}
 DECODER = "greedy"
@@ -31,12 +32,14 @@ class TritonPythonModel:
         self._max_audio_s: float = settings["max_audio_s"]
         # The feature stage frames a clip of the longest length with one frame more than it has hops.
         self._max_frames = round(self._max_audio_s / self._frame_s) + 1
+        self._metrics = Metrics(self._name)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request by itself: with an error if all its rows fail."""
         scores = [pb_utils.get_input_tensor_by_name(r, "LOG_PROBS").as_numpy() for r in requests]
         lengths = [pb_utils.get_input_tensor_by_name(r, "LOG_PROB_LENGTH").as_numpy()[:, 0] for r in requests]
         results = self._decode([row for rows in scores for row in rows], np.concatenate(lengths))
+        self._metrics.count(results, scores, lengths)
         ends = np.cumsum([len(rows) for rows in lengths])
         return [
             self._respond(results[end - len(rows) : end], set(request.requested_output_names()))

@@ -1,0 +1,77 @@
+"""What Triton cannot count by itself: seconds of audio, clips by outcome, frames with and without padding.
+
+They appear beside Triton's own metrics, labelled with the model's public name. Nothing of a clip's content is in them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+HELP = {
+    "carnelian_audio_seconds_total": "Audio that got a transcript, in seconds",
+    "carnelian_frames_total": "Frames of log-probabilities that belong to a clip",
+    "carnelian_delivered_frames_total": "The same, with padding to the longest clip of the batch",
+    "carnelian_clips_total": "Clips by outcome",
+}
+OK = "ok"
+OTHER = "other"
+# The first words of an error -> the outcome that its clip is counted under. Labels must stay few.
+OUTCOMES = {"no samples": "no_samples", "too long": "too_long", "not finite": "not_finite"}
+
+
+class Metrics:
+    """Counters of one model; several instances of it share them."""
+
+    def __init__(self, model: str) -> None:
+        """Registers the counters; there are none where the server runs with --allow-metrics=false."""
+        self._metrics: dict[str, Any] = {}
+        # A family must outlive its metrics.
+        self._families: list[Any] = []
+        try:
+            seconds, frames, delivered, clips = self._families = [
+                pb_utils.MetricFamily(name=name, description=text, kind=pb_utils.MetricFamily.COUNTER)
+                for name, text in HELP.items()
+            ]
+        except pb_utils.TritonModelException:
+            return
+        for name, family in (("seconds", seconds), ("frames", frames), ("delivered", delivered)):
+            self._metrics[name] = family.Metric(labels={"model": model})
+        for outcome in (OK, *OUTCOMES.values(), OTHER):
+            self._metrics[outcome] = clips.Metric(labels={"model": model, "outcome": outcome})
+
+    def count(
+        self,
+        results: Iterable[dict[str, Any]],
+        scores: Sequence[npt.NDArray[np.float32]],
+        lengths: Sequence[npt.NDArray[np.int32]],
+    ) -> None:
+        """Counts a batch.
+
+        Args:
+            results: RESULT of each clip.
+            scores: Of each request, [rows, frames, labels + 1].
+            lengths: Of each request, [rows], in frames.
+        """
+        if not self._metrics:
+            return
+        values: Counter[str] = Counter()
+        for result in results:
+            values[_outcome(result)] += 1
+            values["seconds"] += result.get("duration", 0)
+        for rows, row_lengths in zip(scores, lengths, strict=True):
+            values["frames"] += int(np.clip(row_lengths, 0, rows.shape[1]).sum())
+            values["delivered"] += rows.shape[0] * rows.shape[1]
+        # Each increment is a message to the server: one for each counter that moves, not for each clip.
+        for name, value in values.items():
+            if value > 0:
+                self._metrics[name].increment(value)
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    if "error" not in result:
+        return OK
+    return next((label for words, label in OUTCOMES.items() if result["error"].startswith(words)), OTHER)

@@ -1,0 +1,42 @@
+"""What <model>_ctc counts beside Triton's own metrics."""
+
+import re
+import urllib.request
+
+import numpy as np
+import pytest
+
+MODEL = "quartznet_demo"
+RATE_HZ = 16_000
+
+
+@pytest.fixture
+def read(server):
+    """Reads the counters: the name and its outcome, if any -> value."""
+
+    def read() -> dict[str, float]:
+        with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+            text = answer.read().decode()
+        lines = re.findall(r'^carnelian_(\w+)_total\{model="quartznet_demo"(?:,outcome="(\w+)")?\} (\S+)$', text, re.M)
+        return {f"{name} {outcome}".strip(): float(value) for name, outcome, value in lines}
+
+    return read
+
+
+def test_clips_and_their_seconds_are_counted(models, signals, read):
+    before = read()
+    signal = next(iter(signals.values()))
+    rows = {"SIGNAL": np.stack([signal, signal * np.nan]), "SIGNAL_LENGTH": np.full((2, 1), len(signal), np.int32)}
+    models.infer(f"{MODEL}_pcm", **rows)
+    moved = {name: value - before[name] for name, value in read().items() if value != before[name]}
+    assert moved["clips ok"] == 1
+    assert moved["clips not_finite"] == 1
+    assert moved["audio_seconds"] == pytest.approx(len(signal) / RATE_HZ, abs=0.05)
+    assert moved["delivered_frames"] == moved["frames"] > 0  # equal rows need no padding
+    assert set(moved) == {"clips ok", "clips not_finite", "audio_seconds", "delivered_frames", "frames"}
+
+
+def test_every_outcome_is_there_from_the_start(read):
+    assert {name for name in read() if name.startswith("clips")} == {
+        f"clips {outcome}" for outcome in ("ok", "no_samples", "too_long", "not_finite", "other")
+    }
