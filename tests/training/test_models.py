@@ -4,9 +4,10 @@ import pytest
 import torch
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import load_config
+from carnelian_training.models import masked, network
 from carnelian_training.models.blocks import StageConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig, JasperStageConfig
-from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
+from carnelian_training.models.masked import FOLD, Mask, MaskedBatchNorm, MaskedConv
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from torch.nn import functional as F
 
@@ -165,3 +166,25 @@ def test_dense_blocks_come_in_a_row():
     with pytest.raises(ValueError, match="residual ones in a row"):
         JasperConfig(stages=tuple(stages))
     JasperConfig(stages=tuple(stages), dense=False)
+
+
+@pytest.mark.parametrize("lengths", [(50, 50), (47, 31)])
+def test_folding_time_into_small_batches_changes_no_score_and_no_gradient(lengths, monkeypatch):
+    torch.manual_seed(0)
+    stages = (
+        StageConfig(filters=8, kernel=5, stride=2, residual=False),
+        StageConfig(filters=8, kernel=5, repeat=2),
+        StageConfig(filters=12, kernel=1, residual=False, separable=False),
+    )
+    model = QuartzNet(QuartzNetConfig(stages=stages), 5).train()
+    features, weights = torch.randn(2, 64, 50), torch.randn(2, 25, 5)
+    results = []
+    for fold in (FOLD, 0):
+        for module in (masked, network):
+            monkeypatch.setattr(module, "FOLD", fold)
+        log_probs, frames = model(features, torch.tensor(lengths))
+        real = torch.arange(25) < frames[:, None]
+        loss = (log_probs * weights)[real].sum()
+        results.append((log_probs[real], *torch.autograd.grad(loss, list(model.parameters()))))
+    for folded, plain in zip(*results, strict=True):
+        torch.testing.assert_close(folded, plain, atol=1e-4, rtol=1e-4)

@@ -2,7 +2,7 @@
 
 oneDNN computes the result and the input's gradient of a depthwise convolution near the machine's floor, but its weight
 gradient takes several times as long as both, up to 20 times with QuartzNet's wide kernels: it was most of a training
-step. `perf/results/training_step.json` has the ratios.
+step. `perf/results/quartznet_15x5_training.md` has the ratios.
 """
 
 import functools

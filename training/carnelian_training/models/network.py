@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carnelian_training.models.blocks import StackConfig, initialise
-from carnelian_training.models.masked import Mask, MaskedConv, strided
+from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
 
 
 class CtcNetwork(nn.Module):
@@ -39,6 +39,9 @@ class CtcNetwork(nn.Module):
         mask = Mask.from_lengths(lengths, features.shape[2])
         # Not -(-a // b): ONNX rounds the quotients of negative integers up.
         log_prob_frames = (features.shape[2] + self.config.stride - 1) // self.config.stride
+        if self.training and features.device.type == "cpu" and len(features) < FOLD:
+            features = F.pad(features, (0, -features.shape[2] % (FOLD * self.config.body_stride)))
+            mask = Mask.from_lengths(lengths, features.shape[2])
         log_probs = self.score(features, mask)[:, :log_prob_frames]
         return log_probs, strided(lengths, self.config.stride)
 
