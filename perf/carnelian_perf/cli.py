@@ -154,6 +154,58 @@ def loading(
     print(f"loading is {reading.rate / training.rate:.0f} times as fast\nwrote {out}")
 
 
+@app.command()
+def training(
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml."),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="a.b=value, over the file; repeatable."),
+    ] = None,
+    batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
+    precisions: Annotated[str, typer.Option(help="Of fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
+    processes: Annotated[str, typer.Option(help="How many processes; the batch of each stays (weak scaling).")] = "1",
+    duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 7.0,
+    steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
+    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_training.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make the table of this raw file."),
+    ] = None,
+) -> None:
+    """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
+
+    Cells that need a GPU, or more of them, say "not run" where there is none.
+    """
+    from carnelian_perf.render_training import render as render_table
+
+    if render is not None:
+        _check_file("--render", render)
+    elif config is None:
+        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
+    else:
+        from carnelian_training.config import load_config
+
+        from carnelian_perf.training import PRECISIONS, Work, grid, run
+
+        names = precisions.split(",")
+        if not set(names) <= set(PRECISIONS):
+            raise typer.BadParameter(f"--precisions must be of {', '.join(PRECISIONS)}, but are {precisions!r}")
+        cells = grid(_counts("--batches", batches), names, _counts("--processes", processes))
+        settings = load_config(config, tuple(overrides or ()))
+        render = out or Path("perf/results") / f"{settings.name}_training.json"
+        run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
+    page = render_table(render)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
@@ -162,7 +214,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching]`", error)
+        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,training]`", error)
     except (ValueError, OSError, RuntimeError) as error:
         _fail(str(error), error)
 
@@ -170,6 +222,13 @@ def main() -> None:
 def _fail(message: str, cause: Exception) -> None:
     logging.getLogger("carnelian-perf").error("%s", message)
     raise SystemExit(1) from cause
+
+
+def _counts(option: str, text: str) -> list[int]:
+    counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if min(counts) < 1:
+        raise typer.BadParameter(f"{option} must be positive numbers with commas between them, but is {text!r}")
+    return counts
 
 
 def _check_file(option: str, path: Path) -> None:

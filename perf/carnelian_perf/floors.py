@@ -1,0 +1,92 @@
+"""What a training step cannot do without, and how fast this machine could at best do it."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from carnelian_training.checkpoint import build_model
+from carnelian_training.config import Config
+from carnelian_training.features import SAMPLE_RATE_HZ
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def find_floor(config: Config, duration_s: float, batch: int, precision: str) -> dict[str, float]:
+    """Count operations and bytes of a step on `batch` clips of `duration_s` seconds.
+
+    Operations: those of the convolutions (a multiplication and an addition are two), once forward and twice backward.
+    Bytes: going forward each convolution reads its input and writes its result once, going backward twice as much, in
+    the precision's own width; the weights move eight times in float32, five of them for the optimiser. All else
+    (normalisation, activations, loss) could be done on the way.
+
+    Returns:
+        `gflop` and `gbyte`.
+    """
+    operations = elements = 0
+    with torch.device("meta"):
+        network = build_model(config).eval()
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+        nonlocal operations, elements
+        assert isinstance(module, nn.Conv2d)
+        operations += 2 * result.numel() // result.shape[1] * module.weight.numel()
+        elements += inputs[0].numel() + result.numel()
+
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(count)
+    frames = round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
+    features = torch.empty(1, config.model.num_mels, frames, device="meta")
+    network(features, torch.empty(1, dtype=torch.int64, device="meta"))
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    width = 2 if precision in DTYPES else 4
+    return {
+        "gflop": 3 * batch * operations / 1e9,
+        "gbyte": (3 * batch * elements * width + 8 * weights * 4) / 1e9,
+    }
+
+
+def measure_peak(precision: str, seconds: float = 0.3) -> float:
+    """The best rate of a 1x1 convolution, GFLOP/s: what most of a step's operations are.
+
+    The best, not the median: it stands for what the machine can do when nothing disturbs it.
+    """
+    device = _device()
+    batch, channels = (512, 2048) if device.type == "cuda" else (64, 512)
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    dtype = DTYPES.get(precision, torch.float32)
+    x = torch.randn(batch, channels, 1, 64, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+    weight = torch.randn(channels, channels, 1, 1, device=device, dtype=dtype)
+    return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device, seconds) / 1e9
+
+
+def measure_bandwidth(seconds: float = 0.3) -> float:
+    """The best rate of copying far more than caches hold, GB/s read and written."""
+    device = _device()
+    source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / _best_s(lambda: target.copy_(source), device, seconds) / 1e9
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _best_s(work: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < deadline:
+        started = _clock_s(device)
+        work()
+        times.append(_clock_s(device) - started)
+    return min(times)
+
+
+def _clock_s(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time() / torch.get_num_threads()  # what others take of the cores does not count

@@ -1,0 +1,133 @@
+"""QuartzNet as one first writes it in PyTorch: `Conv1d` over [batch, channels, frames]. A baseline to be faster than.
+
+It is no straw man: the same parameters by the same names, the same masks, batch statistics over real frames alone, the
+same loss to float32 rounding; only the form is that of the DeepLearningExamples and NeMo code. A test holds outputs
+and gradients to those of `carnelian_training.models.quartznet`.
+"""
+
+import torch
+from carnelian_training.models.blocks import StageConfig
+from carnelian_training.models.quartznet import QuartzNetConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class SameConv1d(nn.Conv1d):
+    """A "same" convolution of a batch whose padding is zero."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> None:
+        padding = dilation * (kernel - 1) // 2
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+        )
+
+
+class MaskedBatchNorm1d(nn.BatchNorm1d):
+    """Batch normalisation of [batch, channels, frames] whose statistics see real frames only."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, eps=1e-3, momentum=0.1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalise the frames of `mask` [batch, frames] bool; the others become zero."""
+        if bool(mask.all()):
+            return super().forward(x)
+        rows = x.transpose(1, 2)
+        full = torch.zeros_like(rows)
+        full[mask] = super().forward(rows[mask])
+        return full.transpose(1, 2)
+
+
+class PlainSubBlock(nn.Module):
+    """As `SubBlock`."""
+
+    def __init__(self, in_channels: int, stage: StageConfig, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        kernel, dilation = stage.kernel, stage.dilation
+        self.depthwise: SameConv1d | None = None
+        if stage.separable:
+            self.depthwise = SameConv1d(
+                in_channels, in_channels, kernel, stride=stride, dilation=dilation, groups=in_channels
+            )
+            self.pointwise = SameConv1d(in_channels, stage.filters, 1)
+        else:
+            self.pointwise = SameConv1d(in_channels, stage.filters, kernel, stride=stride, dilation=dilation)
+        self.norm = MaskedBatchNorm1d(stage.filters)
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform `x` [batch, in_channels, frames]."""
+        if self.depthwise is not None:
+            x = self.depthwise(x)
+        x = self.pointwise(x)
+        if self.stride > 1:
+            mask = mask[:, :: self.stride]
+        return self.norm(x, mask), mask
+
+
+class PlainBlock(nn.Module):
+    """As `Block`."""
+
+    def __init__(self, in_channels: int, stage: StageConfig) -> None:
+        super().__init__()
+        self.dropout = stage.dropout
+        channels = [in_channels] + [stage.filters] * (stage.repeat - 1)
+        self.sub_blocks = nn.ModuleList(
+            PlainSubBlock(size, stage, stage.stride if i == 0 else 1) for i, size in enumerate(channels)
+        )
+        self.projection = SameConv1d(in_channels, stage.filters, 1) if stage.residual else None
+        self.projection_norm = MaskedBatchNorm1d(stage.filters) if stage.residual else None
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform `x` [batch, in_channels, frames], zero in its padding."""
+        block_input = x
+        for i, sub_block in enumerate(self.sub_blocks):
+            if i > 0:
+                x = F.dropout(F.relu(x), self.dropout, self.training)
+            x, mask = sub_block(x, mask)
+        if self.projection is not None and self.projection_norm is not None:
+            x = x + self.projection_norm(self.projection(block_input), mask)
+        return F.dropout(F.relu(x), self.dropout, self.training), mask
+
+
+class PlainQuartzNet(nn.Module):
+    """As `QuartzNet`: the same parameters by the same names, without the axis of height 1."""
+
+    def __init__(self, config: QuartzNetConfig, num_labels: int) -> None:
+        super().__init__()
+        self.config = config
+        blocks = []
+        channels: int = config.num_mels
+        for stage in config.stages:
+            for _ in range(stage.blocks):
+                blocks.append(PlainBlock(channels, stage))
+                channels = stage.filters
+        self.blocks = nn.ModuleList(blocks)
+        self.head = SameConv1d(channels, num_labels * config.head_frames, 1, bias=True)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As `QuartzNet.forward`: [batch, mels, frames] -> [batch, frames', labels] log-probabilities."""
+        mask = torch.arange(features.shape[2], device=lengths.device) < lengths[:, None]
+        x = features.masked_fill(~mask[:, None, :], 0.0)
+        for block in self.blocks:
+            x, mask = block(x, mask)
+        logits = self.head(x).transpose(1, 2)
+        logits = logits.reshape(logits.shape[0], -1, logits.shape[2] // self.config.head_frames)
+        return F.log_softmax(logits.float(), dim=2), (lengths + self.config.stride - 1) // self.config.stride

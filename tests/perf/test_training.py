@@ -1,0 +1,136 @@
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_perf.cli import main
+from carnelian_perf.floors import find_floor
+from carnelian_perf.render_training import published
+from carnelian_perf.training import OURS, PLAIN, Cell, Result, Work, grid, measure, read, take_steps
+from carnelian_training.config import config_from_dict
+from carnelian_training.distributed import Process
+
+RESULTS = Path(__file__).parents[2] / "perf" / "results"
+STAGES = [{"filters": 16, "kernel": 5, "stride": 2, "residual": False}, {"filters": 16, "kernel": 5, "repeat": 2}]
+TREE = {"name": "quartznet_15x5", "model": {"name": "quartznet", "stages": STAGES}}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(TREE))
+    return path
+
+
+def run(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr("sys.argv", ["carnelian-perf", "training", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return exit_.value.code
+
+
+def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_path, monkeypatch):
+    raw = tmp_path / "raw.json"
+    arguments = ["--batches", "1,2", "--precisions", "fp32,fp16", "--duration", "1", "--steps", "2", "--out", raw]
+    assert run(monkeypatch, tiny, *arguments) == 0
+    page = raw.with_suffix(".md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert sum(row.startswith(f"| {OURS} | fp32") for row in rows) == 2
+    assert sum(row.startswith(f"| {PLAIN} | fp32") for row in rows) == 2
+    assert sum("not run: no GPU" in row for row in rows) == 4
+    assert len({row.count("|") for row in rows if row.startswith((f"| {OURS}", f"| {PLAIN}"))}) == 1
+    assert "| NVIDIA DGX A100 (8x A100 80GB) | amp | 48 | 1 | 89.69 |" in rows
+    assert "Published by others" in page
+    assert "times as fast as plain `Conv1d`" in page
+    assert run(monkeypatch, "--render", raw) == 0
+    assert raw.with_suffix(".md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "must be named"),
+        (["tiny.yaml", "--batches", "1,x"], "--batches"),
+        (["tiny.yaml", "--precisions", "fp64"], "--precisions"),
+    ],
+)
+def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, monkeypatch, capsys):
+    assert run(monkeypatch, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_no_raw_file_is_refused(tmp_path):
+    path = tmp_path / "raw.json"
+    path.write_text('{"results": [{}]}')
+    with pytest.raises(ValueError, match="must be a raw file"):
+        read(path)
+
+
+def test_two_processes_scale_weakly(tiny, tmp_path, monkeypatch):
+    raw = tmp_path / "raw.json"
+    arguments = ["--processes", "1,2", "--precisions", "fp32", "--batches", "2", "--duration", "1", "--steps", "2"]
+    assert run(monkeypatch, tiny, *arguments, "--out", raw) == 0
+    results = read(raw)[1]
+    together = next(result for result in results if result.cell.processes == 2)
+    assert len(together.wall_s) == len(together.losses) == 2
+    rows = raw.with_suffix(".md").read_text().splitlines()
+    row = next(line for line in rows if line.startswith(f"| {OURS} | fp32 | 2 | 2"))
+    assert row.endswith("%) |")
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
+def test_the_baseline_takes_the_same_steps(precision, tolerance):
+    config = config_from_dict(TREE, "test")
+    work = Work(duration_s=1.0, steps=3)
+    losses = []
+    for form in (OURS, PLAIN):
+        cell = Cell(form=form, precision=precision, batch=3)
+        steps = take_steps(config, cell, work, Process(torch.device("cpu")))
+        losses.append([loss for _, _, loss in islice(steps, 3)])
+    assert losses[0] == pytest.approx(losses[1], rel=tolerance)
+    assert losses[0][2] < losses[0][0]
+
+
+def test_a_cell_that_does_not_fit_is_not_run(monkeypatch):
+    def refuse(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("carnelian_perf.training.optimise", refuse)
+    results = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
+    assert {result.not_run for result in results} == {"not run: out of memory"}
+
+
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("tf32", 4), ("bf16", 2)])
+def test_the_floor_counts_operations_and_bytes(precision, width):
+    stages = [{"filters": 8, "kernel": 3, "residual": False, "separable": False}]
+    config = config_from_dict({"name": "x", "model": {"name": "quartznet", "stages": stages}}, "test")
+    frames, batch, labels = 100, 2, len(config.labels) + 1
+    multiplications = frames * (64 * 8 * 3 + 8 * labels)  # the convolution and the head
+    moved = frames * (64 + 8 + 8 + labels)
+    weights = 64 * 8 * 3 + 8 * labels + labels + 2 * 8
+    floor = find_floor(config, 1.0, batch, precision)
+    assert floor["gflop"] == pytest.approx(3 * batch * 2 * multiplications / 1e9)
+    assert floor["gbyte"] == pytest.approx((3 * batch * moved * width + 8 * weights * 4) / 1e9)
+
+
+def test_rates_are_of_all_processes_by_the_median_step():
+    result = Result(cell=Cell(form=OURS, precision="fp32", batch=4, processes=2), wall_s=[1.0, 2.0, 9.0])
+    assert result.utterances_per_s() == 4.0
+
+
+def test_the_baseline_runs_where_it_can_be_compared():
+    cells = grid([4], ["fp32"], [1, 2])
+    assert [(cell.form, cell.processes) for cell in cells] == [(OURS, 1), (PLAIN, 1), (OURS, 2)]
+    jasper = replace(cells[1], batch=1).why_not
+    stages = [{"filters": 8, "kernel": 3, "residual": False}]
+    config = config_from_dict({"name": "x", "model": {"name": "jasper", "stages": stages}}, "test")
+    assert jasper(config) == "not run: the baseline is a QuartzNet"
+
+
+@pytest.mark.parametrize("model", ["quartznet_15x5", "jasper_10x5dr"])
+def test_published_rows_are_numbers(model):
+    rows = published(model)
+    assert rows
+    assert all(float(row["throughput"]) > 0 for row in rows)
