@@ -58,7 +58,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, 
         loaded.extend(islice(reader, batches))
         return _audio_s(loaded[1:])
 
-    with _one_thread():
+    with threads(1):
         loading = _cost(read)
         training = _cost(_trainer(config, loaded[: steps + 1]))
     record = {
@@ -110,10 +110,11 @@ def _audio_s(batches: list[Batch]) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch use `count` threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

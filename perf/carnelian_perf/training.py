@@ -38,6 +38,7 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from carnelian_perf.floors import find_floor, measure_bandwidth, measure_peak
+from carnelian_perf.loading import threads
 from carnelian_perf.machine import describe_machine, find_commit, measure_busy_cores
 from carnelian_perf.plain import PlainQuartzNet
 
@@ -115,7 +116,6 @@ def grid(batches: list[int], precisions: list[str], processes: list[int]) -> lis
 
 def measure(config: Config, cells: list[Cell], work: Work) -> list[Result]:
     """Time the steps of each cell; cells that differ in form alone take turns."""
-    torch.set_num_threads(work.threads)
     results = [Result(cell=cell, not_run=cell.why_not(config)) for cell in cells]
     runnable = [result for result in results if result.not_run is None]
     for (_, _, processes), group in itertools.groupby(
@@ -216,9 +216,11 @@ def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
 
 def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
     """Measure the cells and write the raw file."""
-    busy = measure_busy_cores()
-    results = measure(config, cells, work)
-    precisions = sorted({result.cell.precision for result in results if result.not_run is None})
+    busy, commit = measure_busy_cores(), find_commit()
+    with threads(work.threads):
+        results = measure(config, cells, work)
+        ran = sorted({result.cell.precision for result in results if result.not_run is None})
+        peaks, bandwidth = {precision: measure_peak(precision) for precision in ran}, measure_bandwidth()
     machine = describe_machine()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
@@ -229,14 +231,14 @@ def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
         "model": config.name,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
+        "commit": commit,
         "machine": machine,
         "versions": versions,
         "others_busy_cores": busy,
         "compiled": config.loop.compile,
         "work": dataclasses.asdict(work),
-        "gflop_per_s": {precision: measure_peak(precision) for precision in precisions},
-        "gbyte_per_s": measure_bandwidth(),
+        "gflop_per_s": peaks,
+        "gbyte_per_s": bandwidth,
         "floors": [
             {"precision": p, "batch": b, **find_floor(config, work.duration_s, b, p)}
             for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
