@@ -73,6 +73,15 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
+        ("labels=[]", "`labels` must hold one character at least"),
+        ("data.min_duration_s=20", "`min_duration_s` must be at most `max_duration_s`, 16.7, but is 20"),
+        ("augment.frequency_masks=-1", "`frequency_masks` must not be negative, but is -1"),
+        ("augment.dither=.nan", "`dither` must not be negative, but is nan"),
+        ("augment.time_mask_share=2", "`time_mask_share` must be within 0 to 1"),
+        ("optimizer.lr=.nan", "`lr` must be positive, but is nan"),
+        ("optimizer.warmup_steps=-1", "`warmup_steps` must not be negative"),
+        ("optimizer.betas=[1.0, 0.5]", "`betas` must be at least 0 and below 1"),
+        ("loop.checkpoint_every_s=0", "`checkpoint_every_s` must be positive"),
     ],
 )
 def test_wrong_overrides_say_what_is_wrong(config_file, override, message):
@@ -84,6 +93,9 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
         load_config(tmp_path / "absent.yaml")
     broken = tmp_path / "broken.yaml"
+    broken.write_bytes("name: é".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"broken\.yaml: cannot be read as YAML"):
+        load_config(broken)
     broken.write_text("a: [")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
         load_config(broken)

@@ -118,6 +118,8 @@ def test_folded_dilation_equals_a_dilated_convolution(frames, dilation):
         ({"filters": 8, "kernel": 4}, "`kernel` must be odd"),
         ({"filters": 8, "kernel": 3, "stride": 2}, "keeps the frame rate"),
         ({"filters": 0, "kernel": 3}, "`filters` must be at least 1"),
+        ({"filters": 8, "kernel": 3, "dropout": 1.0}, "`dropout` must be at least 0 and below 1"),
+        ({"filters": 8, "kernel": 3, "stride": 2, "dilation": 2}, "only one of `stride` and `dilation`"),
     ],
 )
 def test_impossible_stages_are_refused(wrong, message):

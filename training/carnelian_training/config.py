@@ -1,5 +1,6 @@
 """The configuration tree and its loader: one YAML file, only what differs from the defaults, no unknown keys."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +54,13 @@ class DataConfig:
     """Batches that DALI works on ahead of training."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_s", "device_batch_s", "num_threads", "prefetch_batches"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"`{name}` must be positive, but is {value}")
+        _check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches", "max_duration_s")
+        _check_not_negative(self, "min_duration_s")
+        if self.min_duration_s > self.max_duration_s:
+            raise ValueError(
+                f"`min_duration_s` must be at most `max_duration_s`, {self.max_duration_s:g}, "
+                f"but is {self.min_duration_s:g}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +125,12 @@ class AugmentConfig:
         if not all(0.5 <= factor <= 2.0 for factor in self.speed_factors):
             raise ValueError(f"`speed_factors` must be within 0.5 to 2.0, but are {list(self.speed_factors)}")
         _check_range("gain_db", self.gain_db, -60.0, 60.0)
-        if self.dither < 0.0:
-            raise ValueError(f"`dither` must not be negative, but is {self.dither}")
+        _check_not_negative(self, "dither", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames")
+        _check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames")
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
         _check_probability("speed_probability", self.speed_probability)
+        _check_probability("time_mask_share", self.time_mask_share)
 
     @property
     def fastest(self) -> float:
@@ -163,14 +168,14 @@ class OptimizerConfig:
                 "`betas` must suit AdamW, for example [0.9, 0.98] (the default is NovoGrad's), "
                 f"but are {list(self.betas)}"
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"`betas` must be at least 0 and below 1, but are {list(self.betas)}")
         for name in ("decay", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, but is {value}")
-        for name in ("lr", "lr_batch_s", "decay_steps", "max_grad_norm"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"`{name}` must be positive, but is {value}")
+        _check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm")
+        _check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +238,8 @@ class LoopConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, but is {value}")
+        _check_positive(self, "checkpoint_every_s")
+        _check_not_negative(self, "max_skipped_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +260,8 @@ class Config:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
+        if not self.labels:
+            raise ValueError("`labels` must hold one character at least, but is empty")
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
         if wrong:
             raise ValueError(f"`labels` must be distinct single characters, but these are not: {wrong}")
@@ -265,6 +274,20 @@ class Config:
             absent = [i for i in freeze.stages if i not in stages] if freeze.stages != "body" else []
             if absent:
                 raise ValueError(f"`init.freeze` must name stages of 0 to {stages[-1]}, but names {absent}")
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be positive, but is {value}")
+
+
+def _check_not_negative(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"`{name}` must not be negative, but is {value}")
 
 
 def _check_probability(name: str, found: float) -> None:
@@ -288,8 +311,8 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         ConfigError: with every unknown key and wrong value, by path.
     """
     try:
-        tree = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")

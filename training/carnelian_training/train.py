@@ -90,7 +90,8 @@ def train(config: Config, directory: Path) -> None:
             if config.data.dev is not None and not state.step:
                 check_for_evaluation(config.data.dev, config.data.num_threads)
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / f"{config.name}.yaml").write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False))
+            resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
+            (directory / f"{config.name}.yaml").write_text(resolved, encoding="utf-8")
 
         report = Report(directory, config, state.step, enabled=process.leads)
         stop = False

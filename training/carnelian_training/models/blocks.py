@@ -39,6 +39,12 @@ class StageConfig:
         for name in ("filters", "kernel", "blocks", "repeat", "stride", "dilation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` must be at least 0 and below 1, but is {self.dropout}")
+        if self.stride > 1 and self.dilation > 1:
+            raise ValueError(
+                f"only one of `stride` and `dilation` may be above 1, but they are {self.stride} and {self.dilation}"
+            )
         if self.residual and self.stride > 1:
             raise ValueError(
                 f"a residual block keeps the frame rate: set `residual: false` or `stride: 1` (is {self.stride})"
