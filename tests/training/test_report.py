@@ -68,6 +68,9 @@ def test_the_log_line_has_the_same_fields_in_the_same_order(tiny_config, tmp_pat
     fields = [field.partition("=")[0] for field in caplog.messages[0].split() if "=" in field]
     assert fields == ["step", "epoch", "loss", "lr", "grad_norm", "utterances_per_s", "audio_s_per_s"]
     assert "loss=2 " in caplog.messages[0]
+    with caplog.at_level(logging.INFO):
+        report.log(1_234_567, 0, lr=0.01, grad_norm=0.5)
+    assert caplog.messages[-1].startswith("step=1234567 ")
     assert caplog.messages[1] == "step=3       dev_wer=33.33% dev_cer=8.33%"
     assert caplog.messages[2] == "reference: one two\n    heard: one too"
 

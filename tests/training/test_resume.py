@@ -117,6 +117,11 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     assert state.step == 1
     assert "tiny-00000002.pt cannot be read" in caplog.text
     assert "falling back to the checkpoint before it" in caplog.text
+    rotten = bytearray(whole)
+    rotten[len(whole) // 2] ^= 1
+    (tmp_path / "tiny-00000002.pt").write_bytes(rotten)
+    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert "does not have its checksum" in caplog.text
     (tmp_path / "tiny-00000001.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of 2 checkpoints"):
         newest(tmp_path, config)

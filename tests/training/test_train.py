@@ -129,3 +129,12 @@ def test_exit_status(monkeypatch, arguments, status):
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == status
+
+
+def test_what_float16_cannot_hold_is_published_as_it_is(tiny_config, tmp_path):
+    model = checkpoint.build_model(tiny_config)
+    variance = model.blocks[0].sub_blocks[0].norm.running_var.fill_(1e5)
+    checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})
+    checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "published.pt")
+    _, published = checkpoint.load_model(tmp_path / "published.pt")
+    assert torch.equal(published.blocks[0].sub_blocks[0].norm.running_var, variance)

@@ -1,6 +1,7 @@
 """Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,13 @@ def load(path: Path) -> tuple[Config, dict[str, Any]]:
         CheckpointError: The file cannot be read or is not a checkpoint of ours.
     """
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
+            damaged = archive.testzip()
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+    if damaged is not None:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {damaged} does not have its checksum")
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of carnelian-train, format 1, but is not")
     return config_from_dict(content["config"], str(path)), content
@@ -89,7 +94,13 @@ def load_model(path: Path) -> tuple[Config, CtcNetwork]:
 
 
 def publish(source: Path, target: Path) -> None:
-    """Strip what only resuming needs and halve the weights to float16, batch-norm statistics included."""
+    """Strip what only resuming needs and halve the weights to float16, batch-norm statistics included.
+
+    A tensor with a value that float16 cannot hold, above 65504, stays as it is.
+    """
     config, content = load(source)
-    weights = {name: t.half() if t.is_floating_point() else t for name, t in content["weights"].items()}
+    weights = {}
+    for name, tensor in content["weights"].items():
+        half = tensor.half() if tensor.is_floating_point() else tensor
+        weights[name] = half if half.isfinite().all() else tensor
     save(target, config, weights, results=content["results"])

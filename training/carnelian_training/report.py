@@ -22,7 +22,6 @@ from carnelian_training.plot import draw, read_metrics
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-LINE = "step=%-7d epoch=%-3d loss=%-8.4f lr=%-9.3g grad_norm=%-7.3g utterances_per_s=%-7.1f audio_s_per_s=%.1f"
 SAMPLES = 2  # transcripts shown at each evaluation
 
 
@@ -87,7 +86,9 @@ class Report:
         if self.bar is not None:
             self.bar.set_postfix(loss=record["loss"], audio_s_per_s=record["audio_s_per_s"])
         else:
-            logger.info(" ".join(f"{key}={value:<8.5g}" for key, value in record.items()))
+            # Counts in full, however large.
+            fields = [f"{key}={value:<{'8' if isinstance(value, int) else '8.5g'}}" for key, value in record.items()]
+            logger.info(" ".join(fields))
         self._record(record)
         self.restart_clock()
 

@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -73,7 +74,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
                 name = PurePosixPath(member.name).name
                 if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
                     parts[name] = file.read()
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise CheckpointError(f"{path} must be a tar archive, as .nemo files are, but is not: {error}") from error
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in parts:

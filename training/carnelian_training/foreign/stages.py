@@ -57,7 +57,7 @@ def _stage(block: Options, kernel_key: str, where: str) -> Options:
     kernel = int(single(block[kernel_key], f"{where}, `{kernel_key}`") * block.get("kernel_size_factor", 1.0))
     return {
         "filters": block["filters"],
-        "kernel": kernel + 1 if "kernel_size_factor" in block and kernel % 2 == 0 else kernel,
+        "kernel": kernel + 1 if kernel_key == "kernel" and kernel % 2 == 0 else kernel,  # as NeMo rounds
         "repeat": repeat,
         "stride": stride,
         "dilation": single(block["dilation"], f"{where}, `dilation`"),
