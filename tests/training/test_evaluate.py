@@ -58,6 +58,17 @@ def test_evaluation_does_not_depend_on_the_batch_size(tiny_config):
     assert results[0].error_rates().clips == 6
 
 
+def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, monkeypatch):
+    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, batch_s=14400))
+    clips = [Clip(Path(f"{i}.wav"), 10.0, "a") for i in range(200)]
+    planned = []
+    monkeypatch.setattr("carnelian_training.evaluate.clips_to_evaluate", lambda manifest: clips)
+    monkeypatch.setattr("carnelian_training.evaluate.load", lambda batches, *_: planned.extend(batches) or iter(()))
+    with pytest.raises(ValueError, match="shorter"):  # nothing is heard
+        evaluate(checkpoint.build_model(config), config, CLIPS)
+    assert max(map(len, planned)) == 60
+
+
 def test_two_processes_hear_every_clip_once(tmp_path, command):
     status, alone = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
     script = tmp_path / "evaluate.py"
@@ -138,3 +149,39 @@ def test_what_is_written_can_be_read_as_a_manifest(heard, tmp_path):
     heard.write(tmp_path / "heard.jsonl")
     clips = read_manifest(tmp_path / "heard.jsonl")
     assert [clip.extra["pred_text"] for clip in clips] == list(heard.transcripts)
+    assert [clip.audio_filepath for clip in clips] == [clip.audio_filepath.absolute() for clip in heard.clips]
+
+
+def test_segments_stay_segments_in_what_is_written(tmp_path):
+    clip = Clip(tmp_path / "sounds" / "long.wav", 1.0, "one", offset=2.5)
+    Evaluation([clip], ["one"], {0: "refused"}).write(tmp_path / "heard.jsonl")
+    (found,) = read_manifest(tmp_path / "heard.jsonl")
+    assert found == clip
+    assert found.extra == {"pred_text": "one", "error": "refused"}
+    assert '"sounds/long.wav"' in (tmp_path / "heard.jsonl").read_text()
+
+
+def test_a_server_hears_segments_as_a_checkpoint_does(server, tmp_path, command):
+    clip = CLIPS.parent / "letter.wav"
+    line = {"audio_filepath": str(clip), "text": "two words"}
+    lines = [line | {"offset": 1.0, "duration": 1.5}, line | {"offset": 99.0, "duration": 1.5}]
+    (tmp_path / "one.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert command(DEMO, tmp_path / "one.jsonl", "--out", tmp_path / "offline.jsonl")[0] == 0
+    assert command("--url", server.grpc_url, tmp_path / "both.jsonl", "--out", tmp_path / "served.jsonl")[0] == 1
+    assert predictions(tmp_path / "served.jsonl") == [*predictions(tmp_path / "offline.jsonl"), ""]
+    assert "error" in json.loads((tmp_path / "served.jsonl").read_text().splitlines()[1])
+
+
+def test_sources_may_be_numbers_or_missing(tmp_path):
+    texts = [("one", 1), ("two", None), ("three", "1")]
+    clips = [Clip(Path("a.wav"), 1.0, text, {"source": source}) for text, source in texts]
+    evaluation = Evaluation(clips, ["one", "two", "four"])
+    assert evaluation.sources() == ["1"]
+    assert evaluation.error_rates("1").clips == 2
+
+
+def test_another_toolkits_checkpoint_is_evaluated_as_it_is(command):
+    status, printed = command(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
+    assert status == 0
+    assert "6 clips" in printed

@@ -38,7 +38,7 @@ def fit(
 def evaluate(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="A checkpoint of `fit` or `publish`, then NeMo JSON lines; with --url these alone."),
+        typer.Argument(help="A checkpoint, ours or another toolkit's, then NeMo JSON lines; with --url these alone."),
     ],
     url: Annotated[
         str | None, typer.Option(help="Evaluate a running server instead: host:port of its gRPC endpoint.")
@@ -64,8 +64,8 @@ def evaluate(
 
         evaluation = evaluate_served(url, model, paths[0])
     else:
-        from carnelian_training.checkpoint import load_model
         from carnelian_training.evaluate import evaluate as run
+        from carnelian_training.foreign.sources import load_model
 
         config, network = load_model(paths[0])
         with joined() as process:

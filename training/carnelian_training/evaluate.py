@@ -4,10 +4,9 @@ In: a model and a manifest; each of several processes hears its share. Out, in e
 `served.py` has the same of a running server.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,11 @@ from carnelian_training.config import Config
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, load
-from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.models.network import CtcNetwork
+
+MOST_S = 600.0
+"""Seconds of audio in a batch, padding included: a step of training may be of many devices, evaluation of a laptop."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Evaluation:
         pairs = [
             (clip.text, transcript)
             for clip, transcript in zip(self.clips, self.transcripts, strict=True)
-            if source is None or clip.extra.get("source") == source
+            if source is None or _source(clip) == source
         ]
         references, transcripts = map(list, zip(*pairs, strict=True))
         words = jiwer.process_words(references, transcripts)
@@ -79,7 +81,7 @@ class Evaluation:
 
     def sources(self) -> list[str]:
         """The distinct `source` fields, in order of appearance."""
-        return list(dict.fromkeys(str(clip.extra["source"]) for clip in self.clips if "source" in clip.extra))
+        return [source for source in dict.fromkeys(map(_source, self.clips)) if source is not None]
 
     def mistakes(self, most: int) -> Mistakes:
         """The `most` frequent substitutions, deletions and insertions of words, and the `most` worst clips."""
@@ -113,17 +115,21 @@ class Evaluation:
 
     def write(self, path: Path) -> None:
         """Write JSON lines: those of the manifest with `pred_text`, and `error` where a clip failed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            for i, (clip, transcript) in enumerate(self._pairs()):
-                row: dict[str, Any] = {"audio_filepath": str(clip.audio_filepath), "duration": clip.duration}
-                row |= {"text": clip.text, "pred_text": transcript, **clip.extra}
-                if i in self.failures:
-                    row["error"] = self.failures[i]
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        rows = []
+        for i, (clip, transcript) in enumerate(self._pairs()):
+            extra: dict[str, Any] = {**clip.extra, "pred_text": transcript}
+            if i in self.failures:
+                extra["error"] = self.failures[i]
+            rows.append(replace(clip, extra=extra))
+        write_manifest(path, rows)
 
     def _pairs(self) -> list[tuple[Clip, str]]:
         return list(zip(self.clips, self.transcripts, strict=True))
+
+
+def _source(clip: Clip) -> str | None:
+    source = clip.extra.get("source")
+    return None if source is None else str(source)
 
 
 def frame_duration_s(config: Config) -> float:
@@ -163,7 +169,7 @@ def evaluate(model: CtcNetwork, config: Config, manifest: Path, process: Process
     process = process or Process(device)
     clips = clips_to_evaluate(manifest)
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
-    batches = group([Item(clips[i]) for i in order], config.data.device_batch_s or config.data.batch_s)
+    batches = group([Item(clips[i]) for i in order], min(config.data.device_batch_s or config.data.batch_s, MOST_S))
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     heard: dict[int, str] = {}

@@ -3,9 +3,12 @@
 Training needs no client, so the SDK is imported here alone and when asked for; who evaluates a server has it.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from carnelian_training.evaluate import Evaluation, clips_to_evaluate
+from carnelian_training.loading import read_clip
+from carnelian_training.manifest import Clip
 
 CONCURRENCY = 8
 
@@ -30,10 +33,17 @@ def evaluate_served(url: str, model: str, manifest: Path) -> Evaluation:
             "(`pip install -e client` in the repository)"
         ) from error
     clips = clips_to_evaluate(manifest)
+    failed: dict[Clip, str] = {}
+
+    def recordings() -> Iterator[Path | bytes]:
+        for clip in clips:  # a segment of a longer file goes as a file of its own
+            yield clip.audio_filepath if clip.offset is None else read_clip(clip, failed).tobytes()
+
     with CarnelianClient(url, model=model) as client:
         if not client.is_ready():
             raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
-        outcomes = list(client.transcribe_many([clip.audio_filepath for clip in clips], concurrency=CONCURRENCY))
-    transcripts = [outcome.text if isinstance(outcome, Transcript) else "" for outcome in outcomes]
+        outcomes = list(client.transcribe_many(recordings(), concurrency=CONCURRENCY))
     failures = {i: str(outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Transcript)}
-    return Evaluation(clips, transcripts, failures)
+    failures |= {i: failed[clip] for i, clip in enumerate(clips) if clip in failed}
+    heard = [outcome.text if isinstance(outcome, Transcript) else "" for outcome in outcomes]
+    return Evaluation(clips, ["" if i in failures else text for i, text in enumerate(heard)], failures)
