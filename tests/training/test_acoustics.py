@@ -4,6 +4,7 @@ import random
 import numpy as np
 import pytest
 import soundfile
+import torch
 from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
 from carnelian_training.defects import Limits
@@ -120,13 +121,19 @@ def test_dither_is_drawn_per_clip_and_epoch_and_never_in_evaluation(tiny_config)
 
 
 @pytest.mark.parametrize("content", [b"no sound", b""])
-def test_a_broken_noise_is_the_configurations_fault_and_no_clips(tiny_config, sounds, content):
+def test_a_broken_noise_or_room_is_named_once_and_clips_go_without(tiny_config, sounds, content, caplog):
     (sounds / "noise" / "wide.wav").unlink()
     (sounds / "noise" / "deeper" / "narrow.flac").write_bytes(content)
+    soundfile.write(sounds / "rooms" / "hall.wav", np.zeros(100), 16000)
     clips = read_manifest(tiny_config.data.train[0].path)
-    plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 0.0), 0)
-    with pytest.raises(ConfigError, match=r"narrow\.flac must be a sound file"):
-        list(load(plan, FeatureSettings(), 1, skip=Limits.of(tiny_config)))
+    plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 1.0), 0)
+    clean = [[Item(item.clip) for item in items] for items in plan]
+    limits = Limits.of(tiny_config)
+    for heard, undisturbed in zip(*(load(p, FeatureSettings(), 1, skip=limits) for p in (plan, clean)), strict=True):
+        assert [item.clip for item in heard.items] == [item.clip for item in undisturbed.items]
+        torch.testing.assert_close(heard.features, undisturbed.features)
+    assert caplog.text.count("narrow.flac must be a sound file") == 1
+    assert caplog.text.count("hall.wav must be an impulse response") == 1
 
 
 def test_empty_noise_and_silent_rooms_are_refused(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
-from carnelian_training.defects import Limits
+from carnelian_training.defects import Limits, text_defect
 from carnelian_training.features import FeatureSettings
 from carnelian_training.loading import Item, deal, group, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
@@ -186,13 +186,30 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     bad = [
         Clip(Path("long.wav"), 99.0, "hello"),
         Clip(Path("letters.wav"), 2.0, "héllo"),
+        Clip(Path("other letters.wav"), 2.0, "hällo"),
         Clip(Path("dense.wav"), 0.5, "as fast as nobody can speak"),
-        Clip(Path("empty.wav"), 2.0, ""),
+        Clip(Path("empty.wav"), 2.0, " "),
     ]
     assert trainable([good, *bad], tiny_config) == [good]
-    assert "'é'" in caplog.text
+    assert "left out 2 of 6 clips: characters outside the labels: 'äé'" in caplog.text
     for reason in ("duration", "empty transcript", "a transcript longer than CTC can align"):
-        assert f"left out 1 of 5 clips: {reason}" in caplog.text
+        assert f"left out 1 of 6 clips: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Hello", " (the text's lower case is within them): 'H'"),
+        (
+            "e\N{COMBINING ACUTE ACCENT}",
+            " (the text's composed form, NFC, is within them): '\N{COMBINING ACUTE ACCENT}'",
+        ),
+        ("Ö", ": 'Ö'"),
+    ],
+)
+def test_other_characters_come_with_what_would_mend_them(tiny_config, text, words):
+    limits = Limits.of(dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "é")))
+    assert text_defect(Clip(Path("a.wav"), 2.0, text), limits) == f"characters outside the labels{words}"
 
 
 def test_masks_stay_in_their_limits_and_follow_the_generator():

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
 
 LINE = {"audio_filepath": "a/b.ogg", "duration": 1.5, "text": "hello"}
 
@@ -86,3 +86,14 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, found):
         read_manifest(path)
     assert str(path) in str(error.value)
     assert found in str(error.value)
+
+
+def test_a_line_that_is_not_utf_8_is_named_and_a_byte_order_mark_is_none(tmp_path):
+    path = tmp_path / "manifest.jsonl"
+    good = json.dumps(LINE | {"text": "é"}, ensure_ascii=False)
+    path.write_bytes(b"\xef\xbb\xbf" + good.encode() + b"\r\n" + good.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match=r"manifest\.jsonl, line 2: a line must be one JSON object"):
+        read_manifest(path)
+    clips, mistakes = read_manifest_leniently(path)
+    assert [clip.text for clip in clips] == ["é"]
+    assert len(mistakes) == 1

@@ -85,6 +85,18 @@ def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_confi
     assert out.count("dense.wav") == 1  # evaluation aligns nothing
 
 
+def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, monkeypatch, capsys, caplog):
+    (tmp_path / "none.jsonl").write_text("\n")
+    status, out = run(monkeypatch, capsys, tmp_path / "none.jsonl")
+    assert status == 1
+    assert "none.jsonl: no clips at all" in out
+    tree = config_to_dict(tiny_config)
+    tree["data"] = {}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
+    assert run(monkeypatch, capsys, tmp_path / "own.yaml")[0] == 1
+    assert "own.yaml must name manifests" in caplog.text
+
+
 def test_a_sound_manifest_passes(tmp_path, monkeypatch, capsys):
     soundfile.write(tmp_path / "a.wav", np.random.default_rng(0).standard_normal(16000) * 0.1, 16000)
     (tmp_path / "m.jsonl").write_text(json.dumps({"audio_filepath": "a.wav", "duration": 1.0, "text": "a"}))

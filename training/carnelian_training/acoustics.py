@@ -4,9 +4,11 @@ In: a 16 kHz signal and a :class:`Disturbance`, drawn for one clip in one epoch.
 recorded there, as long as before and not shifted, so that transcripts and lengths keep their meaning.
 """
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import torch
 
 from carnelian_training.config import AugmentConfig, ConfigError
 from carnelian_training.features import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
 
 Signal = npt.NDArray[np.float32]
 
@@ -128,11 +132,32 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
     return noise
 
 
-def arguments(disturbances: Sequence[Disturbance], durations_s: Sequence[float]) -> tuple[list[npt.NDArray[Any]], ...]:
-    """What :func:`disturb` takes besides signals of these durations: for each argument, its value for each signal."""
+def arguments(
+    disturbances: Sequence[Disturbance], durations_s: Sequence[float], broken: set[Path]
+) -> tuple[list[npt.NDArray[Any]], ...]:
+    """What :func:`disturb` takes besides signals of these durations: for each argument, its value for each signal.
+
+    Args:
+        disturbances: one for each signal.
+        durations_s: of the signals.
+        broken: gets the files that cannot be used. The log names each once, and signals go without it.
+    """
+
+    def usable(path: Path | None, read: Callable[[], Signal], instead: Signal) -> Signal:
+        if path in broken:
+            return instead
+        try:
+            return read()
+        except ConfigError as error:
+            assert path is not None
+            broken.add(path)
+            logger.warning("%s; going on without it", error)
+        return instead
+
+    pairs = list(zip(disturbances, durations_s, strict=True))
     return (
-        [read_room(disturbance.room) for disturbance in disturbances],
-        [read_noise(*pair) for pair in zip(disturbances, durations_s, strict=True)],
+        [usable(drawn.room, partial(read_room, drawn.room), read_room(None)) for drawn in disturbances],
+        [usable(drawn.noise, partial(read_noise, drawn, s), read_noise(UNDISTURBED, s)) for drawn, s in pairs],
         [np.array(disturbance.snr_db, np.float32) for disturbance in disturbances],
         [np.array(disturbance.gain_db, np.float32) for disturbance in disturbances],
         [np.array(disturbance.dither, np.float32) for disturbance in disturbances],

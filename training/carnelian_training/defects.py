@@ -3,6 +3,7 @@
 Every check answers in words: what was found and what would have to hold; None if nothing is wrong.
 """
 
+import unicodedata
 from dataclasses import dataclass
 
 from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
@@ -63,10 +64,17 @@ def duration_defect(clip: Clip, limits: Limits) -> str | None:
 
 def text_defect(clip: Clip, limits: Limits) -> str | None:
     """A transcript that cannot be spelt with the labels."""
-    if not clip.text:
+    if not clip.text.strip():
         return "empty transcript"
     unknown = set(clip.text) - limits.labels
-    return f"characters outside the labels: {''.join(sorted(unknown))!r}" if unknown else None
+    if not unknown:
+        return None
+    hint = ""
+    if not set(clip.text.lower()) - limits.labels:
+        hint = " (the text's lower case is within them)"
+    elif not set(unicodedata.normalize("NFC", clip.text)) - limits.labels:
+        hint = " (the text's composed form, NFC, is within them)"
+    return f"characters outside the labels{hint}: {''.join(sorted(unknown))!r}"
 
 
 def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:

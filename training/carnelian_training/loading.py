@@ -7,8 +7,10 @@ depends on the seed and the epoch alone, so a run can stop after any batch and g
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,21 +96,24 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
     align even at the fastest speed. Nothing is read but the manifest; :func:`load` sees to what the files hold.
     """
     limits = Limits.of(config)
-    left_out: dict[str, int] = {}
+    left_out: Counter[str] = Counter()
+    unknown: dict[str, set[str]] = {}  # characters, by reason
     kept = []
     for clip in clips:
         if duration_defect(clip, limits):
             reason = "duration"
         elif defect := text_defect(clip, limits):
-            reason = defect
+            reason = defect.partition(":")[0]
+            unknown.setdefault(reason, set()).update(set(clip.text) - limits.labels)
         elif alignment_defect(clip, planned_frames(clip, limits), limits):
             reason = "a transcript longer than CTC can align"
         else:
             kept.append(clip)
             continue
-        left_out[reason] = left_out.get(reason, 0) + 1
+        left_out[reason] += 1
     for reason, count in left_out.items():
-        logger.warning("left out %d of %d clips: %s", count, len(clips), reason)
+        characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
+        logger.warning("left out %d of %d clips: %s%s", count, len(clips), reason, characters)
     return kept
 
 
@@ -187,9 +192,10 @@ def load(
         RuntimeError: Without `skip`, a clip that cannot be decoded or is not what its manifest says; named, with why.
     """
     failed: dict[Clip, str] = {}
+    broken: set[Path] = set()
 
     def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
-        return _pipeline(remaining, failed, settings, num_threads, prefetch)
+        return _pipeline(remaining, failed, broken, settings, num_threads, prefetch)
 
     for items, outputs in run_surviving(batches, failed, build):
         if items:
@@ -242,6 +248,7 @@ def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
 def _pipeline(
     batches: Sequence[Sequence[Item]],
     failed: dict[Clip, str],
+    broken: set[Path],
     settings: FeatureSettings,
     num_threads: int,
     prefetch: int,
@@ -260,7 +267,7 @@ def _pipeline(
 
     def read_disturbances() -> tuple[list[npt.NDArray[Any]], ...]:
         items = next(disturbed_batches)
-        return arguments([item.disturbance for item in items], [item.duration_s for item in items])
+        return arguments([item.disturbance for item in items], [item.duration_s for item in items], broken)
 
     @pipeline_def
     def graph() -> tuple[DataNode, ...]:

@@ -69,18 +69,18 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """The lines that are not blank, each after the words that say where it is."""
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}, line {number}", line
 
 
-def _parse_line(line: str, folder: Path, where: str) -> Clip:
+def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")

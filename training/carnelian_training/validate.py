@@ -73,6 +73,8 @@ def tasks(paths: Sequence[Path]) -> list[Task]:
             continue
         config = load_config(path)
         limits = Limits.of(config)
+        if not config.data.train and config.data.dev is None:
+            raise ValueError(f"{path} must name manifests, in `data.train` or `data.dev`, but names none")
         found += [Task(manifest.path, limits) for manifest in config.data.train]
         if config.data.dev is not None:
             found.append(Task(config.data.dev, limits, for_training=False))
@@ -91,6 +93,9 @@ def validate(task: Task, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int 
     clips, mistakes = read_manifest_leniently(task.manifest)
     report = Report(task.manifest, defects=[(line, "") for line in mistakes])
     report.kinds.update({"no clip": len(mistakes)} if mistakes else {})
+    if not clips and not mistakes:
+        report.defects.append((str(task.manifest), "no clips at all"))
+        report.kinds["empty"] += 1
     with tqdm(total=len(clips), unit="clip", desc=task.manifest.name, disable=None) as progress:
         for clip, sounds in _listen(clips, min_rate_hz, num_threads or os.cpu_count() or 1):
             found = _line_defects(clip, task) | sounds
