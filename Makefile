@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format clean
+.PHONY: help demo serve perf-analyzer test lint format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup/system-packages setup/chart-tools .ci/run tests/native/run
+	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer .ci/run tests/native/run
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix
@@ -45,11 +45,17 @@ $(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
 
 # The engines that the corpus tests speak with are small; the other voices are skipped where they are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
-$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts setup/requirements-dev.txt $(wildcard */pyproject.toml)
+$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer setup/requirements-dev.txt $(wildcard */pyproject.toml)
 	@setup/system-packages $(BIN)/python espeak-ng flite pocketsphinx-testdata || echo "without these, some tests are skipped"
-	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e 'training[corpora]' -e export -e perf
+	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e 'training[corpora]' -e export -e 'perf[sweep]'
 	@touch $@
 
 $(VENV)/.charts: $(BIN)/python setup/chart-tools
 	@setup/chart-tools $(BIN)
+	@touch $@
+
+perf-analyzer: $(VENV)/.perf-analyzer  ## Install Triton's perf_analyzer, which `carnelian-perf sweep` drives
+
+$(VENV)/.perf-analyzer: $(BIN)/python setup/perf-analyzer
+	@setup/perf-analyzer $(BIN)
 	@touch $@

@@ -92,6 +92,37 @@ def batching(
 
 
 @app.command()
+def sweep(
+    grid: Annotated[
+        Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
+    ],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder; each cell gets one in it.", show_default="perf/results/NAME_sweep"),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
+) -> None:
+    """Measure latency and throughput over batch, duration and load with Triton's perf_analyzer.
+
+    Cells that have a result are not measured again. The exit status is 1 if a cell failed.
+    """
+    from carnelian_perf.grid import read_grid
+    from carnelian_perf.sweep import describe, run_grid
+
+    _check_file("GRID", grid)
+    wanted = read_grid(grid)
+    out = out or Path("perf/results") / f"{wanted.name}_sweep"
+    results = run_grid(wanted, out, retry)
+    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
+    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}")
+    for result in results:
+        if result.status == "failed":
+            logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, describe(result))
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
 def accuracy(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.")],
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",

@@ -1,5 +1,6 @@
 """What a measurement ran on, and who else was there."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -25,7 +26,11 @@ def describe_machine() -> dict[str, str | int]:
 
 def find_versions() -> dict[str, str]:
     """Versions of Python and of the packages that the numbers depend on."""
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a remote server's are not here
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def find_commit() -> str | None:

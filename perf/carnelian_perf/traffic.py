@@ -43,7 +43,7 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
     Raises:
         ValueError: the manifest has no clips.
     """
-    speech = np.concatenate([_read(path) for path in _read_manifest(manifest)])
+    speech = read_speech(manifest)
     draw = random.Random(SEED)
     clips, start = [], 0
     for _ in range(num_clips):
@@ -63,6 +63,15 @@ def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
     paths = _read_manifest(manifest)
     chosen = random.Random(SEED).sample(paths, min(num_clips, len(paths)))
     return [_encode(_read(path)) for path in chosen]
+
+
+def read_speech(manifest: Path) -> npt.NDArray[np.float32]:
+    """The clips of a manifest, one after the other, as [samples], 16 kHz mono.
+
+    Raises:
+        ValueError: the manifest has no clips of at most 60 s.
+    """
+    return np.concatenate([_read(path) for path in _read_manifest(manifest)])
 
 
 def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:

@@ -24,6 +24,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["batching", "--manifest", "nowhere.jsonl"], "--manifest"),
         (["batching", "--render", "nowhere.json"], "--render"),
         (["batching", "--out", "table.md"], ".json"),
+        (["sweep", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
 def test_wrong_use_is_status_2_and_named(arguments, words):

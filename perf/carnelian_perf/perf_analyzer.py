@@ -1,0 +1,158 @@
+"""Triton's perf_analyzer: found, run once, and what it reported.
+
+Its traps (2.51, each seen): an ensemble gets one report per stage besides its own, their names made by putting the
+stage before the `-f` value, so it runs in the report's folder; an unstable measurement leaves no report and exits
+with 2, so the windows are read from its words; averages are reported only with `--verbose-csv` and no
+`--percentile`; `--request-count` rounds the throughput's time to seconds, so windows are counted; what it validates
+fails for any batch above one, over HTTP unless every output is given, and in `--async`, where an answer is compared
+with what a later request expects.
+"""
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+REPORT = "report.csv"
+WORDS = "perf_analyzer.txt"
+_UNSTABLE_STATUS = 2
+_PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec\. Avg latency: (\d+) usec")
+_DELAYED = re.compile(r"([\d.]+)% of the requests were delayed")
+
+
+class PerfAnalyzerError(RuntimeError):
+    """There is no perf_analyzer, or it failed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the mean request's time went, in milliseconds, as Triton counts it."""
+
+    queue: float
+    input: float
+    infer: float
+    output: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What perf_analyzer found."""
+
+    status: Literal["stable", "unstable"]
+    windows: list[tuple[float, float]]
+    """Each window's clips per second and mean latency in milliseconds."""
+    latency_ms: dict[str, float] | None
+    """avg, p50, p90, p95, p99, of a request; None if unstable, as all below."""
+    clips_per_s: float | None
+    client_ms: dict[str, float] | None
+    """send, network, recv."""
+    stages: dict[str, Split] | None
+    """By the stage's model name; the ensemble's own are left out, being their sum."""
+    delayed_percent: float
+    """Requests of an open loop that were sent late: perf_analyzer did not keep up."""
+
+
+def find_perf_analyzer() -> Path:
+    """Find the program on PATH or beside this interpreter.
+
+    Raises:
+        PerfAnalyzerError: it is in neither place.
+    """
+    beside = Path(sys.executable).parent / "perf_analyzer"
+    found = shutil.which("perf_analyzer") or (str(beside) if beside.is_file() else None)
+    if found is None:
+        raise PerfAnalyzerError(
+            "Triton's perf_analyzer must be on PATH or beside the interpreter, but is not: `make perf-analyzer` (or "
+            "`setup/perf-analyzer BIN`) puts it there; Triton's SDK container has it"
+        )
+    return Path(found).absolute()
+
+
+def find_version(program: Path) -> str:
+    """What it says of itself.
+
+    Raises:
+        PerfAnalyzerError: it does not start.
+    """
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise PerfAnalyzerError(f"{program} must start, but says: {result.stderr.strip()}; try `make perf-analyzer`")
+    return (result.stdout or result.stderr).strip().removeprefix("Perf Analyzer Version ")
+
+
+def run(command: Sequence[str], folder: Path, timeout_s: float) -> Report:
+    """Run perf_analyzer in a folder and keep what it wrote there.
+
+    Raises:
+        PerfAnalyzerError: it failed, or took longer than `timeout_s`.
+    """
+    words_path = folder / WORDS
+    with words_path.open("w", encoding="utf-8") as words:
+        try:
+            result = subprocess.run(
+                command, cwd=folder, stdout=words, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise PerfAnalyzerError(f"perf_analyzer must end within `timeout_s`, {timeout_s:g} s") from error
+    said = words_path.read_text(encoding="utf-8", errors="replace")
+    if result.returncode == _UNSTABLE_STATUS and "stable measurement" in said:
+        return _unstable(said)
+    if result.returncode or not (folder / REPORT).is_file():
+        lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()[-3:]
+        raise PerfAnalyzerError(f"perf_analyzer ended with {result.returncode}: {' '.join(dict.fromkeys(lines))}")
+    return _read_report(folder, said)
+
+
+def _unstable(said: str) -> Report:
+    return Report(
+        status="unstable",
+        windows=_find_windows(said),
+        latency_ms=None,
+        clips_per_s=None,
+        client_ms=None,
+        stages=None,
+        delayed_percent=_find_delayed(said),
+    )
+
+
+def _read_report(folder: Path, said: str) -> Report:
+    row = _read_row(folder / REPORT)
+    latencies = {name: float(row[f"{name} latency"]) / 1e3 for name in ("p50", "p90", "p95", "p99")}
+    columns = {"send": "Client Send", "network": "Network+Server Send/Recv", "recv": "Client Recv"}
+    return Report(
+        status="stable",
+        windows=_find_windows(said),
+        latency_ms={"avg": float(row["Avg latency"]) / 1e3, **latencies},
+        clips_per_s=float(row["Inferences/Second"]),
+        client_ms={name: float(row[column]) / 1e3 for name, column in columns.items()},
+        stages={path.name.rpartition("_v")[0]: _read_split(path) for path in sorted(folder.glob(f"*_v*.{REPORT}"))},
+        delayed_percent=_find_delayed(said),
+    )
+
+
+def _read_split(path: Path) -> Split:
+    row = _read_row(path)
+    columns = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
+    return Split(*(float(row[column]) / 1e3 for column in columns))
+
+
+def _read_row(path: Path) -> dict[str, str]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if len(rows) != 1:
+        raise PerfAnalyzerError(f"{path} must have one row, but has {len(rows)}")
+    return rows[0]
+
+
+def _find_windows(said: str) -> list[tuple[float, float]]:
+    return [(float(rate), float(latency) / 1e3) for rate, latency in _PASS.findall(said)]
+
+
+def _find_delayed(said: str) -> float:
+    found = _DELAYED.search(said)
+    return float(found[1]) if found else 0.0
