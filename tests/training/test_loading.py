@@ -249,3 +249,10 @@ def test_warping_moves_a_tone_by_its_factor_in_hertz():
     assert bands.max() == pytest.approx(42.2, abs=0.3)
     unchanged = warp_frequency(mel_filters, AugmentConfig(), range(200))
     torch.testing.assert_close(unchanged, mel_filters)
+
+
+def test_features_are_augmented_on_the_device_where_they_are():
+    config = AugmentConfig(frequency_masks=1, time_masks=1, cutout_boxes=1, frequency_warp=0.1)
+    features, lengths = torch.zeros(2, 64, 30, device="meta"), torch.tensor([30, 20], device="meta")
+    warped = warp_frequency(features, config, range(2))
+    assert spec_augment(warped, lengths, config, range(2)).is_meta

@@ -29,12 +29,13 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds
 
     Args:
         features: [batch, mels, frames] float32.
-        lengths: [batch] int64, frames.
+        lengths: [batch] int64, frames; on the same device.
         config: how many masks, how wide.
         seeds: one per row.
     """
-    masked = torch.zeros(features.shape, dtype=torch.bool)
+    masked = torch.zeros_like(features, dtype=torch.bool)
     drawn = draws(seeds, "spec_augment", 2 * (config.frequency_masks + config.time_masks + 2 * config.cutout_boxes))
+    drawn = drawn.to(features.device)
     pairs = iter(torch.split(drawn, 2, dim=1))
     num_mels = torch.full_like(lengths, features.shape[1])
     widest = torch.full_like(lengths, config.frequency_mask_bands)
@@ -48,7 +49,7 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds
         frames = torch.full_like(lengths, config.cutout_frames)
         box = _spans(num_mels, bands, features.shape[1], next(pairs))[:, :, None]
         masked |= box & _spans(lengths, frames, features.shape[2], next(pairs))[:, None, :]
-    return features.masked_fill(masked.to(features.device), 0.0)
+    return features.masked_fill(masked, 0.0)
 
 
 def warp_frequency(features: Tensor, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
@@ -59,6 +60,8 @@ def warp_frequency(features: Tensor, config: AugmentConfig, seeds: Sequence[int]
         config: the factor is uniform in 1 +- `frequency_warp`.
         seeds: one per row.
     """
+    if not config.frequency_warp:
+        return features
     num_mels = features.shape[1]
     factor = 1 + config.frequency_warp * (2 * draws(seeds, "warp_frequency", 1).float() - 1)
     band_mel = _to_mel(torch.tensor(SAMPLE_RATE_HZ / 2)) / (num_mels + 1)
@@ -91,5 +94,5 @@ def _spans(sizes: Tensor, widest: Tensor, size: int, drawn: Tensor) -> Tensor:
     """
     width = (drawn[:, 0] * (widest + 1)).long().minimum(sizes)
     start = (drawn[:, 1] * (sizes - width + 1)).long()
-    position = torch.arange(size)
+    position = torch.arange(size, device=sizes.device)
     return (position >= start[:, None]) & (position < (start + width)[:, None])

@@ -204,12 +204,13 @@ def optimise(state: State, share: Share, config: Config) -> Outcome | None:
 def forward(network: torch.nn.Module, batch: Batch, config: Config) -> Tensor:
     """The CTC loss of each clip, [batch] float32, by an augmented batch."""
     device = next(network.parameters()).device
-    features = warp_frequency(batch.features, config.augment, batch.seeds)
-    features = spec_augment(features, batch.lengths, config.augment, batch.seeds).to(device)
+    features, lengths = batch.features.to(device), batch.lengths.to(device)
+    features = warp_frequency(features, config.augment, batch.seeds)
+    features = spec_augment(features, lengths, config.augment, batch.seeds)
     targets, target_lengths = batch.targets(config.labels)
     precision = AUTOCAST.get(config.loop.precision)
     with torch.autocast(device.type, precision, enabled=precision is not None):
-        log_probs, lengths = network(features, batch.lengths.to(device))
+        log_probs, lengths = network(features, lengths)
     return F.ctc_loss(
         log_probs.transpose(0, 1),
         targets.to(device),
