@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve perf-analyzer test lint format clean
+.PHONY: help demo serve perf-analyzer test lint gpu-training format clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.serving  ## Install the server and the client, transcribe demo/clips (or FILES="a.wav b.flac"), stop
 	@$(BIN)/python demo/run.py $(FILES)
@@ -25,6 +25,15 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer .ci/run tests/native/run
+
+# Batches as published, and larger ones; 16.7 s is what a published batch is padded to at most. Each form in a process of
+# its own, so that none finds the memory of the one before.
+GPU_TRAINING := --precisions tf32,fp16,bf16 --duration 16.7 --steps 20 --warm-up 5
+gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, into perf/results
+	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --out perf/results/quartznet_15x5_training_gpu.json
+	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.compile=true --out perf/results/quartznet_15x5_training_gpu_compiled.json
+	$(BIN)/carnelian-perf training training/configs/jasper_10x5dr.yaml $(GPU_TRAINING) --batches 32,64 --out perf/results/jasper_10x5dr_training_gpu.json
+	$(BIN)/carnelian-perf training training/configs/jasper_10x5dr.yaml $(GPU_TRAINING) --batches 32,64 --set loop.compile=true --out perf/results/jasper_10x5dr_training_gpu_compiled.json
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix

@@ -22,8 +22,8 @@ def render(raw_path: Path) -> Path:
     lines = [
         f"# {facts['model']}: training throughput",
         "",
-        "| | precision | clips per process | processes | utterances/s | audio s/s | ms/step | CPU ms/step | GFLOP | GB "
-        "| floor ms | of it | weak scaling |",
+        "| | precision | clips per process | processes | utterances/s | utterances per CPU s | ms/step | CPU ms/step "
+        "| GFLOP | GB | floor ms | of it | weak scaling |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [_row(result, results, facts) for result in results]
@@ -72,14 +72,14 @@ def _row(result: Result, results: list[Result], facts: dict[str, Any]) -> str:
     counts = f"| {floor['gflop']:.0f} | {floor['gbyte']:.1f} "
     if result.not_run:
         return f"{start}| {result.not_run} | | | {counts}| | | |"
-    rate = result.utterances_per_s()
     by_cpu = facts["machine"]["accelerator"] == "none" and facts["work"]["threads"] == 1
     wall_s, cpu_s = statistics.median(result.wall_s), statistics.median(result.cpu_s)
     least_s = max(floor["gflop"] / facts["gflop_per_s"][cell.precision], floor["gbyte"] / facts["gbyte_per_s"])
     share = least_s / (cpu_s if by_cpu else wall_s)
+    rates = f"| {result.utterances_per_s():.2f} | {cell.batch / cpu_s:.2f} "
     return (
-        f"{start}| {rate:.2f} | {rate * facts['work']['duration_s']:.1f} | {1000 * wall_s:.0f} | {1000 * cpu_s:.0f} "
-        f"{counts}| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, results)} |"
+        f"{start}{rates}| {1000 * wall_s:.0f} | {1000 * cpu_s:.0f} {counts}"
+        f"| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, results)} |"
     )
 
 
@@ -127,7 +127,7 @@ def _notes(facts: dict[str, Any], raw_path: Path) -> list[str]:
         f"- Steps: those of `carnelian-train fit` on {work['duration_s']} s clips that are features already, all of "
         f"one length; medians of {work['steps']} after {work['warm_up']}. Ours and the baseline take turns, and their "
         "losses are in the raw file.",
-        "- CPU ms: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
+        "- CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
         "scaling: by the wall, and in brackets by CPU time, which leaves out what other programs on the cores take.",
         f"- Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
         f"and GB at {facts['gbyte_per_s']:.0f} GB/s (a copy in memory); caches can be faster than that.",

@@ -1,4 +1,6 @@
 import json
+import shlex
+import subprocess
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -7,12 +9,13 @@ import pytest
 import torch
 from carnelian_perf.cli import main
 from carnelian_perf.floors import find_floor
-from carnelian_perf.render_training import published
+from carnelian_perf.render_training import published, ratios
 from carnelian_perf.training import OURS, PLAIN, Cell, Result, Work, grid, measure, read, take_steps
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
 
-RESULTS = Path(__file__).parents[2] / "perf" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "perf" / "results"
 STAGES = [{"filters": 16, "kernel": 5, "stride": 2, "residual": False}, {"filters": 16, "kernel": 5, "repeat": 2}]
 TREE = {"name": "quartznet_15x5", "model": {"name": "quartznet", "stages": STAGES}}
 
@@ -134,3 +137,39 @@ def test_published_rows_are_numbers(model):
     rows = published(model)
     assert rows
     assert all(float(row["throughput"]) > 0 for row in rows)
+
+
+def gpu_commands() -> list[list[str]]:
+    lines = subprocess.run(["make", "-n", "gpu-training"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [shlex.split(line)[2:] for line in lines.splitlines() if "carnelian-perf training" in line]
+
+
+def test_both_networks_are_measured_on_a_gpu_eager_and_compiled():
+    found = [(Path(arguments[0]).stem, "loop.compile=true" in arguments) for arguments in gpu_commands()]
+    assert sorted(found) == [(name, on) for name in ("jasper_10x5dr", "quartznet_15x5") for on in (False, True)]
+
+
+@pytest.mark.parametrize("i", range(4))
+def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    raw = tmp_path / "raw.json"
+    small = ["--duration", "0.5", "--steps", "1", "--warm-up", "1", "--batches", "1", "--out", raw]
+    stages = json.dumps([{**stage, "separable": False} for stage in STAGES])
+    overrides = ["--set", f"model.stages={stages}", "--set", "loop.compile=false"]
+    assert run(monkeypatch, *gpu_commands()[i], *small, *overrides) == 0
+    facts, results = read(raw)
+    ran = {result.cell.precision for result in results if result.not_run is None}
+    assert ran == ({"tf32", "fp16", "bf16"} if torch.cuda.is_available() else {"bf16"})
+    assert all(floor["gflop"] > 0 for floor in facts["floors"])
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("quartznet_15x5_training.json")), ids=lambda path: path.stem)
+def test_a_step_is_at_least_three_times_as_fast_as_plain_conv1d(path):
+    facts, results = read(path)
+    assert facts["machine"]["accelerator"] == "none"
+    assert ratios(results)["fp32", 4][0] >= 3
+    ours, plain = (
+        next(result.losses[0] for result in results if result.cell == Cell(form=form, precision="fp32", batch=4))
+        for form in (OURS, PLAIN)
+    )
+    assert ours == pytest.approx(plain, rel=1e-3)
