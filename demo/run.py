@@ -55,6 +55,8 @@ def transcribe(files: list[str]) -> int:
                 continue
             elapsed_s = time.perf_counter() - began
             after = stage_times(server)
+            while any(after[stage] == before[stage] for stage in STAGES):  # counted just after the answer is sent
+                after = stage_times(server)
             stages = ", ".join(f"{stage} {(after[stage] - before[stage]) * 1e3:.1f}" for stage in STAGES)
             print(f"{clip.name}, {transcript.duration_s:.1f} s")
             print(f"  heard      {transcript.text}")
