@@ -128,7 +128,8 @@ def _notes(facts: dict[str, Any], raw_path: Path) -> list[str]:
         f"one length; medians of {work['steps']} after {work['warm_up']}. Ours and the baseline take turns, and their "
         "losses are in the raw file.",
         "- CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
-        "scaling: by the wall, and in brackets by CPU time, which leaves out what other programs on the cores take.",
+        "scaling: by the wall, which counts only where each process has a core or a GPU to itself, and in brackets by "
+        "CPU time, which leaves out what other programs on the cores take.",
         f"- Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
         f"and GB at {facts['gbyte_per_s']:.0f} GB/s (a copy in memory); caches can be faster than that.",
         f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work['threads']} thread(s) in a single process, "
