@@ -123,6 +123,26 @@ def sweep(
 
 
 @app.command()
+def report(
+    sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
+    ] = None,
+    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
+    precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
+) -> None:
+    """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
+    from carnelian_perf.published import choose
+    from carnelian_perf.report import write_report
+
+    if not sweep.is_dir():
+        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
+    published = choose(model, machine, precision) if model else {}
+    print("\n".join(f"wrote {path}" for path in write_report(sweep, published)))
+
+
+@app.command()
 def accuracy(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.")],
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",

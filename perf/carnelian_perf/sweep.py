@@ -189,7 +189,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         reason=reason,
         report=report,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=command,
+        command=["perf_analyzer", *command[1:]] if command else [],
         backend=facts["backend"],
         accuracy=facts["accuracy"],
         speech={"manifest": str(grid.manifest), "clips": grid.clips, "format": _file_format(grid)},
