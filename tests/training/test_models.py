@@ -103,6 +103,12 @@ def test_batch_norm_statistics_see_real_frames_only():
     assert not y[1, :, :, 4:].any()
 
 
+def test_a_strided_pointwise_convolution_keeps_its_frames():
+    conv = MaskedConv(8, 8, 1, stride=2).train()
+    x = torch.randn(2, 8, 1, 48)  # sixteen parts of three
+    torch.testing.assert_close(conv(x), F.conv2d(x, conv.weight, stride=(1, 2)))
+
+
 @pytest.mark.parametrize("frames", [1, 3, 100, 101])
 @pytest.mark.parametrize("dilation", [2, 3])
 def test_folded_dilation_equals_a_dilated_convolution(frames, dilation):

@@ -80,7 +80,8 @@ class MaskedConv(nn.Conv2d):
         is_depthwise = self.groups == self.in_channels == self.out_channels and self.bias is None
         trains_on_cpu = self.training and x.device.type == "cpu"
         if dilation == 1:
-            if trains_on_cpu and self.kernel_size[1] == 1 and 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
+            is_pointwise = self.kernel_size[1] == self.stride[1] == 1
+            if trains_on_cpu and is_pointwise and 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
                 # [B, C, 1, T] -> [16 B, C, 1, T / 16] and back: views with channels last
                 return _refold(super().forward(_refold(x, FOLD * x.shape[0])), x.shape[0])
             if is_depthwise and trains_on_cpu:
