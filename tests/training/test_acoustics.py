@@ -46,6 +46,14 @@ def test_noise_begins_where_it_was_drawn_to(sounds):
     np.testing.assert_array_equal(noise[:8000], np.roll(whole, -2000))
 
 
+def test_noises_may_be_mp3_files(tmp_path):
+    soundfile.write(tmp_path / "a.MP3", np.random.default_rng(0).standard_normal(44100) * 0.1, 44100)
+    (path,) = Sounds.find(AugmentConfig(noise=NoiseConfig(path=tmp_path))).noises
+    noise = read_noise(Disturbance(noise=path, noise_start=0.7), 2.0)
+    assert len(noise) >= 32000
+    assert noise.std() > 0.01
+
+
 def test_a_room_neither_shifts_nor_lengthens(sounds):
     signal = np.zeros(8000, np.float32)
     signal[1000] = 1.0

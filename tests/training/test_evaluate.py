@@ -185,3 +185,11 @@ def test_another_toolkits_checkpoint_is_evaluated_as_it_is(command):
     status, printed = command(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
     assert status == 0
     assert "6 clips" in printed
+
+
+def test_references_that_no_label_can_write_are_warned_of(tmp_path, command, caplog):
+    line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
+    lines = [line | {"text": text} for text in ("Two Words", "two words")]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert command(DEMO, tmp_path / "m.jsonl")[0] == 0
+    assert "1 of 2 references hold characters outside the labels, which count as errors: 'TW'" in caplog.text

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Signal = npt.NDArray[np.float32]
 
-SUFFIXES = {".flac", ".ogg", ".opus", ".wav"}
+SUFFIXES = {".flac", ".mp3", ".ogg", ".opus", ".wav"}
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def evaluate(
         evaluation = evaluate_served(url, model, paths[0])
     else:
         from carnelian_training.evaluate import evaluate as run
+        from carnelian_training.evaluate import warn_of_characters
         from carnelian_training.foreign.sources import load_model
 
         config, network = load_model(paths[0])
@@ -72,6 +73,7 @@ def evaluate(
             evaluation = run(network.to(process.device), config, paths[1], process)
         if not process.leads:
             return
+        warn_of_characters(evaluation.clips, config.labels)
     print(render(evaluation))
     if mistakes:
         print("\n" + render_mistakes(evaluation, mistakes))

@@ -4,6 +4,7 @@ In: a model and a manifest; each of several processes hears its share. Out, in e
 `served.py` has the same of a running server.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,8 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, load
 from carnelian_training.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.models.network import CtcNetwork
+
+logger = logging.getLogger(__name__)
 
 MOST_S = 600.0
 """Seconds of audio in a batch, padding included: a step of training may be of many devices, evaluation of a laptop."""
@@ -149,6 +152,18 @@ def clips_to_evaluate(manifest: Path) -> list[Clip]:
     if not any(clip.text.split() for clip in clips):
         raise ValueError(f"a manifest to evaluate on must hold at least one word, but {manifest} has none")
     return clips
+
+
+def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
+    """Say so where references hold what a model cannot write, capitals for example: errors, whatever is heard."""
+    outside = [set(clip.text) - set(labels) for clip in clips if not set(clip.text) <= set(labels)]
+    if outside:
+        logger.warning(
+            "%d of %d references hold characters outside the labels, which count as errors: %r",
+            len(outside),
+            len(clips),
+            "".join(sorted(set.union(*outside))),
+        )
 
 
 @torch.inference_mode()

@@ -88,7 +88,7 @@ def train(config: Config, directory: Path) -> None:
             return
         if process.leads:
             if config.data.dev is not None and not state.step:
-                check_for_evaluation(config.data.dev, config.data.num_threads)
+                check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
             directory.mkdir(parents=True, exist_ok=True)
             resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
             (directory / f"{config.name}.yaml").write_text(resolved, encoding="utf-8")

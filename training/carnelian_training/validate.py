@@ -28,6 +28,7 @@ from carnelian_training.defects import (
     sound_defect,
     text_defect,
 )
+from carnelian_training.evaluate import warn_of_characters
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, read_clip, run_surviving
 from carnelian_training.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
@@ -108,15 +109,19 @@ def validate(task: Task, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int 
     return report
 
 
-def check_for_evaluation(manifest: Path, num_threads: int) -> None:
+def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int) -> None:
     """Decode every clip of a manifest, so that a bad one ends a run before it begins and not at its first evaluation.
+
+    References that hold other characters than `labels` are warned of.
 
     Raises:
         RuntimeError: Clips that evaluation would refuse; each is named, with why.
     """
+    clips = read_manifest(manifest)
+    warn_of_characters(clips, labels)
     bad = [
         f"{clip.audio_filepath}: {found[kind]}"
-        for clip, found in _listen(read_manifest(manifest), 0, num_threads)
+        for clip, found in _listen(clips, 0, num_threads)
         for kind in ("unreadable", "sound")
         if kind in found
     ]
