@@ -6,7 +6,6 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 MAX_BATCH_SIZE = 32
-WARMUP_FRAMES = 200
 WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
@@ -20,7 +19,10 @@ _HEADER = "# Written by carnelian-export. A variant is a change of the parsed me
 class TensorSizes:
     """The sizes that differ from model to model."""
 
-    num_mels: int
+    features: tuple[int, ...]
+    """Dimensions of FEATURES: [num_mels, -1], or [-1] of a waveform."""
+    warmup_frames: int
+    """Of features."""
     vocabulary: int
     """Labels and the blank."""
 
@@ -53,7 +55,7 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         max_batch_size=MAX_BATCH_SIZE,
         input=[_input("SIGNAL", pb.TYPE_FP32, -1, is_ragged=True), _input("SIGNAL_LENGTH", pb.TYPE_INT32, 1)],
         output=[
-            _output("FEATURES", pb.TYPE_FP32, sizes.num_mels, -1),
+            _output("FEATURES", pb.TYPE_FP32, *sizes.features),
             _output("FEATURE_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
@@ -64,12 +66,13 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
 def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     """FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded; the graph gets their shapes."""
     sample = pb.ModelWarmup.Input
+    warmup_dims = [*sizes.features[:-1], sizes.warmup_frames]
     return pb.ModelConfig(
         name=name,
         backend="onnxruntime",
         max_batch_size=MAX_BATCH_SIZE,
         input=[
-            _input("FEATURES", pb.TYPE_FP32, sizes.num_mels, -1, is_ragged=True),
+            _input("FEATURES", pb.TYPE_FP32, *sizes.features, is_ragged=True),
             _input("FEATURE_LENGTH", pb.TYPE_INT32, 1),
         ],
         batch_input=[
@@ -91,7 +94,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
                 name="clip",
                 batch_size=1,
                 inputs={
-                    "FEATURES": sample(data_type=pb.TYPE_FP32, dims=[sizes.num_mels, WARMUP_FRAMES], zero_data=True),
+                    "FEATURES": sample(data_type=pb.TYPE_FP32, dims=warmup_dims, zero_data=True),
                     "FEATURE_LENGTH": sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=WARMUP_LENGTH_FILE),
                 },
             )

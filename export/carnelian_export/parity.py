@@ -7,6 +7,7 @@ import numpy.typing as npt
 import onnxruntime
 import torch
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2
 
 from carnelian_export.to_onnx import INPUTS, OUTPUTS
 
@@ -36,14 +37,21 @@ def check_parity(path: Path, network: CtcNetwork) -> float:
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(SEED)
-    clips = [random.standard_normal((network.config.num_mels, frames), np.float32) for frames, _ in SHAPES]
-    lengths = [length for _, length in SHAPES]
+    clips, lengths = [], []
+    for frames, length in SHAPES:
+        if isinstance(network, Wav2Vec2):  # a clip with as many hops of 10 ms, and its first output frame
+            hop, more = network.config.stride // 2, network.config.window - network.config.stride // 2
+            clips.append(random.standard_normal(frames * hop + more, np.float32))
+            lengths.append(length * hop + more if length else 0)
+        else:
+            clips.append(random.standard_normal((network.config.feature_channels, frames), np.float32))
+            lengths.append(length)
     batch, batch_lengths = run(session, clips, lengths)
     worst = 0.0
     for row, (clip, length) in enumerate(zip(clips, lengths, strict=True)):
-        expected, end = score(network, clip, min(length, clip.shape[1]))
+        expected, end = score(network, clip, min(length, clip.shape[-1]))
         alone, alone_lengths = run(session, [clip], [length])
-        wanted = -(-length // network.config.stride)
+        wanted = network.config.output_frames(length)
         for found in (int(batch_lengths[row, 0]), int(alone_lengths[0, 0])):
             if found != wanted:
                 raise ParityError(f"{path}: {OUTPUTS[1]} must be {wanted} for {length} frames, but is {found}")
@@ -60,10 +68,11 @@ def check_parity(path: Path, network: CtcNetwork) -> float:
 
 @torch.inference_mode()
 def score(network: CtcNetwork, clip: npt.NDArray[np.float32], length: int) -> tuple[npt.NDArray[np.float32], int]:
-    """One clip alone in PyTorch: [num_mels, frames] -> log-probabilities [frames', labels], and frames'."""
+    """One clip alone in PyTorch: its FEATURES -> log-probabilities [frames', labels], and frames'."""
     if length == 0:
         return np.zeros((0, 1), np.float32), 0
-    log_probs, ends = network(torch.from_numpy(clip)[None], torch.tensor([length]))
+    features = torch.from_numpy(clip).view(1, network.config.feature_channels, -1)
+    log_probs, ends = network(features, torch.tensor([length]))
     end = int(ends[0])
     return log_probs[0, :end].numpy(), end
 
@@ -71,7 +80,7 @@ def score(network: CtcNetwork, clip: npt.NDArray[np.float32], length: int) -> tu
 def run(
     session: onnxruntime.InferenceSession, clips: list[npt.NDArray[np.float32]], lengths: list[int]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """A ragged batch in ONNX Runtime: clips [num_mels, frames] -> LOG_PROBS and LOG_PROB_LENGTH."""
+    """A ragged batch in ONNX Runtime: clips [num_mels, frames] or [samples] -> LOG_PROBS and LOG_PROB_LENGTH."""
     values = (
         np.concatenate([clip.ravel() for clip in clips]),
         np.array([clip.shape for clip in clips], np.int32),

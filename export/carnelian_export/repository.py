@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import onnx
-from carnelian_training import ctc, features
+from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
 from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.waveform import WaveformSettings
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -20,7 +21,6 @@ from carnelian_export.model_configs import (
     AUDIO_DECODE,
     STAGES,
     SUFFIXES,
-    WARMUP_FRAMES,
     WARMUP_LENGTH_FILE,
     TensorSizes,
     build_configs,
@@ -29,6 +29,7 @@ from carnelian_export.model_configs import (
 from carnelian_export.parity import check_parity
 from carnelian_export.to_onnx import export_ragged
 
+WARMUP_S = 2.0
 MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
 
@@ -90,7 +91,10 @@ def read_config(path: Path) -> pb.ModelConfig:
 
 def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None:
     """Write all folders of the model, audio_decode included."""
-    sizes = TensorSizes(num_mels=config.model.num_mels, vocabulary=len(config.labels) + 1)
+    features = front_end.served_by(config.features)
+    rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
+    warmup_frames = round(WARMUP_S * features.SAMPLE_RATE_HZ) // config.features.hop_samples
+    sizes = TensorSizes(features=(*rows, -1), warmup_frames=warmup_frames, vocabulary=len(config.labels) + 1)
     for model, message in build_configs(name, sizes).items():
         (folder / model / VERSION).mkdir(parents=True)
         (folder / model / "config.pbtxt").write_text(to_text(message))
@@ -98,12 +102,12 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None
         (folder / ensemble / VERSION / "README.md").write_text(_ENSEMBLE_README)
 
     feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
-    shutil.copyfile(features.__file__, feature_stage / "dali.py")
+    shutil.copyfile(str(features.__file__), feature_stage / "dali.py")
     _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
     onnx.save(export_ragged(network), acoustic / "model.onnx")
     warmup = acoustic.parent / "warmup" / WARMUP_LENGTH_FILE
     warmup.parent.mkdir()
-    warmup.write_bytes(struct.pack("<i", WARMUP_FRAMES))
+    warmup.write_bytes(struct.pack("<i", sizes.warmup_frames))
     for source in ("model.py", "metrics.py"):
         shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
     shutil.copyfile(ctc.__file__, decoder / "ctc.py")

@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 import torch
 from carnelian_training.models.masked import Mask, MaskedConv, strided
-from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.network import CtcNetwork, StackNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ OUTPUTS = ("LOG_PROBS", "LOG_PROB_LENGTH")
 class RaggedAcoustic(nn.Module):
     """A network with the tensors of the `<model>_acoustic` stage."""
 
-    def __init__(self, network: CtcNetwork) -> None:
+    def __init__(self, network: StackNetwork) -> None:
         super().__init__()
         self.network = network
 
@@ -84,12 +85,38 @@ def pack(features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, num_mel
     return padded[torch.where(valid, index, features.shape[0])], valid
 
 
-def unpack(log_probs: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-    """From one time axis to a padded batch: [time, labels] -> [rows, longest, labels], zero after each row's end."""
+def unpack(packed: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+    """From one time axis to a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
     time = torch.arange(longest.clamp(min=1))  # type: ignore[call-overload]
     inside = time < lengths[:, None]  # [rows, longest]
     index = torch.where(inside, starts[:, None] + time, 0)
-    return torch.where(inside[:, :, None], log_probs[index], torch.zeros(()))
+    return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
+
+
+class RaggedWaveforms(nn.Module):
+    """wav2vec 2.0 with the tensors of the `<model>_acoustic` stage; attention keeps clips apart in padded rows only."""
+
+    def __init__(self, network: Wav2Vec2) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score a ragged batch, as :class:`RaggedAcoustic` does.
+
+        Args:
+            features: [total] float32; the rows' samples, flat, in order.
+            shapes: [rows, 1] int32, samples of each row.
+            lengths: [rows, 1] int32, the clip's samples as its sender counts them, which may exceed those of the row.
+        """
+        samples = shapes[:, 0].long()
+        real = torch.minimum(lengths[:, 0].long(), samples).clamp(min=0)
+        first = samples.cumsum(0) - samples
+        waveforms = unpack(torch.cat([features, features.new_zeros(1)])[:, None], samples.max(), real, first)
+        log_probs, ends = self.network(waveforms.transpose(1, 2), real)
+        longest = torch.tensor(log_probs.shape[1])
+        starts = torch.arange(log_probs.shape[0]) * longest
+        inside = unpack(log_probs.flatten(0, 1), longest, ends, starts)
+        return inside, self.network.output_lengths(lengths)
 
 
 class PaddedAcoustic(nn.Module):
@@ -107,21 +134,27 @@ class PaddedAcoustic(nn.Module):
 
 def export_ragged(network: CtcNetwork) -> onnx.ModelProto:
     """The graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`."""
-    num_mels = network.config.num_mels
-    shapes = torch.tensor([[num_mels, 40], [num_mels, 64]], dtype=torch.int32)
+    if isinstance(network, StackNetwork):
+        num_mels = network.config.num_mels
+        shapes = torch.tensor([[num_mels, 40], [num_mels, 64]], dtype=torch.int32)
+        module: nn.Module = RaggedAcoustic(network)
+    else:
+        assert isinstance(network, Wav2Vec2)
+        shapes = torch.tensor([[40], [64]], dtype=torch.int32) * network.config.stride
+        module = RaggedWaveforms(network)
     features = torch.zeros(int(shapes.prod(1).sum()))
-    return _trace(RaggedAcoustic(network), dict(zip(INPUTS, (features, shapes, shapes[:, 1:]), strict=True)))
+    return _trace(module, dict(zip(INPUTS, (features, shapes, shapes[:, -1:]), strict=True)))
 
 
 def export_padded(network: CtcNetwork) -> onnx.ModelProto:
     """The same network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1]."""
-    features = torch.zeros(2, network.config.num_mels, 64)
+    features = torch.zeros(2, network.config.feature_channels, 64)
     lengths = torch.tensor([[40], [64]], dtype=torch.int32)
     return _trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
 
 
-def _trace(module: RaggedAcoustic | PaddedAcoustic, inputs: dict[str, Tensor]) -> onnx.ModelProto:
-    module.network = _with_plain_convolutions(module.network)
+def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
+    module = _with_plain_convolutions(module)
     rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
@@ -150,7 +183,7 @@ def _trace(module: RaggedAcoustic | PaddedAcoustic, inputs: dict[str, Tensor]) -
     return model
 
 
-def _with_plain_convolutions(network: CtcNetwork) -> CtcNetwork:
+def _with_plain_convolutions(network: nn.Module) -> nn.Module:
     """A copy without the detour for PyTorch: ONNX Runtime runs dilated convolutions at full speed."""
     network = copy.deepcopy(network)
     for parent in list(network.modules()):
@@ -175,7 +208,7 @@ def _store_as_float16(graph: onnx.GraphProto) -> None:
     """Halve the file where that loses nothing, as for published checkpoints. Runtimes fold the casts."""
     casts = []
     for initializer in graph.initializer:
-        if initializer.data_type != onnx.TensorProto.FLOAT or len(initializer.dims) != 4:
+        if initializer.data_type != onnx.TensorProto.FLOAT or len(initializer.dims) < 2:
             continue
         values = numpy_helper.to_array(initializer)
         with np.errstate(over="ignore"):

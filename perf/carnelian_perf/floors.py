@@ -38,7 +38,7 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(count)
     frames = round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
-    features = torch.empty(1, config.model.num_mels, frames, device="meta")
+    features = torch.empty(1, config.model.feature_channels, frames, device="meta")
     network(features, torch.empty(1, dtype=torch.int64, device="meta"))
     weights = sum(parameter.numel() for parameter in network.parameters())
     width = 2 if precision in DTYPES else 4

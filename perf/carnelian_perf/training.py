@@ -180,7 +180,7 @@ def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iter
     own = clips[process.rank :: process.size]
     frames = round(work.duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
     generator = torch.Generator().manual_seed(process.rank)
-    features = torch.randn(cell.batch, config.model.num_mels, frames, generator=generator)
+    features = torch.randn(cell.batch, config.model.feature_channels, frames, generator=generator)
     batch = Batch(own, features, torch.full((cell.batch,), frames))
     while True:
         wall, cpu = time.perf_counter(), time.process_time()

@@ -99,7 +99,7 @@ def test_frozen_stages_stay_as_they_are_until_their_step(tiny_config, source, tm
         changed = [not torch.equal(weights.to(state[name].dtype), state[name]) for state in states]
         if name.endswith("num_batches_tracked"):
             continue
-        stage = finetune.stage_of(name, config)  # 0 and 1, and 2 is the head
+        stage = config.model.stage_of(name)  # 0 and 1, and 2 is the head
         assert changed == [stage == 2, stage > 0], name
 
 
@@ -109,7 +109,7 @@ def test_lower_stages_learn_more_slowly(tiny_config, source):
     scales = {
         id(p): group["lr_scale"] for group in build_optimizer(config, model).param_groups for p in group["params"]
     }
-    found = {finetune.stage_of(name, config): scales[id(p)] for name, p in model.named_parameters()}
+    found = {config.model.stage_of(name): scales[id(p)] for name, p in model.named_parameters()}
     assert found == {0: 0.25, 1: 0.5, 2: 1.0}
     assert len(scales) == len(list(model.parameters()))
 

@@ -6,23 +6,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from carnelian_training.config import Config, config_from_dict, config_to_dict
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 
 class CheckpointError(ValueError):
     """A file is not a checkpoint of ours, or does not fit its own configuration."""
 
 
+def build_network(config: Config) -> nn.Module:
+    """What a configuration trains, with random weights: a recogniser, or wav2vec 2.0 in pre-training."""
+    if config.pretraining is None:
+        return build_model(config)
+    assert isinstance(config.model, Wav2Vec2Config)
+    return Wav2Vec2Pretraining(config.model, config.pretraining)
+
+
 def build_model(config: Config) -> CtcNetwork:
-    """The network of a configuration, with random weights; the blank is its last label."""
+    """The recogniser of a configuration, with random weights; the blank is its last label.
+
+    Raises:
+        CheckpointError: It is one of pre-training, which knows no labels.
+    """
+    if config.pretraining is not None:
+        raise CheckpointError(
+            f"{config.name} must be a recogniser, but was pre-trained and knows no letters yet: fine-tune it with "
+            "`init.checkpoint` first"
+        )
     num_labels = len(config.labels) + 1
     if isinstance(config.model, JasperConfig):
         return Jasper(config.model, num_labels)
+    if isinstance(config.model, Wav2Vec2Config):
+        return Wav2Vec2(config.model, num_labels)
     return QuartzNet(config.model, num_labels)
 
 

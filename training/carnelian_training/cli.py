@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
-from carnelian_training.foreign.command import import_, to_nemo
+from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.synthesis.command import surroundings, synthesise
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -19,6 +19,7 @@ app.command()(validate)
 app.command()(perturb)
 app.command("import")(import_)
 app.command()(to_nemo)
+app.command()(to_huggingface)
 
 
 @app.command()

@@ -1,17 +1,22 @@
 """The configuration tree and its loader: one YAML file, only what differs from the defaults, no unknown keys."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, with_config
 
+from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
 from carnelian_training.features import FeatureSettings
+from carnelian_training.front_end import channels
 from carnelian_training.models.jasper import JasperConfig
+from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.span_masks import SpanMaskConfig
+from carnelian_training.waveform import WaveformSettings
 
 LABELS = tuple(" abcdefghijklmnopqrstuvwxyz'")
 
@@ -54,8 +59,8 @@ class DataConfig:
     """Batches that DALI works on ahead of training."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches", "max_duration_s")
-        _check_not_negative(self, "min_duration_s")
+        check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches", "max_duration_s")
+        check_not_negative(self, "min_duration_s")
         if self.min_duration_s > self.max_duration_s:
             raise ValueError(
                 f"`min_duration_s` must be at most `max_duration_s`, {self.max_duration_s:g}, "
@@ -73,8 +78,8 @@ class NoiseConfig:
     snr_db: tuple[float, float] = (5.0, 30.0)
 
     def __post_init__(self) -> None:
-        _check_probability("probability", self.probability)
-        _check_range("snr_db", self.snr_db, -20.0, 100.0)
+        check_probability("probability", self.probability)
+        check_range("snr_db", self.snr_db, -20.0, 100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +91,15 @@ class ReverberationConfig:
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_probability("probability", self.probability)
+        check_probability("probability", self.probability)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Training only. Masks as in SpecAugment (Park et al. 2019), filled with 0, the mean of normalised features."""
+    """Training only. Masks as in SpecAugment (Park et al. 2019), filled with 0, the mean of normalised features.
+
+    wav2vec 2.0, which has no log-mel features, has masks of its own: `spans`.
+    """
 
     speed: tuple[float, float] = (0.85, 1.15)
     """Range of the speed factor, by resampling: tempo, pitch and formants move together."""
@@ -119,18 +127,19 @@ class AugmentConfig:
     """Widest box; the width is uniform from 0."""
     cutout_frames: int = 5
     """Longest box, likewise."""
+    spans: SpanMaskConfig = field(default_factory=SpanMaskConfig)
 
     def __post_init__(self) -> None:
-        _check_range("speed", self.speed, 0.5, 2.0)
+        check_range("speed", self.speed, 0.5, 2.0)
         if not all(0.5 <= factor <= 2.0 for factor in self.speed_factors):
             raise ValueError(f"`speed_factors` must be within 0.5 to 2.0, but are {list(self.speed_factors)}")
-        _check_range("gain_db", self.gain_db, -60.0, 60.0)
-        _check_not_negative(self, "dither", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames")
-        _check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames")
+        check_range("gain_db", self.gain_db, -60.0, 60.0)
+        check_not_negative(self, "dither", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames")
+        check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames")
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
-        _check_probability("speed_probability", self.speed_probability)
-        _check_probability("time_mask_share", self.time_mask_share)
+        check_probability("speed_probability", self.speed_probability)
+        check_probability("time_mask_share", self.time_mask_share)
 
     @property
     def fastest(self) -> float:
@@ -174,8 +183,8 @@ class OptimizerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, but is {value}")
-        _check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm")
-        _check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
+        check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm")
+        check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +192,8 @@ class FreezeConfig:
     """Stages that do not learn for a while. Their batch norms keep their statistics; their dropout stays on."""
 
     stages: tuple[int, ...] | Literal["body"]
-    """Positions in `model.stages`, or all of them: everything but the head."""
+    """Positions in `model.stages`, or all of them: everything but the head. Those of wav2vec 2.0 are its extractor (0),
+    the input of its transformer (1), and the transformer's layers."""
     until_step: int | None = None
     """They learn from this step on; none: never."""
 
@@ -238,8 +248,13 @@ class LoopConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, but is {value}")
-        _check_positive(self, "checkpoint_every_s")
-        _check_not_negative(self, "max_skipped_steps")
+        check_positive(self, "checkpoint_every_s")
+        check_not_negative(self, "max_skipped_steps")
+
+
+def _kind_of_features(found: Any) -> str:
+    name = found.get("name", "log_mel") if isinstance(found, dict) else getattr(found, "name", "log_mel")
+    return str(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +263,20 @@ class Config:
 
     name: str
     """Also the name of the config file, the checkpoint and the Triton model."""
-    model: Annotated[QuartzNetConfig | JasperConfig, Field(discriminator="name")]
+    model: Annotated[QuartzNetConfig | JasperConfig | Wav2Vec2Config, Field(discriminator="name")]
     """The architecture that `model.name` says."""
     labels: tuple[str, ...] = LABELS
     """One character each; the CTC blank comes after the last and is not listed."""
-    features: FeatureSettings = field(default_factory=FeatureSettings)
+    features: Annotated[
+        Annotated[FeatureSettings, Tag("log_mel")] | Annotated[WaveformSettings, Tag("waveform")],
+        Discriminator(_kind_of_features),
+    ] = field(default_factory=FeatureSettings)
+    """Log-mel, or `name: waveform`, which wav2vec 2.0 has by default."""
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     init: InitConfig = field(default_factory=InitConfig)
+    pretraining: PretrainingConfig | None = None
+    """Of wav2vec 2.0: learn from sound alone, whose transcripts are not read; none: learn to write."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
@@ -265,39 +286,26 @@ class Config:
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
         if wrong:
             raise ValueError(f"`labels` must be distinct single characters, but these are not: {wrong}")
-        if self.model.num_mels != self.features.num_mels:
+        is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
+        if is_wav2vec2 != isinstance(self.features, WaveformSettings):
+            raise ValueError(f"`features` must be a waveform for wav2vec2 and for it alone, not for {self.model.name}")
+        if self.model.feature_channels != channels(self.features):
             raise ValueError(
-                f"`model.num_mels` must be `features.num_mels`, {self.features.num_mels}, but is {self.model.num_mels}"
+                f"`model.num_mels` must be `features.num_mels`, {channels(self.features)}, but is "
+                f"{self.model.feature_channels}"
             )
-        stages = range(len(self.model.stages))
+        if not is_wav2vec2 and self.augment.spans != SpanMaskConfig():
+            raise ValueError(f"`augment.spans` must not be set for {self.model.name}: they are masks of wav2vec2")
+        if self.pretraining is not None and not (is_wav2vec2 and self.augment.spans.time_probability):
+            raise ValueError(
+                "`pretraining` must be of wav2vec2 and with `augment.spans.time_probability` above 0: what is hidden "
+                f"is learnt, but `model` is {self.model.name} and that is {self.augment.spans.time_probability:g}"
+            )
+        stages = range(self.model.num_stages)
         for freeze in self.init.freeze:
             absent = [i for i in freeze.stages if i not in stages] if freeze.stages != "body" else []
             if absent:
                 raise ValueError(f"`init.freeze` must name stages of 0 to {stages[-1]}, but names {absent}")
-
-
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"`{name}` must be positive, but is {value}")
-
-
-def _check_not_negative(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < math.inf:
-            raise ValueError(f"`{name}` must not be negative, but is {value}")
-
-
-def _check_probability(name: str, found: float) -> None:
-    if not 0.0 <= found <= 1.0:
-        raise ValueError(f"`{name}` must be within 0 to 1, but is {found}")
-
-
-def _check_range(name: str, found: tuple[float, float], lowest: float, highest: float) -> None:
-    if not lowest <= found[0] <= found[1] <= highest:
-        raise ValueError(f"`{name}` must be a range within {lowest} to {highest}, but is {found[0]} to {found[1]}")
 
 
 # The rule reaches nested dataclasses by propagation; a test pins that.
@@ -350,7 +358,8 @@ def _inherit(tree: dict[str, Any]) -> None:
         from carnelian_training.checkpoint import load  # which needs this module
 
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
-        for section in ("model", "labels", "features"):
+        sections = {"model", "labels", "features"} - ({"labels"} if source["pretraining"] else set())
+        for section in sections:
             tree.setdefault(section, source[section])
 
 
@@ -360,6 +369,8 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
     Raises:
         ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
     """
+    if isinstance(tree.get("model"), dict) and tree["model"].get("name") == Wav2Vec2Config.name:
+        tree = {"features": {"name": WaveformSettings.name}, **tree}
     try:
         return _ADAPTER.validate_python(tree)
     except ValidationError as error:
@@ -369,9 +380,9 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """A place in the file; pydantic also names the kind of model, which is no key."""
-    if location[:1] == ("model",):
-        location = ("model", *location[2:])
+    """A place in the file; pydantic also names the kind of model and of features, which is no key."""
+    if location[:1] in (("model",), ("features",)):
+        location = (location[0], *location[2:])
     return ".".join(map(str, location)) or "config"
 
 

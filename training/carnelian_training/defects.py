@@ -4,10 +4,11 @@ Every check answers in words: what was found and what would have to hold; None i
 """
 
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
-from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
+from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.manifest import Clip
 
 SILENT_RMS = 10 ** (-90 / 20)
@@ -20,8 +21,8 @@ class Limits:
 
     labels: frozenset[str]
     hop_samples: int
-    stride: int
-    """Feature frames per output frame of the network."""
+    output_frames: Callable[[int], int]
+    """Output frames of the network for a clip's frames of features."""
     min_duration_s: float
     max_duration_s: float
     fastest: float
@@ -30,19 +31,25 @@ class Limits:
     @classmethod
     def of(cls, config: Config) -> "Limits":
         """Those of a configuration."""
-        return cls._of(config.labels, config.features, config.model.stride, config.data, config.augment)
+        hop_samples = config.features.hop_samples
+        return cls._of(config.labels, hop_samples, config.model.output_frames, config.data, config.augment)
 
     @classmethod
     def by_default(cls) -> "Limits":
         """Those of a configuration that says nothing about them, at 20 ms per output frame."""
-        return cls._of(LABELS, FeatureSettings(), 2, DataConfig(), AugmentConfig())
+        return cls._of(LABELS, 160, lambda frames: -(-frames // 2), DataConfig(), AugmentConfig())
 
     @classmethod
     def _of(
-        cls, labels: tuple[str, ...], features: FeatureSettings, stride: int, data: DataConfig, augment: AugmentConfig
+        cls,
+        labels: tuple[str, ...],
+        hop_samples: int,
+        output_frames: Callable[[int], int],
+        data: DataConfig,
+        augment: AugmentConfig,
     ) -> "Limits":
         durations_s = data.min_duration_s, data.max_duration_s
-        return cls(frozenset(labels), features.hop_samples, stride, *durations_s, augment.fastest)
+        return cls(frozenset(labels), hop_samples, output_frames, *durations_s, augment.fastest)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
     Each character takes an output frame, and a pair of equal neighbours one more, for the blank between them.
     """
     needed = len(clip.text) + sum(a == b for a, b in zip(clip.text, clip.text[1:], strict=False))
-    found = -(-frames // limits.stride)
+    found = limits.output_frames(frames)
     if needed <= found:
         return None
     return f"transcript longer than CTC can align: it needs {needed} output frames, the clip has {found}"

@@ -3,8 +3,7 @@
 import copy
 
 import torch
-
-from carnelian_training.models.network import CtcNetwork
+from torch import nn
 
 
 class Average:
@@ -14,7 +13,7 @@ class Average:
     the random weights of the start are soon forgotten.
     """
 
-    def __init__(self, model: CtcNetwork, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
         pairs = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)

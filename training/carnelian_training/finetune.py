@@ -1,7 +1,7 @@
 """Fine-tuning: weights from another checkpoint, a head for other labels, stages that learn later or more slowly."""
 
 import logging
-import re
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -30,6 +30,11 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
     source, content = checkpoint.load(path)
     found: dict[str, Tensor] = content["weights"]
     wanted = model.state_dict()
+    if source.pretraining is not None and config.pretraining is None:
+        # It knows sounds and no letters: the head starts at random, and what only pre-training needs is left behind.
+        found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
+        found |= {name: tensor for name, tensor in wanted.items() if name.startswith("head.")}
+        source = replace(source, labels=config.labels)
     body = {name for name in wanted if not name.startswith("head.")}
     mistakes = [f"  {name}: not there" for name in sorted(body - found.keys())]
     mistakes += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
@@ -67,21 +72,12 @@ def _head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Ten
     return head.flatten(0, 1)
 
 
-def stage_of(name: str, config: Config) -> int:
-    """The position in `model.stages` of the parameter or module `name`; the head's comes after the last."""
-    match = re.match(r"blocks\.(\d+)", name)
-    if match is None:
-        return len(config.model.stages)
-    stages = [i for i, stage in enumerate(config.model.stages) for _ in range(stage.blocks)]
-    return stages[int(match[1])]
-
-
 def frozen_stages(config: Config, step: int) -> frozenset[int]:
     """The stages that do not learn at `step`."""
     frozen: set[int] = set()
     for freeze in config.init.freeze:
         if freeze.until_step is None or step < freeze.until_step:
-            frozen.update(range(len(config.model.stages)) if freeze.stages == "body" else freeze.stages)
+            frozen.update(range(config.model.num_stages) if freeze.stages == "body" else freeze.stages)
     return frozenset(frozen)
 
 
@@ -90,9 +86,9 @@ def freeze(model: nn.Module, config: Config, step: int) -> None:
     frozen = frozen_stages(config, step)
     if config.init.freeze:
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(stage_of(name, config) not in frozen)
+            parameter.requires_grad_(config.model.stage_of(name) not in frozen)
     if config.init.freeze or config.loop.batch_statistics == "frozen":
         for name, module in model.named_modules():
             if isinstance(module, MaskedBatchNorm):
-                is_frozen = config.loop.batch_statistics == "frozen" or stage_of(name, config) in frozen
+                is_frozen = config.loop.batch_statistics == "frozen" or config.model.stage_of(name) in frozen
                 module.train(not is_frozen)

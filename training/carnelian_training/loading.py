@@ -34,7 +34,8 @@ from carnelian_training.defects import (
     sound_defect,
     text_defect,
 )
-from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, log_mel
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.front_end import FrontEnd, build, channels
 from carnelian_training.manifest import Clip
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Batch:
 
     items: Sequence[Item]
     features: Tensor
-    """[batch, mels, frames] float32, zero-padded."""
+    """[batch, channels, frames] float32, zero-padded: log-mel, or samples."""
     lengths: Tensor
     """[batch] int64, frames."""
     skipped: Sequence[tuple[Item, str]] = ()
@@ -85,8 +86,8 @@ class Batch:
         return torch.tensor([i for row in ids for i in row], dtype=torch.int64), torch.tensor([len(row) for row in ids])
 
 
-def _no_clips(num_mels: int, skipped: Sequence[tuple[Item, str]] = ()) -> Batch:
-    return Batch((), torch.zeros(1, num_mels, 1), torch.zeros(1, dtype=torch.int64), tuple(skipped))
+def _no_clips(num_channels: int, skipped: Sequence[tuple[Item, str]] = ()) -> Batch:
+    return Batch((), torch.zeros(1, num_channels, 1), torch.zeros(1, dtype=torch.int64), tuple(skipped))
 
 
 def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
@@ -172,7 +173,7 @@ def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
 
 def load(
     batches: Sequence[Sequence[Item]],
-    settings: FeatureSettings,
+    settings: FrontEnd,
     num_threads: int,
     *,
     skip: Limits | None = None,
@@ -194,14 +195,14 @@ def load(
     failed: dict[Clip, str] = {}
     broken: set[Path] = set()
 
-    def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
+    def build_pipeline(remaining: Sequence[Sequence[Item]]) -> Pipeline:
         return _pipeline(remaining, failed, broken, settings, num_threads, prefetch)
 
-    for items, outputs in run_surviving(batches, failed, build):
+    for items, outputs in run_surviving(batches, failed, build_pipeline):
         if items:
             yield _batch(items, [output.as_cpu() for output in outputs], failed, skip)
         else:
-            yield _no_clips(settings.num_mels)
+            yield _no_clips(channels(settings))
 
 
 def run_surviving(
@@ -249,7 +250,7 @@ def _pipeline(
     batches: Sequence[Sequence[Item]],
     failed: dict[Clip, str],
     broken: set[Path],
-    settings: FeatureSettings,
+    settings: FrontEnd,
     num_threads: int,
     prefetch: int,
 ) -> Pipeline:
@@ -289,7 +290,7 @@ def _pipeline(
                 ndim=[1, 1, 0, 0, 0, 0],
             )
             signal = fn.python_function(decoded, *disturbances, function=disturb)
-        features = log_mel(signal if device_id is None else signal.gpu(), settings)
+        features = build(signal if device_id is None else signal.gpu(), settings)
         frames = features.shape(dtype=types.INT64)[1]
         return fn.pad(features, axes=[1]), frames, samples, fn.reductions.rms(decoded), fn.reductions.rms(signal)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from carnelian_training import finetune
 from carnelian_training.config import Config
 
 
@@ -62,7 +61,7 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = optimizer.name == "novograd" or parameter.ndim > 1
-        stages_below_head = len(config.model.stages) - finetune.stage_of(name, config)
+        stages_below_head = config.model.num_stages - config.model.stage_of(name)
         scale = config.init.stage_lr_decay**stages_below_head
         groups.setdefault((scale, decays), []).append(parameter)
     # Decayed parameters first, then undecayed ones, whatever layer comes first.

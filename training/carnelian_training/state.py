@@ -25,21 +25,20 @@ from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm
-from carnelian_training.models.network import CtcNetwork
 from carnelian_training.optim import build_optimizer
 
 logger = logging.getLogger(__name__)
 
 # What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
 FIXED = ("model.*", "labels.*", "features.*", "optimizer.name", "init.stage_lr_decay")
-FREE = ("model.stages.*.dropout",)
+FREE = ("model.stages.*.dropout", "model.*dropout", "model.layer_drop", "model.extractor_gradient")
 
 
 @dataclass
 class State:
     """The network, what trains it, and how far it is."""
 
-    model: CtcNetwork
+    model: nn.Module
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     average: Average | None
@@ -64,7 +63,7 @@ class State:
         self._kept = [buffer.clone() for buffer in self._statistics]
 
     @property
-    def best_model(self) -> CtcNetwork:
+    def best_model(self) -> nn.Module:
         """What is evaluated and published: the average if there is one."""
         return self.model if self.average is None else self.average.model
 
@@ -76,7 +75,8 @@ class State:
         if self._network is None or frozen != self._frozen:
             network = compiled(self.model, self.process.device) if config.loop.compile else self.model
             self._network, self._frozen = self.process.parallel(network), frozen
-        torch._foreach_copy_(self._kept, self._statistics)
+        if self._kept:
+            torch._foreach_copy_(self._kept, self._statistics)
         return self._network
 
     def took_step(self) -> None:
@@ -87,7 +87,8 @@ class State:
 
     def skipped_step(self) -> None:
         """Forget what the forward pass of a step without optimiser did to batch-norm statistics, and count it."""
-        torch._foreach_copy_(self._statistics, self._kept)
+        if self._kept:
+            torch._foreach_copy_(self._statistics, self._kept)
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
 
@@ -165,7 +166,7 @@ def new_state(config: Config, process: Process) -> State:
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.manual_seed(config.loop.seed)
-    model = checkpoint.build_model(config).to(device)
+    model = checkpoint.build_network(config).to(device)
     average = None if config.optimizer.ema is None else Average(model, config.optimizer.ema)
     for module in model.modules():
         if isinstance(module, MaskedBatchNorm):

@@ -27,8 +27,11 @@ from carnelian_training.evaluate import evaluate
 from carnelian_training.interruption import Interruption
 from carnelian_training.loading import Batch, Item, deal, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.report import Report
+from carnelian_training.span_masks import channel_mask, time_mask
 from carnelian_training.state import State, new_state, resume, write
 from carnelian_training.validate import check_for_evaluation
 
@@ -74,6 +77,10 @@ def train(config: Config, directory: Path) -> None:
         RuntimeError: A dev clip is bad, all training clips are, or too many steps in a row were not finite.
         SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
+    if config.pretraining is not None:
+        raise ValueError(
+            "`pretraining` must be absent: networks in pre-training are imported, but cannot be trained yet"
+        )
     clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
     clips = trainable(clips, config)
     if not clips:
@@ -204,13 +211,11 @@ def optimise(state: State, share: Share, config: Config) -> Outcome | None:
 def forward(network: torch.nn.Module, batch: Batch, config: Config) -> Tensor:
     """The CTC loss of each clip, [batch] float32, by an augmented batch."""
     device = next(network.parameters()).device
-    features, lengths = batch.features.to(device), batch.lengths.to(device)
-    features = warp_frequency(features, config.augment, batch.seeds)
-    features = spec_augment(features, lengths, config.augment, batch.seeds)
+    inputs = augmented(batch, config, device)
     targets, target_lengths = batch.targets(config.labels)
     precision = AUTOCAST.get(config.loop.precision)
     with torch.autocast(device.type, precision, enabled=precision is not None):
-        log_probs, lengths = network(features, lengths)
+        log_probs, lengths = network(**inputs)
     return F.ctc_loss(
         log_probs.transpose(0, 1),
         targets.to(device),
@@ -219,6 +224,20 @@ def forward(network: torch.nn.Module, batch: Batch, config: Config) -> Tensor:
         blank=len(config.labels),
         reduction="none",
     )
+
+
+def augmented(batch: Batch, config: Config, device: torch.device) -> dict[str, Tensor]:
+    """What the network is called with: features, lengths and, for wav2vec 2.0, what it is to hide from itself."""
+    inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
+    if not isinstance(config.model, Wav2Vec2Config):
+        features = warp_frequency(inputs["features"], config.augment, batch.seeds)
+        return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, batch.seeds)}
+    frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]
+    masks = {
+        "time_mask": time_mask(frames, max(1, *frames), config.augment.spans, batch.seeds),
+        "channel_mask": channel_mask(config.model.width, config.augment.spans, batch.seeds),
+    }
+    return inputs | {name: mask.to(device) for name, mask in masks.items() if mask is not None}
 
 
 def skip(state: State, outcome: Outcome, clips: Sequence[Item], config: Config) -> None:
@@ -252,6 +271,7 @@ def look(state: State, config: Config, directory: Path, report: Report) -> None:
     state.settle(config)
     if config.data.dev is None:
         return
+    assert isinstance(state.best_model, CtcNetwork)
     evaluation = evaluate(state.best_model, config, config.data.dev, state.process)
     record = report.evaluated(state.step, evaluation)
     if state.process.leads and record["dev_wer"] < state.best_wer:

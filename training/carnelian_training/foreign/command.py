@@ -1,4 +1,4 @@
-"""The commands of `carnelian-train` that deal with other toolkits' checkpoints: `import` and `to-nemo`."""
+"""The commands of `carnelian-train` for other toolkits' checkpoints: `import`, `to-nemo` and `to-huggingface`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,21 +7,30 @@ import typer
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="A NeMo .nemo or DLE .pt file, Jasper or QuartzNet.")],
+    source: Annotated[
+        Path, typer.Argument(help="A NeMo .nemo, DLE .pt or fairseq .pt file, or a Hugging Face folder.")
+    ],
     target: Annotated[Path, typer.Argument(help="The checkpoint to write, for example quartznet_de.pt.")],
     dle_config: Annotated[Path | None, typer.Option(help="DLE's YAML, if not one of its published models.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="fairseq: dict.ltr.txt, if not LibriSpeech's.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="DLE: the weights as trained, not their average.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the source's.")] = None,
 ) -> None:
     """Make a checkpoint of ours from another toolkit's: to evaluate, fine-tune, export."""
+    import torch
+
     from carnelian_training import checkpoint
     from carnelian_training.foreign.sources import read
 
     name = target.stem
-    config, weights = read(source, name, dle_config=dle_config, is_raw=raw, overrides=tuple(overrides or ()))
+    config, weights = read(
+        source, name, dle_config=dle_config, is_raw=raw, labels=labels, overrides=tuple(overrides or ())
+    )
     checkpoint.save(target, config, weights, results={"imported_from": source.name})
-    count = sum(tensor.numel() for key, tensor in weights.items() if key.endswith(("weight", "bias")))
-    typer.echo(f"{target}: {config.model.name}, {count:,} parameters, {len(config.labels)} labels")
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in checkpoint.build_network(config).parameters())
+    kind = f"{len(config.labels)} labels" if config.pretraining is None else "pre-trained"
+    typer.echo(f"{target}: {config.model.name}, {count:,} parameters, {kind}")
 
 
 def to_nemo(
@@ -35,4 +44,17 @@ def to_nemo(
     config, model = checkpoint.load_model(source)
     for difference in nemo.write(target, config, model.state_dict()):
         typer.echo(f"note: {difference}; log-probabilities will differ a little, most at a clip's ends")
+    typer.echo(f"{target}: written")
+
+
+def to_huggingface(
+    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Ours, of wav2vec 2.0.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write.")],
+) -> None:
+    """Write a wav2vec 2.0 as a folder for Hugging Face's transformers."""
+    from carnelian_training import checkpoint
+    from carnelian_training.foreign import huggingface
+
+    config, content = checkpoint.load(source)
+    huggingface.write(target, config, content["weights"])
     typer.echo(f"{target}: written")

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 
@@ -48,7 +47,8 @@ def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
     """
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise CheckpointError(
-            f"{where} must be a checkpoint of Carnelian, a .nemo file or a DLE .pt with a `state_dict`, but is none"
+            f"{where} must be a checkpoint of Carnelian, a .nemo file, a .pt of fairseq or a DLE .pt with a "
+            "`state_dict`, but is none"
         )
     average = content.get("ema_state_dict")
     if not is_raw and average is None:
@@ -164,15 +164,3 @@ def weights(found: dict[str, Tensor], config: Config, path: Path) -> dict[str, T
     """
     is_quartznet = any(re.match(r"encoder\.layers\.0\.mconv\.", name) for name in found)
     return take(found, config, DLE_QUARTZNET if is_quartznet else DLE_JASPER, path)
-
-
-def load(path: Path) -> Any:
-    """What a `.pt` file holds; tensors and plain values only.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error

@@ -14,6 +14,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import CheckpointError, build_model
 from carnelian_training.config import Config
 from carnelian_training.models.blocks import Block
+from carnelian_training.models.network import StackNetwork
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def names(config: Config, naming: Naming) -> dict[str, str]:
     """Every tensor of a network: its name here -> its name there."""
     with torch.device("meta"):
         network = build_model(config)
+    assert isinstance(network, StackNetwork)
     table = {f"head.{part}": f"{naming.head}.{part}" for part in ("weight", "bias")}
     for i, block in enumerate(network.blocks):
         assert isinstance(block, Block)

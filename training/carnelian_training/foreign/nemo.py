@@ -24,7 +24,9 @@ from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.options import Options, check, samples, section
 from carnelian_training.foreign.stages import block_list, model_tree
+from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
+from carnelian_training.waveform import WaveformSettings
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +153,7 @@ def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str,
     Raises:
         CheckpointError: Tensors do not fit, or the stored window or mel filters are not those of `config.features`.
     """
+    assert isinstance(config.features, FeatureSettings)
     expected = _feature_tensors(config.features)
     for name, table in expected.items():
         found = tensors.get(FEATURE_TENSORS + name)
@@ -175,6 +178,10 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
     Raises:
         CheckpointError: The network is of a kind that NeMo has not.
     """
+    if isinstance(config.features, WaveformSettings):
+        raise CheckpointError(
+            f"a .nemo file must hold a Jasper or QuartzNet, not {config.model.name}: see to-huggingface"
+        )
     if config.model.head_frames != 1:
         raise CheckpointError(
             f"`model.head_frames` must be 1, for NeMo has no other, but is {config.model.head_frames}"
@@ -204,6 +211,8 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
 
 def _nemo_tree(config: Config) -> dict[str, Any]:
     features, labels = config.features, list(config.labels)
+    assert isinstance(features, FeatureSettings)
+    assert isinstance(config.model, StackConfig)
     seconds = {
         "window_size": features.window_samples / SAMPLE_RATE_HZ,
         "window_stride": features.hop_samples / SAMPLE_RATE_HZ,

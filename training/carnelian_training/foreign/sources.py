@@ -1,6 +1,8 @@
 """Any checkpoint, ours or another toolkit's, as a configuration and weights of ours."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, apply_overrides, config_from_dict
-from carnelian_training.foreign import dle, nemo
+from carnelian_training.foreign import dle, fairseq, huggingface, inert, nemo
 from carnelian_training.models.network import CtcNetwork
 
 
@@ -19,15 +21,17 @@ def read(
     *,
     dle_config: Path | None = None,
     is_raw: bool = False,
+    labels: Path | None = None,
     overrides: tuple[str, ...] = (),
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Read a checkpoint of another toolkit: a `.nemo` file, else a `.pt` of DLE.
+    """Read a checkpoint of another toolkit: a Hugging Face folder, a `.nemo` file, else a `.pt` of fairseq or DLE.
 
     Args:
-        path: the file.
+        path: the file or folder.
         name: of the configuration; the file's own by default.
         dle_config: DLE's YAML, if the file is its and not of a published form.
         is_raw: of DLE: the weights as trained, not their moving average.
+        labels: of fairseq: the dictionary, `dict.ltr.txt`, if it is neither in the file nor LibriSpeech's.
         overrides: ``a.b=value``, over what the file says.
 
     Raises:
@@ -35,20 +39,29 @@ def read(
         ConfigError: What it describes is no network of ours; every mistake is named.
     """
     where = str(path)
-    is_nemo = path.suffix == ".nemo"
-    if is_nemo:
+    weights: Callable[[Config], dict[str, Tensor]]
+    if path.is_dir():
+        tree, tensors, alphabet = huggingface.read(path)
+        weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
+    elif path.suffix == ".nemo":
         theirs, tensors = nemo.read(path)
         tree = nemo.config_tree(theirs, where)
+        weights = partial(nemo.weights, tensors, path=path)
     else:
-        content = dle.load(path)
+        content = inert.load_checkpoint(path)
         if isinstance(content, dict) and "weights" in content:
             raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
-        tensors = dle.tensors(content, is_raw=is_raw, where=where)
-        tree = dle.config_tree(tensors, dle_config, where)
+        if fairseq.is_fairseq(content):
+            tree, alphabet = fairseq.config_tree(content, labels, where)
+            weights = partial(fairseq.weights, content, alphabet=alphabet, path=path)
+        else:
+            tensors = dle.tensors(content, is_raw=is_raw, where=where)
+            tree = dle.config_tree(tensors, dle_config, where)
+            weights = partial(dle.weights, tensors, path=path)
     tree = {"name": name or re.sub(r"\W+", "_", path.stem.lower()), **tree}
     apply_overrides(tree, overrides)
     config = config_from_dict(tree, where)
-    return config, (nemo if is_nemo else dle).weights(tensors, config, path)
+    return config, weights(config)
 
 
 def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]:
@@ -68,10 +81,10 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
 
 def is_ours(path: Path) -> bool:
     """Whether a file is a checkpoint of Carnelian; a file that cannot be read is said to be."""
-    if path.suffix == ".nemo":
+    if path.suffix == ".nemo" or path.is_dir():
         return False
     try:
-        content = dle.load(path)
+        content = inert.load_checkpoint(path)
     except CheckpointError:
         return True  # whose reader says what is wrong with it
-    return not isinstance(content, dict) or "state_dict" not in content
+    return not isinstance(content, dict) or not ("state_dict" in content or fairseq.is_fairseq(content))

@@ -3,6 +3,7 @@
 Everything works on [batch, channels, 1, frames] with a mask, as `masked.py` says.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -84,6 +85,27 @@ class StackConfig:
     def stride(self) -> int:
         """Feature frames per output frame."""
         return self.body_stride // self.head_frames
+
+    @property
+    def feature_channels(self) -> int:
+        """Rows of its features."""
+        return self.num_mels
+
+    def output_frames(self, frames: int) -> int:
+        """Output frames of a clip with `frames` of features."""
+        return -(-frames // self.stride)
+
+    @property
+    def num_stages(self) -> int:
+        """What freezes and learns at a rate of its own."""
+        return len(self.stages)
+
+    def stage_of(self, name: str) -> int:
+        """The position in `stages` of the parameter or module `name`; the head's comes after the last."""
+        match = re.match(r"blocks\.(\d+)", name)
+        if match is None:
+            return len(self.stages)
+        return [i for i, stage in enumerate(self.stages) for _ in range(stage.blocks)][int(match[1])]
 
     @property
     def reach(self) -> int:

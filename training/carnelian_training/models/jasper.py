@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from carnelian_training.models.blocks import Block, StackConfig, StageConfig
 from carnelian_training.models.masked import Mask
-from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.network import StackNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class JasperConfig(StackConfig):
             )
 
 
-class Jasper(CtcNetwork):
+class Jasper(StackNetwork):
     """The network of a :class:`JasperConfig`. 10x5 dense residual with 29 labels has 332,632,349 parameters."""
 
     def __init__(self, config: JasperConfig, num_labels: int) -> None:

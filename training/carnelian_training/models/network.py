@@ -1,7 +1,10 @@
 """What every CTC network here is to the rest: features in, label scores out, whatever lies between.
 
-In: [batch, mels, frames] log-mel features and lengths. Out: [batch, frames', labels] log-probabilities and lengths.
+In: [batch, channels, frames] features (log-mel, or samples for wav2vec 2.0) and lengths. Out: [batch, frames', labels]
+log-probabilities and lengths.
 """
+
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +14,43 @@ from carnelian_training.models.blocks import StackConfig, initialise
 from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
 
 
+class Architecture(Protocol):
+    """What every architecture's configuration tells."""
+
+    @property
+    def feature_channels(self) -> int:
+        """Rows of its features."""
+
+    @property
+    def stride(self) -> int:
+        """Feature frames per output frame."""
+
+    def output_frames(self, frames: int) -> int:
+        """Output frames of a clip with `frames` of features."""
+
+
 class CtcNetwork(nn.Module):
+    """Any recogniser here."""
+
+    config: Architecture
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score every label at every frame.
+
+        Args:
+            features: [batch, channels, frames] float32.
+            lengths: [batch] int64, real frames of each clip.
+
+        Returns:
+            [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths.
+        """
+        raise NotImplementedError
+
+
+class StackNetwork(CtcNetwork):
     """A stack of blocks and a 1x1 convolution to the labels. An architecture brings the blocks and :meth:`encode`."""
+
+    config: StackConfig
 
     def __init__(self, config: StackConfig, blocks: nn.ModuleList, num_labels: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from carnelian_training.models.blocks import Block, StackConfig
 from carnelian_training.models.masked import Mask
-from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.network import StackNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class QuartzNetConfig(StackConfig):
     name: Literal["quartznet"] = "quartznet"
 
 
-class QuartzNet(CtcNetwork):
+class QuartzNet(StackNetwork):
     """The network of a :class:`QuartzNetConfig`. 15x5 with 29 labels has 18,924,381 parameters."""
 
     def __init__(self, config: QuartzNetConfig, num_labels: int) -> None:

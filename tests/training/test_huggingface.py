@@ -1,0 +1,231 @@
+"""wav2vec 2.0 of Hugging Face and fairseq against `transformers`; references/wav2vec2_models.py made the files."""
+
+import dataclasses
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from carnelian_training import checkpoint
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.cli import main
+from carnelian_training.config import config_to_dict
+from carnelian_training.foreign import huggingface, inert, sources
+from carnelian_training.foreign.alphabet import fold
+from carnelian_training.foreign.fairseq import _literal
+from carnelian_training.models.hourglass import HourglassConfig
+from carnelian_training.models.pretraining import PretrainingConfig, Wav2Vec2Pretraining, hidden_frames, pick
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+
+REFERENCES = Path(__file__).parent / "references"
+SAMPLES = (2000, 1303)
+TOLERANCE = 1e-4
+KEPT = [4, 5, 6, 7, 8, 9, 0]  # rows of the head: |, letters, apostrophe, and the blank, which comes last here
+LABELS = (" ", "e", "t", "a", "'", "z")
+
+
+def signals() -> list[torch.Tensor]:
+    """As references/wav2vec2_models.py, which runs where `transformers` is, makes them."""
+    draw = np.random.default_rng(1)
+    return [torch.from_numpy(draw.standard_normal(samples).astype(np.float32)) for samples in SAMPLES]
+
+
+def expected(logits: np.ndarray) -> torch.Tensor:
+    """Log-probabilities among characters and blank: [frames, 7]."""
+    return torch.from_numpy(logits)[:, KEPT].log_softmax(1)
+
+
+def run_command(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr("sys.argv", ["carnelian-train", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    return exit_status.value.code
+
+
+@pytest.mark.parametrize(
+    ("source", "said", "normalise"),
+    [
+        ("wav2vec2_base", "wav2vec2_base", False),
+        ("wav2vec2_large", "wav2vec2_large", True),
+        ("wav2vec2_new.pt", "wav2vec2_large", True),
+    ],
+)
+def test_log_probabilities_are_those_of_transformers(source, said, normalise):
+    config, model = sources.load_model(REFERENCES / source)
+    said = np.load(REFERENCES / said / "said.npz")
+    assert config.labels == LABELS
+    assert config.features.normalise == normalise
+    with torch.inference_mode():
+        for i, signal in enumerate(signals()):
+            lengths = torch.tensor([len(signal)])
+            alone, ends = model(signal[None, None], lengths)
+            torch.testing.assert_close(alone[0], expected(said[f"logits_{i}"]), atol=TOLERANCE, rtol=0)
+            hidden = torch.arange(int(ends[0]))[None] % 3 == 1
+            masked, _ = model(signal[None, None], lengths, hidden)
+            torch.testing.assert_close(masked[0], expected(said[f"masked_{i}"]), atol=TOLERANCE, rtol=0)
+        assert np.ptp(said["logits_0"]) > 3  # the comparison is about something
+
+
+@pytest.mark.parametrize("source", ["wav2vec2_pretraining", "wav2vec2_old.pt"])
+def test_pretraining_compares_what_transformers_compares(source):
+    config, weights = sources.read(REFERENCES / source)
+    said = {
+        name: torch.from_numpy(found) for name, found in np.load(REFERENCES / "wav2vec2_pretraining/said.npz").items()
+    }
+    model = checkpoint.build_network(config).eval()
+    assert isinstance(model, Wav2Vec2Pretraining)
+    model.load_state_dict(weights)
+    signal, lengths = signals()[0][None, None], torch.tensor([SAMPLES[0]])
+    with torch.inference_mode():
+        frames, ends = model.extract(signal, lengths)
+        hidden = torch.arange(int(ends[0]))[None] % 3 != 0
+        index, real = hidden_frames(hidden)
+        normalised = model.extractor_norm(frames)
+        codes = model._quantise(normalised, index, 1.0, None)
+        targets = model.pretraining["target"](codes.vectors)
+        guesses = model.pretraining["guess"](pick(model.encode(normalised, ends, hidden), index))
+        torch.testing.assert_close(guesses[0], said["guesses"][index[0]], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(targets[0], said["targets"][index[0]], atol=TOLERANCE, rtol=0)
+        others = (torch.arange(index.shape[1])[:, None] + 1 + torch.arange(5)) % index.shape[1]
+        loss, _ = model._compare(guesses, targets, codes.ids, others[None], real)
+    assert float(loss) == pytest.approx(float(said["loss"]), rel=1e-4)
+
+
+def test_parameters_of_base_in_pretraining():
+    with torch.device("meta"):
+        model = Wav2Vec2Pretraining(Wav2Vec2Config(), PretrainingConfig())
+    assert sum(p.numel() for p in model.parameters()) == 95_044_608  # facebook/wav2vec2-base
+
+
+def test_a_round_trip_through_the_command_keeps_everything(tmp_path, monkeypatch, capsys):
+    for source in ("wav2vec2_base", "wav2vec2_pretraining"):
+        ours, folder = tmp_path / f"{source}.pt", tmp_path / source
+        assert run_command(monkeypatch, "import", REFERENCES / source, ours) == 0
+        assert run_command(monkeypatch, "to-huggingface", ours, folder) == 0
+        config, weights = sources.read(REFERENCES / source)
+        again, same = sources.read(folder)
+        assert config_to_dict(again) == config_to_dict(config)
+        assert weights.keys() == same.keys()
+        for name, tensor in weights.items():
+            assert torch.equal(tensor, same[name]), name
+        options = json.loads((folder / "config.json").read_text())
+        before = json.loads((REFERENCES / source / "config.json").read_text())
+        assert {name: before[name] for name in options if name in before} == options
+    assert "wav2vec2, 14,567 parameters, 6 labels" in capsys.readouterr().out
+    vocabulary = json.loads((tmp_path / "wav2vec2_base" / "vocab.json").read_text())
+    assert list(vocabulary) == ["<pad>", "<s>", "</s>", "<unk>", "|", "e", "t", "a", "'", "z"]
+
+
+def test_what_fine_tuning_says_comes_before_what_pretraining_said():
+    config, _ = sources.read(REFERENCES / "wav2vec2_new.pt")
+    assert (config.augment.spans.time_probability, config.augment.spans.channel_probability) == (0.5, 0.25)
+    config, _ = sources.read(REFERENCES / "wav2vec2_old.pt")
+    assert config.augment.spans.time_probability == 0.65
+    assert config.pretraining.temperature == (2.0, 0.5)
+
+
+def test_a_dictionary_can_be_given(tmp_path):
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    weights = {name: tensor for name, tensor in content["model"].items()}
+    cfg = inert.plain(content["cfg"])
+    torch.save({"args": None, "cfg": cfg, "model": weights}, tmp_path / "without.pt")
+    with pytest.raises(CheckpointError, match=r"dict\.ltr\.txt \(--labels\), for its head has 10 rows"):
+        sources.read(tmp_path / "without.pt")
+    (tmp_path / "dict.ltr.txt").write_text("| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n")
+    assert sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")[0].labels[1] == "x"
+    (tmp_path / "dict.ltr.txt").write_text("| 9\n")
+    with pytest.raises(CheckpointError, match="as many symbols as the head, 10, not 5"):
+        sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")
+
+
+class Harmful:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("new_form", [True, False])
+def test_no_code_of_a_file_runs(tmp_path, new_form):
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content = {"model": content["model"], "args": None, "cfg": inert.plain(content["args"])}
+    content["extra_state"] = Harmful(tmp_path / "touched")
+    torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=new_form)
+    config, _ = sources.read(tmp_path / "x.pt")
+    assert config.pretraining is not None
+    assert not (tmp_path / "touched").exists()
+    pickle.loads(pickle.dumps(content["extra_state"]))  # it would have
+    assert (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "relu"}, "`hidden_act` must be 'gelu', but is 'relu'"),
+        ({"model_type": "hubert"}, "`model_type` must be 'wav2vec2', but is 'hubert'"),
+        ({"num_hidden_layers": 3}, r"wav2vec2\.encoder\.layers\.2\.attention\.q_proj\.weight: missing"),
+        ({"hidden_size": 12}, r"masked_spec_embed: must be \[12\], but is \[24\]"),
+    ],
+)
+def test_folders_that_contradict_themselves_are_refused(tmp_path, change, message):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    options = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(options | change))
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(folder)
+
+
+def test_incomplete_folders_are_refused(tmp_path):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    (folder / "preprocessor_config.json").write_text('{"sampling_rate": 8000}')
+    with pytest.raises(CheckpointError, match="must say 16000 Hz"):
+        sources.read(folder)
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"must hold model\.safetensors or pytorch_model\.bin"):
+        sources.read(folder)
+    (folder / "model.safetensors").write_text("no tensors")
+    with pytest.raises(CheckpointError, match="weights cannot be read"):
+        sources.read(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="must be JSON"):
+        sources.read(folder)
+
+
+def test_vocabularies_are_folded_to_characters():
+    tokens = {"[PAD]": 4, "|": 0, "Ä": 1, "ß": 2, "[UNK]": 3}
+    alphabet = fold(tokens, 4, "here")
+    assert alphabet.labels == (" ", "ä", "ß")
+    assert alphabet.rows == [0, 1, 2, 4]
+    assert fold({"a": 0, "B": 1, "_": 2}, 2, "here", "_").labels == ("a", "B")  # both kinds: as it is
+    with pytest.raises(CheckpointError, match="one character per token, but has 'sch'"):
+        fold({"a": 0, "sch": 1, "-": 2}, 2, "here")
+    with pytest.raises(CheckpointError, match="folds two tokens"):
+        fold({"|": 0, " ": 1, "-": 2}, 2, "here")
+
+
+def test_expressions_of_layers_are_read_and_nothing_else():
+    found = _literal("[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]", "here")
+    assert found == [(512, 10, 5), *[(512, 3, 2)] * 4, (512, 2, 2), (512, 2, 2)]
+    assert _literal("[2,(8,4),2]", "here") == [2, (8, 4), 2]
+    for harmful in ("__import__('os').getcwd()", "[1] * 10 ** 9", "[1] * 1000000", "2 +", "'a'"):
+        with pytest.raises(CheckpointError, match="by numbers"):
+            _literal(harmful, "here")
+
+
+def test_networks_that_transformers_has_not_are_refused(tmp_path, tiny_config):
+    config, weights = sources.read(REFERENCES / "wav2vec2_base")
+    pooled = HourglassConfig(before=0, pooled=2, after=0, factor=2)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, hourglass=pooled))
+    for wrong, message in ((config, "hourglass` must be none"), (tiny_config, "not a quartznet")):
+        with pytest.raises(CheckpointError, match=message):
+            huggingface.write(tmp_path / "x", wrong, weights)
+
+
+def test_a_pretrained_checkpoint_is_no_recogniser(tmp_path):
+    with pytest.raises(CheckpointError, match=r"was pre-trained and knows no letters yet: fine-tune it"):
+        sources.load_model(REFERENCES / "wav2vec2_pretraining")

@@ -1,0 +1,31 @@
+"""What configurations ask of their numbers: each check says by a ValueError what must hold and what was found."""
+
+import math
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Fields that must be above 0, where they are given."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be positive, but is {value}")
+
+
+def check_not_negative(config: object, *names: str) -> None:
+    """Fields that must be 0 or more."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"`{name}` must not be negative, but is {value}")
+
+
+def check_probability(name: str, found: float) -> None:
+    """A probability."""
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"`{name}` must be within 0 to 1, but is {found}")
+
+
+def check_range(name: str, found: tuple[float, float], lowest: float, highest: float) -> None:
+    """A lower and an upper end, within limits."""
+    if not lowest <= found[0] <= found[1] <= highest:
+        raise ValueError(f"`{name}` must be a range within {lowest} to {highest}, but is {found[0]} to {found[1]}")

@@ -1,0 +1,211 @@
+"""fairseq's `.pt` files of wav2vec 2.0, pre-trained and fine-tuned, of the old layout (`args`) and the new (`cfg`).
+
+Read from its source (v0.12.2, `models/wav2vec/wav2vec2.py` and `wav2vec2_asr.py`); NVIDIA's DeepLearningExamples, whose
+Hourglass comes along, writes the old layout. Nothing is executed: `inert.py` reads the file.
+"""
+
+import ast
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import Config
+from carnelian_training.foreign import inert
+from carnelian_training.foreign.alphabet import Alphabet, fold
+from carnelian_training.foreign.options import Options
+from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.waveform import WaveformSettings
+
+logger = logging.getLogger(__name__)
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+"""Of every dictionary of fairseq; CTC's blank is the first."""
+LIBRISPEECH = "|ETAONIHSRDLUMWCFGYPBVK'XJQZ"
+"""dict.ltr.txt, which its fine-tuned models share."""
+VARIANCE_GUARD = 1e-5  # of `F.layer_norm`, by which waveforms are normalised
+
+FIXED: Options = {
+    "activation_fn": "gelu",
+    "quantize_input": False,
+    "target_glu": False,
+    "negatives_from_everywhere": False,
+    "cross_sample_negatives": 0,
+    "codebook_negatives": 0,
+    "layer_type": "transformer",
+    "pos_conv_depth": 1,
+    "quantizer_depth": 1,
+    "pos_enc_type": "abs",
+}
+MODEL: dict[str, tuple[str, Any]] = {
+    "conv_bias": ("conv_bias", False),
+    "width": ("encoder_embed_dim", 768),
+    "layers": ("encoder_layers", 12),
+    "heads": ("encoder_attention_heads", 12),
+    "feed_forward": ("encoder_ffn_embed_dim", 3072),
+    "norm_first": ("layer_norm_first", False),
+    "position_kernel": ("conv_pos", 128),
+    "position_groups": ("conv_pos_groups", 16),
+    "dropout": ("dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.1),
+    "activation_dropout": ("activation_dropout", 0.0),
+    "input_dropout": ("dropout_input", 0.0),
+    "layer_drop": ("encoder_layerdrop", 0.0),
+    "extractor_gradient": ("feature_grad_mult", 1.0),
+}
+PRETRAINING: dict[str, tuple[str, Any]] = {
+    "groups": ("latent_groups", 2),
+    "codes": ("latent_vars", 320),
+    "width": ("final_dim", 256),
+    "feature_dropout": ("dropout_features", 0.0),
+    "negatives": ("num_negatives", 100),
+    "similarity_temperature": ("logit_temp", 0.1),
+}
+SPANS: dict[str, tuple[str, Any]] = {
+    "time_probability": ("mask_prob", 0.65),
+    "time_length": ("mask_length", 10),
+    "channel_probability": ("mask_channel_prob", 0.0),
+    "channel_length": ("mask_channel_length", 10),
+}
+
+
+def is_fairseq(content: Any) -> bool:
+    """Whether what a `.pt` file holds is a checkpoint of fairseq."""
+    return isinstance(content, dict) and "model" in content and ("args" in content or "cfg" in content)
+
+
+def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options, Alphabet | None]:
+    """The sections of a configuration of ours, and the alphabet of a fine-tuned model's head.
+
+    Args:
+        content: what the file holds.
+        labels: `dict.ltr.txt`, where the file has no dictionary.
+        where: opens messages.
+
+    Raises:
+        CheckpointError: It is no wav2vec 2.0, or has options that ours have not.
+    """
+    outer = _options(content, where)
+    head = next((t for name, t in content["model"].items() if name.endswith("w2v_encoder.proj.weight")), None)
+    inner = _flat(outer.get("w2v_args") or {}) if head is not None else outer
+    options = outer | inner if head is not None else outer
+    wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in FIXED.items() if options.get(k, v) != v]
+    if "conv_feature_layers" not in options and "encoder_layers" not in options:
+        wrong.append("  it says nothing of `encoder_layers`")
+    if wrong:
+        raise CheckpointError(
+            "\n".join([f"{where} must be a wav2vec 2.0 of fairseq that can be carried over:", *wrong])
+        )
+    channels, kernels, strides = zip(*_layers(options.get("conv_feature_layers"), where), strict=True)
+    model = {"name": Wav2Vec2Config.name, **_carry(MODEL, options)}
+    model |= {"conv_channels": channels, "conv_kernels": kernels, "conv_strides": strides}
+    model["conv_norm"] = "layer" if options.get("extractor_mode", "default") == "layer_norm" else "group"
+    if options.get("hourglass_transformer"):  # of NVIDIA's
+        before, (pooled, factor), after = _literal(str(options["hourglass_transformer"]), where)
+        model["hourglass"] = {"before": before, "pooled": pooled, "factor": factor, "after": after}
+    features = {"name": WaveformSettings.name, "variance_guard": VARIANCE_GUARD}
+    features["normalise"] = bool(outer.get("normalize", inner.get("normalize", False)))
+    # What a fine-tuned file says of its own training comes before what it says of the one before.
+    tree: Options = {
+        "model": model,
+        "features": features,
+        "augment": {"speed": [1.0, 1.0], "spans": _carry(SPANS, inner | outer)},
+    }
+    if head is not None:
+        alphabet = _alphabet(content, len(head), labels, where)
+        return tree | {"labels": list(alphabet.labels)}, alphabet
+    pretraining = _carry(PRETRAINING, options)
+    pretraining["code_width"] = options.get("latent_dim") or pretraining["width"]
+    temperature = options.get("latent_temp") or (2, 0.5, 0.999995)
+    start, end, decay = _literal(temperature, where) if isinstance(temperature, str) else temperature
+    pretraining |= {"temperature": [start, end], "temperature_decay": decay}
+    return tree | {"pretraining": pretraining}, None
+
+
+def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path) -> dict[str, Tensor]:
+    """The weights of a network of `config`.
+
+    Raises:
+        CheckpointError: Tensors do not fit; each is named.
+    """
+    return take(content["model"], config, FAIRSEQ_FINE_TUNED if alphabet else FAIRSEQ, alphabet, path)
+
+
+def _carry(table: dict[str, tuple[str, Any]], options: Options) -> Options:
+    return {ours: options.get(theirs, default) for ours, (theirs, default) in table.items()}
+
+
+def _options(content: Any, where: str) -> Options:
+    found = inert.plain(content.get("cfg") or content.get("args"))
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{where} must have its configuration in `cfg` or `args`, but has {type(found).__name__}")
+    return _flat(found)
+
+
+def _flat(found: Any) -> Options:
+    """The options of the model and the task in one mapping, as the old layout has them."""
+    if not isinstance(found, dict):
+        return {}
+    sections = [found[name] for name in ("task", "model") if isinstance(found.get(name), dict)]
+    flat = dict(found) if not sections else {}
+    for options in sections:
+        flat |= options
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:
+    """(channels, kernel, stride) of each convolution; fairseq's own form is an expression that it evaluates."""
+    if found is None:
+        found = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]"
+    layers: list[tuple[int, int, int]] = _literal(found, where) if isinstance(found, str) else found
+    return layers
+
+
+def _literal(expression: str, where: str) -> Any:
+    """The value of an expression of numbers, lists, tuples, `+` and `*`, and of nothing else.
+
+    Raises:
+        CheckpointError: It is another one.
+    """
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            return node.value
+        if isinstance(node, (ast.List, ast.Tuple)):
+            entries = [value(entry) for entry in node.elts]
+            return entries if isinstance(node, ast.List) else tuple(entries)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+            left, right = value(node.left), value(node.right)
+            if isinstance(node.op, ast.Add):
+                return left + right
+            if isinstance(right, int) and right <= 100:
+                return left * right
+        raise ValueError(ast.dump(node))
+
+    try:
+        return value(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{where} must describe layers by numbers, but has {expression!r}") from error
+
+
+def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alphabet:
+    """Of the given file, else of the dictionary in the checkpoint, else LibriSpeech's."""
+    dictionary = inert.plain((content.get("task_state") or {}).get("target_dictionary"))
+    if labels is not None:
+        lines = labels.read_text(encoding="utf-8").splitlines()
+        symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line.strip())]
+    elif isinstance(dictionary, dict) and dictionary.get("symbols"):
+        symbols = list(dictionary["symbols"])
+    elif rows == len(SPECIAL) + len(LIBRISPEECH):
+        logger.warning("%s has no dictionary; taking LibriSpeech's letters, as its head has as many rows", where)
+        symbols = [*SPECIAL, *LIBRISPEECH]
+    else:
+        raise CheckpointError(f"{where} must come with its dict.ltr.txt (--labels), for its head has {rows} rows")
+    if len(symbols) != rows:
+        raise CheckpointError(
+            f"{where}: the dictionary must have as many symbols as the head, {rows}, not {len(symbols)}"
+        )
+    return fold({symbol: row for row, symbol in enumerate(symbols)}, 0, f"{where}, its dictionary")

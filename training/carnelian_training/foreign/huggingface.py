@@ -1,0 +1,206 @@
+"""Folders of Hugging Face's `transformers`: Wav2Vec2ForCTC and Wav2Vec2ForPreTraining, read and written.
+
+Weights only: `model.safetensors`, or `pytorch_model.bin` without unpickling any class. The recogniser's special tokens
+are dropped from its head, so log-probabilities are those among characters and blank.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.config import Config
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
+from carnelian_training.foreign.options import Options
+from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, give, take
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.waveform import WaveformSettings
+
+FIXED: Options = {
+    "model_type": "wav2vec2",
+    "hidden_act": "gelu",
+    "feat_extract_activation": "gelu",
+    "add_adapter": False,
+    "adapter_attn_dim": None,
+}
+MODEL: dict[str, tuple[str, Any]] = {
+    "conv_channels": ("conv_dim", [512] * 7),
+    "conv_kernels": ("conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
+    "conv_strides": ("conv_stride", [5, 2, 2, 2, 2, 2, 2]),
+    "conv_bias": ("conv_bias", False),
+    "conv_norm": ("feat_extract_norm", "group"),
+    "width": ("hidden_size", 768),
+    "layers": ("num_hidden_layers", 12),
+    "heads": ("num_attention_heads", 12),
+    "feed_forward": ("intermediate_size", 3072),
+    "norm_first": ("do_stable_layer_norm", False),
+    "position_kernel": ("num_conv_pos_embeddings", 128),
+    "position_groups": ("num_conv_pos_embedding_groups", 16),
+    "norm_eps": ("layer_norm_eps", 1e-5),
+    "dropout": ("hidden_dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.1),
+    "activation_dropout": ("activation_dropout", 0.1),
+    "input_dropout": ("feat_proj_dropout", 0.0),
+    "head_dropout": ("final_dropout", 0.1),
+    "layer_drop": ("layerdrop", 0.1),
+}
+"""Our field -> theirs, and its default there."""
+SPANS: dict[str, tuple[str, Any]] = {
+    "time_probability": ("mask_time_prob", 0.05),
+    "time_length": ("mask_time_length", 10),
+    "time_least": ("mask_time_min_masks", 2),
+    "channel_probability": ("mask_feature_prob", 0.0),
+    "channel_length": ("mask_feature_length", 10),
+}
+PRETRAINING: dict[str, tuple[str, Any]] = {
+    "groups": ("num_codevector_groups", 2),
+    "codes": ("num_codevectors_per_group", 320),
+    "code_width": ("codevector_dim", 256),
+    "width": ("proj_codevector_dim", 256),
+    "feature_dropout": ("feat_quantizer_dropout", 0.0),
+    "negatives": ("num_negatives", 100),
+    "similarity_temperature": ("contrastive_logits_temperature", 0.1),
+    "diversity_weight": ("diversity_loss_weight", 0.1),
+}
+
+
+def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
+    """The `model`, `labels`, `features` (and `pretraining`) of a configuration, their tensors, the head's alphabet.
+
+    Raises:
+        CheckpointError: It is no such folder, or has options that ours have not.
+    """
+    options = _json(path / "config.json")
+    wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in FIXED.items() if options.get(k, v) != v]
+    if "model_type" not in options or wrong:
+        raise CheckpointError("\n".join([f"{path / 'config.json'} must be of a wav2vec 2.0 model:", *wrong]))
+    tensors = _tensors(path)
+    tree: Options = {
+        "model": {"name": Wav2Vec2Config.name} | _carry(MODEL, options),
+        "features": _features(path),
+        "augment": {"speed": [1.0, 1.0], "spans": _carry(SPANS, options)},
+    }
+    if any(name.startswith("lm_head.") for name in tensors):
+        alphabet = _alphabet(path, options)
+        return tree | {"labels": list(alphabet.labels)}, tensors, alphabet
+    if any(name.startswith("quantizer.") for name in tensors):
+        return tree | {"pretraining": _carry(PRETRAINING, options)}, tensors, None
+    raise CheckpointError(
+        f"{path} must be a Wav2Vec2ForCTC or a Wav2Vec2ForPreTraining, but has neither `lm_head` nor `quantizer`"
+    )
+
+
+def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | None, path: Path) -> dict[str, Tensor]:
+    """The weights of a network of `config`.
+
+    Raises:
+        CheckpointError: Tensors do not fit; each is named.
+    """
+    return take(tensors, config, HUGGING_FACE, alphabet, path)
+
+
+def _carry(table: dict[str, tuple[str, Any]], options: Options) -> Options:
+    return {ours: options.get(theirs, default) for ours, (theirs, default) in table.items()}
+
+
+def _json(path: Path) -> Options:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} must be JSON of a Hugging Face folder, but cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} must hold a mapping, but holds {type(found).__name__}")
+    return found
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    safe, pickled = path / "model.safetensors", path / "pytorch_model.bin"
+    try:
+        if safe.is_file():
+            from safetensors.torch import load_file
+
+            return load_file(safe)
+        if pickled.is_file():
+            found: dict[str, Tensor] = torch.load(pickled, map_location="cpu", weights_only=True)
+            return found
+    except Exception as error:  # neither names a common base for what a damaged file raises
+        raise CheckpointError(f"{path}: its weights cannot be read: {error}") from error
+    raise CheckpointError(f"{path} must hold {safe.name} or {pickled.name}, in one piece, but holds neither")
+
+
+def _features(path: Path) -> Options:
+    file = path / "preprocessor_config.json"
+    options = _json(file) if file.is_file() else {}
+    rate_hz, size = options.get("sampling_rate", SAMPLE_RATE_HZ), options.get("feature_size", 1)
+    if rate_hz != SAMPLE_RATE_HZ or size != 1:
+        raise CheckpointError(f"{file} must say {SAMPLE_RATE_HZ} Hz and one feature, but says {rate_hz} Hz and {size}")
+    return {"name": WaveformSettings.name, "normalise": options.get("do_normalize", True)}
+
+
+def _alphabet(path: Path, options: Options) -> Alphabet:
+    tokens = _json(path / "vocab.json")
+    file = path / "tokenizer_config.json"
+    tokenizer = _json(file) if file.is_file() else {}
+    if any(isinstance(row, dict) for row in tokens.values()):
+        raise CheckpointError(f"{path / 'vocab.json'} must be of one language, but is of {', '.join(tokens)}")
+    special = {str(value) for name, value in tokenizer.items() if name.endswith("_token") and isinstance(value, str)}
+    delimiter = tokenizer.get("word_delimiter_token") or WORD_DELIMITER
+    kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
+    return fold(kept, options.get("pad_token_id", 0), str(path / "vocab.json"), delimiter)
+
+
+def write(path: Path, config: Config, weights: dict[str, Tensor]) -> None:
+    """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
+
+    Raises:
+        CheckpointError: The network is of a kind that `transformers` has not.
+    """
+    from safetensors.torch import save_file
+
+    if not isinstance(config.model, Wav2Vec2Config) or not isinstance(config.features, WaveformSettings):
+        raise CheckpointError(f"a Hugging Face folder must hold a wav2vec2, not a {config.model.name}")
+    if config.model.hourglass is not None:
+        raise CheckpointError("`model.hourglass` must be none, for `transformers` has no such layers")
+    tensors = give(weights, config, HUGGING_FACE)
+    options: Options = dict(FIXED) | {theirs: getattr(config.model, ours) for ours, (theirs, _) in MODEL.items()}
+    options |= {theirs: getattr(config.augment.spans, ours) for ours, (theirs, _) in SPANS.items()}
+    options |= {"architectures": ["Wav2Vec2ForCTC" if config.pretraining is None else "Wav2Vec2ForPreTraining"]}
+    path.mkdir(parents=True, exist_ok=True)
+    if config.pretraining is None:
+        tokens = _with_special_tokens(tensors, config)
+        options |= {"vocab_size": len(tokens), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        _write(path / "vocab.json", tokens)
+        special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        tokenizer = special | {"tokenizer_class": "Wav2Vec2CTCTokenizer", "word_delimiter_token": WORD_DELIMITER}
+        _write(path / "tokenizer_config.json", tokenizer)
+        _write(path / "special_tokens_map.json", special)
+    else:
+        options |= {theirs: getattr(config.pretraining, ours) for ours, (theirs, _) in PRETRAINING.items()}
+    _write(path / "config.json", options)
+    extractor = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "feature_size": 1, "padding_value": 0.0}
+    extractor |= {"sampling_rate": SAMPLE_RATE_HZ, "do_normalize": config.features.normalise}
+    # Their attention masks have no part in a group norm over time, which published models were trained without.
+    extractor |= {"return_attention_mask": config.model.conv_norm == "layer"}
+    _write(path / "preprocessor_config.json", extractor)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+NEVER = -1e4
+"""The bias of a special token: no softmax sees it."""
+
+
+def _with_special_tokens(tensors: dict[str, Tensor], config: Config) -> dict[str, int]:
+    """Put the blank first, as `<pad>`, and three special tokens after it, which no frame ever says."""
+    weight, bias = tensors["lm_head.weight"], tensors["lm_head.bias"]
+    tensors["lm_head.weight"] = torch.cat([weight[-1:], torch.zeros(3, weight.shape[1]), weight[:-1]])
+    tensors["lm_head.bias"] = torch.cat([bias[-1:], torch.full((3,), NEVER), bias[:-1]])
+    labels = [WORD_DELIMITER if label == " " else label for label in config.labels]
+    return {token: row for row, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *labels])}
+
+
+def _write(path: Path, content: Options) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,157 @@
+"""What the tensors of wav2vec 2.0 are called in fairseq and in Hugging Face's `transformers`: the place that knows.
+
+Both have a network of the same tensors. Only the codebook has another shape there, [1, groups x codes, width], and the
+head has rows of special tokens, which never come out here: `alphabet.py` chooses its rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from carnelian_training.checkpoint import CheckpointError, build_network
+from carnelian_training.config import Config
+from carnelian_training.foreign.alphabet import Alphabet
+
+_BODY = {
+    "extractor_norm": ("feature_projection.layer_norm", "layer_norm"),
+    "projection": ("feature_projection.projection", "post_extract_proj"),
+    "norm": ("encoder.layer_norm", "encoder.layer_norm"),
+    "positions": ("encoder.pos_conv_embed.conv", "encoder.pos_conv.0"),
+}
+_LAYER = {
+    "attention.query": ("attention.q_proj", "self_attn.q_proj"),
+    "attention.key": ("attention.k_proj", "self_attn.k_proj"),
+    "attention.value": ("attention.v_proj", "self_attn.v_proj"),
+    "attention.output": ("attention.out_proj", "self_attn.out_proj"),
+    "attention_norm": ("layer_norm", "self_attn_layer_norm"),
+    "widen": ("feed_forward.intermediate_dense", "fc1"),
+    "narrow": ("feed_forward.output_dense", "fc2"),
+    "output_norm": ("final_layer_norm", "final_layer_norm"),
+}
+_PRETRAINING = {
+    "quantiser.choose": ("quantizer.weight_proj", "quantizer.weight_proj"),
+    "quantiser.vectors": ("quantizer.codevectors", "quantizer.vars"),
+    "target": ("project_q", "project_q"),
+    "guess": ("project_hid", "final_proj"),
+}
+_POSITIONS = {"direction": "weight_v", "magnitude": "weight_g", "bias": "bias"}
+_TODAYS = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
+"""How PyTorch calls weight norm since 2.0, and what these files mostly say."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """One of the two, and what stands before its names."""
+
+    column: int
+    body: str
+    head: str
+    mask: str
+
+
+HUGGING_FACE = Naming(0, "wav2vec2.", "lm_head", "masked_spec_embed")
+FAIRSEQ = Naming(1, "", "proj", "mask_emb")
+FAIRSEQ_FINE_TUNED = Naming(1, "w2v_encoder.w2v_model.", "w2v_encoder.proj", "mask_emb")
+
+
+def names(config: Config, naming: Naming) -> Iterator[tuple[str, str]]:
+    """Every tensor of a network: its name here, its name there."""
+    with torch.device("meta"):
+        ours = build_network(config).state_dict()
+    for name in ours:
+        yield name, _name(name, naming)
+
+
+def _name(name: str, naming: Naming) -> str:
+    if name == "mask_embedding":
+        return naming.body + naming.mask
+    module, _, part = name.rpartition(".")
+    if module == "head":
+        return f"{naming.head}.{part}"
+    if module == "positions":
+        return f"{naming.body}{_BODY[module][naming.column]}.{_POSITIONS[part]}"
+    if name == "pretraining.quantiser.vectors":
+        return _PRETRAINING["quantiser.vectors"][naming.column]
+    first, _, rest = module.partition(".")
+    if first == "pretraining":
+        return f"{_PRETRAINING[rest][naming.column]}.{part}"
+    if first == "layers":
+        i, _, inner = rest.partition(".")
+        return f"{naming.body}encoder.layers.{i}.{_LAYER[inner][naming.column]}.{part}"
+    if first == "extractor":
+        i, _, norm = rest.partition(".")
+        position = {
+            "": ("conv", "0"),
+            "clip_norm": ("layer_norm", "2"),
+            "frame_norm": ("layer_norm", "2.1"),
+        }[norm][naming.column]
+        return f"{naming.body}feature_extractor.conv_layers.{i}.{position}.{part}"
+    return f"{naming.body}{_BODY[module][naming.column]}.{part}"
+
+
+def take(
+    found: Mapping[str, Tensor], config: Config, naming: Naming, alphabet: Alphabet | None, path: Path
+) -> dict[str, Tensor]:
+    """The weights of a network of `config`, float32, out of another toolkit's.
+
+    What only pre-training needs may be there beside a recogniser, and the vector that masks may be missing.
+
+    Args:
+        found: their tensors.
+        config: a recogniser with an `alphabet`, else one in pre-training.
+        naming: of `found`.
+        alphabet: which rows of the head are labels.
+        path: opens messages.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or misshapen; each is named as it is called there.
+    """
+    found = {_mostly(name): tensor for name, tensor in found.items()}
+    with torch.device("meta"):
+        wanted = build_network(config).state_dict()
+    table = dict(names(config, naming))
+    leftover = {f"{naming.body}{names[naming.column]}" for names in _PRETRAINING.values()} if alphabet else set()
+    unexpected = [
+        name for name in found.keys() - set(table.values()) if not any(name.startswith(part) for part in leftover)
+    ]
+    mistakes = [f"  {name}: unexpected" for name in sorted(unexpected)]
+    weights = {}
+    for ours, theirs in table.items():
+        shape = list(wanted[ours].shape)
+        tensor = found.get(theirs)
+        if tensor is None and ours == "mask_embedding":
+            tensor = torch.zeros(shape)
+        if tensor is None:
+            mistakes.append(f"  {theirs}: missing")
+            continue
+        if ours.startswith("head.") and alphabet is not None and len(tensor) > max(alphabet.rows):
+            tensor = tensor[alphabet.rows]
+        if ours == "pretraining.quantiser.vectors" and tensor.numel() == wanted[ours].numel():
+            tensor = tensor.reshape(shape)
+        if list(tensor.shape) != shape:
+            mistakes.append(f"  {theirs}: must be {shape}, but is {list(tensor.shape)}")
+            continue
+        weights[ours] = tensor.to(torch.float32, copy=True)
+    if mistakes:
+        raise CheckpointError(
+            "\n".join([f"{path}: {len(mistakes)} tensor(s) do not fit the network that it describes:", *mistakes])
+        )
+    return weights
+
+
+def give(weights: Mapping[str, Tensor], config: Config, naming: Naming) -> dict[str, Tensor]:
+    """The weights of a network of `config` as another toolkit has them, float32; the head's rows are still ours."""
+    result = {}
+    for ours, theirs in names(config, naming):
+        tensor = weights[ours].float().contiguous()
+        result[theirs] = tensor.flatten(0, 1)[None] if ours == "pretraining.quantiser.vectors" else tensor
+    return result
+
+
+def _mostly(name: str) -> str:
+    for today, before in _TODAYS.items():
+        name = name.replace(today, before)
+    return name

@@ -1,0 +1,99 @@
+"""A transformer whose middle layers see fewer frames (Hourglass: Nawrot et al. 2021, arXiv:2110.13711).
+
+As in NVIDIA's wav2vec 2.0: one level, the same width throughout; what leaves the middle is added to what entered it.
+A group of frames that reaches past its clip's end is the mean of the frames that are there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, kw_only=True)
+class HourglassConfig:
+    """Which layers see how many frames."""
+
+    before: int = 2
+    """Layers at the full rate, as are those after."""
+    pooled: int = 8
+    after: int = 2
+    factor: int = 4
+    """Frames that are pooled into one."""
+    resampling: Literal["mean", "linear"] = "mean"
+    """`mean`: the mean down, repetition up, no weights, so those of a plain transformer fit. `linear`: a dense layer
+    from `factor` frames to one, and one back."""
+
+    def __post_init__(self) -> None:
+        if min(self.before, self.after) < 0 or self.pooled < 1 or self.factor < 2:
+            raise ValueError(
+                "`before` and `after` must not be negative, `pooled` at least 1 and `factor` at least 2, but they are "
+                f"{self.before}, {self.after}, {self.pooled} and {self.factor}"
+            )
+
+    @property
+    def layers(self) -> int:
+        """All of them."""
+        return self.before + self.pooled + self.after
+
+
+class Resampling(nn.Module):
+    """To fewer frames and back."""
+
+    def __init__(self, config: HourglassConfig, width: int) -> None:
+        super().__init__()
+        self.factor = config.factor
+        is_linear = config.resampling == "linear"
+        self.down = nn.Linear(config.factor * width, width) if is_linear else None
+        self.up = nn.Linear(width, config.factor * width) if is_linear else None
+
+    def shorten(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, frames, width] and [batch] -> the same for groups of `factor` frames."""
+        batch, frames, width = x.shape
+        valid = torch.arange(frames, device=x.device) < lengths[:, None]
+        x = torch.where(valid[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+        # Not -frames % factor: ONNX rounds quotients towards zero.
+        groups = (frames + self.factor - 1) // self.factor
+        x = F.pad(x, (0, 0, 0, groups * self.factor - frames))
+        lengths_after = (lengths + self.factor - 1) // self.factor
+        if self.down is not None:
+            shortened: Tensor = self.down(x.reshape(batch, groups, self.factor * width))
+            return shortened, lengths_after
+        starts = torch.arange(groups, device=x.device) * self.factor
+        counts = (lengths[:, None] - starts).clamp(1, self.factor)
+        sums = x.reshape(batch, groups, self.factor, width).sum(2)
+        return sums / counts[:, :, None].to(x.dtype), lengths_after
+
+    def expand(self, x: Tensor, frames: int) -> Tensor:
+        """[batch, groups, width] -> [batch, frames, width]."""
+        if self.up is not None:
+            x = self.up(x).reshape(x.shape[0], -1, x.shape[2])
+        else:
+            x = x.repeat_interleave(self.factor, dim=1)
+        return x[:, :frames]
+
+
+def run_hourglass(
+    x: Tensor,
+    lengths: Tensor,
+    config: HourglassConfig,
+    resampling: Resampling,
+    run: Callable[[Tensor, Tensor, int, int], Tensor],
+) -> Tensor:
+    """All layers, the pooled ones on fewer frames.
+
+    Args:
+        x: [batch, frames, width].
+        lengths: [batch] int64.
+        config: which layers are pooled.
+        resampling: to fewer frames and back.
+        run: runs the layers from one number to before another, given frames and their lengths.
+    """
+    end = config.before + config.pooled
+    x = run(x, lengths, 0, config.before)
+    shorter, shorter_lengths = resampling.shorten(x, lengths)
+    shorter = run(shorter, shorter_lengths, config.before, end)
+    return run(x + resampling.expand(shorter, x.shape[1]), lengths, end, config.layers)

@@ -1,0 +1,379 @@
+"""wav2vec 2.0: a convolutional extractor over samples and a transformer (Baevski et al. 2020, arXiv:2006.11477).
+
+In: [batch, 1, samples] waveforms and lengths. Every norm over time, every convolution and every attention sees a clip's
+own frames alone, so a batch gives what each clip alone gives. The weights are those of fairseq and of Hugging Face's
+`transformers`, under names of our own (`foreign/wav2vec2_keys.py`).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from carnelian_training.models.hourglass import HourglassConfig, Resampling, run_hourglass
+from carnelian_training.models.network import CtcNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wav2Vec2Config:
+    """Any wav2vec 2.0; the defaults are Base."""
+
+    name: Literal["wav2vec2"] = "wav2vec2"
+    conv_channels: tuple[int, ...] = (512,) * 7
+    """Of the extractor's convolutions, the first one first, as are the next two."""
+    conv_kernels: tuple[int, ...] = (10, 3, 3, 3, 3, 2, 2)
+    conv_strides: tuple[int, ...] = (5, 2, 2, 2, 2, 2, 2)
+    conv_bias: bool = False
+    conv_norm: Literal["group", "layer"] = "group"
+    """`group`: each channel over the clip's time, after the first convolution alone. `layer`: over the channels of each
+    frame, after every one."""
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    norm_first: bool = False
+    """Each layer normalises its input (Large trained on 60,000 hours), not its result."""
+    position_kernel: int = 128
+    position_groups: int = 16
+    norm_eps: float = 1e-5
+    hourglass: HourglassConfig | None = None
+    """Fewer frames in the middle layers; none: the plain transformer, with the same weights."""
+    dropout: float = 0.1
+    """Of what each layer adds."""
+    attention_dropout: float = 0.1
+    activation_dropout: float = 0.0
+    """Between the two halves of a feed-forward."""
+    input_dropout: float = 0.0
+    """Of the transformer's input."""
+    head_dropout: float = 0.0
+    layer_drop: float = 0.0
+    """Probability of leaving out a layer, in training."""
+    extractor_gradient: float = 1.0
+    """Factor on the gradient that reaches the extractor; pre-training of Base has 0.1."""
+
+    def __post_init__(self) -> None:
+        sizes = [len(self.conv_channels), len(self.conv_kernels), len(self.conv_strides)]
+        if len(set(sizes)) > 1 or not sizes[0]:
+            raise ValueError(
+                f"`conv_channels`, `conv_kernels` and `conv_strides` must be equally long, but have {sizes} entries"
+            )
+        if any(k < s or s < 1 for k, s in zip(self.conv_kernels, self.conv_strides, strict=True)):
+            raise ValueError("`conv_strides` must be at least 1 and at most their `conv_kernels`")
+        for name in ("heads", "position_groups"):
+            if getattr(self, name) < 1 or self.width % getattr(self, name):
+                raise ValueError(f"`{name}` must divide `width`, {self.width}, but is {getattr(self, name)}")
+        for name in ("width", "layers", "feed_forward", "position_kernel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "input_dropout", "head_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {getattr(self, name)}")
+        for name in ("layer_drop", "extractor_gradient"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must be within 0 to 1, but is {getattr(self, name)}")
+        if self.hourglass is not None and self.hourglass.layers != self.layers:
+            raise ValueError(
+                f"`hourglass` must divide up all `layers`, {self.layers}, but its parts are {self.hourglass.layers}"
+            )
+
+    feature_channels = 1
+    head_frames = 1
+
+    @property
+    def stride(self) -> int:
+        """Samples per output frame."""
+        return math.prod(self.conv_strides)
+
+    @property
+    def window(self) -> int:
+        """Samples that one output frame sees of the waveform; a shorter clip has no frame."""
+        window = 1
+        for kernel, stride in zip(reversed(self.conv_kernels), reversed(self.conv_strides), strict=True):
+            window = (window - 1) * stride + kernel
+        return window
+
+    def output_frames(self, samples: int) -> int:
+        """Output frames of a clip."""
+        return max(0, (samples - self.window) // self.stride + 1)
+
+    @property
+    def num_stages(self) -> int:
+        """What freezes and learns at a rate of its own: the extractor (0), the transformer's input (1), its layers."""
+        return 2 + self.layers
+
+    def stage_of(self, name: str) -> int:
+        """The stage of a parameter, by its name; the heads come after the last."""
+        if name.startswith("extractor."):
+            return 0
+        if match := re.match(r"layers\.(\d+)\.", name):
+            return 2 + int(match[1])
+        return self.num_stages if name.startswith(("head.", "pretraining.")) else 1
+
+
+class ClipNorm(nn.Module):
+    """Group norm with a group per channel, over the frames of the clip alone."""
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Normalise `x` [batch, channels, frames]; what is past `lengths` [batch] is zero before scale and shift."""
+        valid = frames_within(lengths, x.shape[2])[:, None]
+        count = lengths.clamp(min=1)[:, None, None].float()
+        x = torch.where(valid, x.float(), torch.zeros((), device=x.device))
+        mean = x.sum(2, keepdim=True) / count
+        centred = torch.where(valid, x - mean, torch.zeros((), device=x.device))
+        variance = (centred * centred).sum(2, keepdim=True) / count
+        return centred * torch.rsqrt(variance + self.eps) * self.weight[:, None] + self.bias[:, None]
+
+
+class ConvLayer(nn.Module):
+    """A convolution without padding, perhaps a norm, GELU."""
+
+    def __init__(self, config: Wav2Vec2Config, i: int) -> None:
+        super().__init__()
+        channels, kernel = config.conv_channels[i], config.conv_kernels[i]
+        self.stride, self.kernel = config.conv_strides[i], kernel
+        self.weight = nn.Parameter(torch.empty(channels, (1, *config.conv_channels)[i], kernel))
+        self.bias = nn.Parameter(torch.zeros(channels)) if config.conv_bias else None
+        self.clip_norm = ClipNorm(channels) if config.conv_norm == "group" and i == 0 else None
+        self.frame_norm = nn.LayerNorm(channels) if config.conv_norm == "layer" else None
+        nn.init.kaiming_normal_(self.weight)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, channels, frames] and [batch] -> the same after the convolution."""
+        # As 2-D: ONNX Runtime's and oneDNN's kernels for 1-D convolutions are slower (`masked.py`).
+        x = F.conv2d(x.unsqueeze(2), self.weight.unsqueeze(2), self.bias, (1, self.stride)).squeeze(2)
+        # Not negative before the division: ONNX rounds the quotients of negative integers up.
+        lengths = (lengths - self.kernel + self.stride).clamp(min=0) // self.stride
+        if self.clip_norm is not None:
+            x = self.clip_norm(x, lengths)
+        if self.frame_norm is not None:
+            x = self.frame_norm(x.transpose(1, 2)).transpose(1, 2)
+        return F.gelu(x), lengths
+
+
+class PositionalConv(nn.Module):
+    """Relative positions: a wide grouped convolution with weight norm over everything but the kernel's axis."""
+
+    def __init__(self, config: Wav2Vec2Config) -> None:
+        super().__init__()
+        self.groups, kernel = config.position_groups, config.position_kernel
+        self.direction = nn.Parameter(torch.empty(config.width, config.width // self.groups, kernel))
+        std = math.sqrt(4 * (1 - config.dropout) / (kernel * config.width))
+        nn.init.normal_(self.direction, std=std)
+        self.magnitude = nn.Parameter(self.direction.detach().norm(dim=(0, 1), keepdim=True))
+        self.bias = nn.Parameter(torch.zeros(config.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, frames, width], zero in the padding -> the same shape."""
+        norm = self.direction.square().sum((0, 1), keepdim=True).sqrt()
+        weight = self.magnitude * self.direction / norm
+        kernel = weight.shape[2]
+        x = x.transpose(1, 2).unsqueeze(2)
+        x = F.conv2d(x, weight.unsqueeze(2), self.bias, padding=(0, kernel // 2), groups=self.groups).squeeze(2)
+        if kernel % 2 == 0:  # one frame too many
+            x = x[..., :-1]
+        return F.gelu(x).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Self-attention of all heads over a clip's own frames."""
+
+    def __init__(self, config: Wav2Vec2Config) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.attention_dropout
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        self.value = nn.Linear(config.width, config.width)
+        self.output = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """[batch, frames, width] -> the same; `seen` [batch, 1, 1, frames] bool: which frames there are."""
+        batch, frames, width = x.shape
+        # [B, T, D] -> [B, H, T, D / H]
+        query, key, value = (
+            project(x).view(batch, frames, self.heads, width // self.heads).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        dropout = self.dropout if self.training else 0.0
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+        mixed: Tensor = self.output(x.transpose(1, 2).reshape(batch, frames, width))
+        return mixed
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each added to its input, normalised after (Base) or before."""
+
+    def __init__(self, config: Wav2Vec2Config) -> None:
+        super().__init__()
+        self.norm_first, self.dropout = config.norm_first, config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.attention = Attention(config)
+        self.attention_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.widen = nn.Linear(config.width, config.feed_forward)
+        self.narrow = nn.Linear(config.feed_forward, config.width)
+        self.output_norm = nn.LayerNorm(config.width, config.norm_eps)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """[batch, frames, width] -> the same; `seen` [batch, 1, 1, frames] bool."""
+        if self.norm_first:
+            x = x + self._dropped(self.attention(self.attention_norm(x), seen))
+            return x + self._feed_forward(self.output_norm(x))
+        x = self.attention_norm(x + self._dropped(self.attention(x, seen)))
+        normalised: Tensor = self.output_norm(x + self._feed_forward(x))
+        return normalised
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(F.gelu(self.widen(x)), self.activation_dropout, self.training)
+        return self._dropped(self.narrow(x))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Wav2Vec2Body(nn.Module):
+    """Everything but the heads: samples to vectors."""
+
+    config: Wav2Vec2Config
+
+    def __init__(self, config: Wav2Vec2Config) -> None:
+        super().__init__()
+        self.config = config
+        channels = config.conv_channels[-1]
+        self.extractor = nn.ModuleList(ConvLayer(config, i) for i in range(len(config.conv_channels)))
+        self.extractor_norm = nn.LayerNorm(channels, config.norm_eps)
+        self.projection = nn.Linear(channels, config.width)
+        self.mask_embedding = nn.Parameter(torch.empty(config.width).uniform_())
+        self.positions = PositionalConv(config)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.resampling = Resampling(config.hourglass, config.width) if config.hourglass is not None else None
+        self.layers.apply(initialise)
+
+    def extract(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples to frames.
+
+        Args:
+            waveforms: [batch, 1, samples] float32.
+            lengths: [batch] int64, samples of each clip.
+
+        Returns:
+            [batch, frames, channels], at least one frame, and [batch] int64 lengths, 0 of a clip that has not even one.
+        """
+        # A batch of clips that are all too short still has a frame, so that the network can run.
+        x = F.pad(waveforms, (0, self.config.window))
+        for layer in self.extractor:
+            x, lengths = layer(x, lengths)
+        if self.config.extractor_gradient != 1.0 and self.training:
+            x = x.detach() + self.config.extractor_gradient * (x - x.detach())
+        frames = (waveforms.shape[2] - self.config.window + self.config.stride) // self.config.stride
+        return x.transpose(1, 2)[:, : max_of(frames, 1)], lengths
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """Frames of clips of `lengths` samples, both [batch] integers."""
+        # Not negative before the division: ONNX rounds the quotients of negative integers up.
+        return (lengths - self.config.window + self.config.stride).clamp(min=0) // self.config.stride
+
+    def encode(
+        self, x: Tensor, lengths: Tensor, time_mask: Tensor | None = None, channel_mask: Tensor | None = None
+    ) -> Tensor:
+        """Frames to vectors that know of each other.
+
+        Args:
+            x: [batch, frames, channels], the extractor's, normalised.
+            lengths: [batch] int64, frames of each clip.
+            time_mask: [batch, frames] bool, frames to hide behind one learnt vector.
+            channel_mask: [batch, width] bool, channels to zero.
+
+        Returns:
+            [batch, frames, width]; what is past `lengths` means nothing.
+        """
+        x = F.dropout(self.projection(x), self.config.input_dropout, self.training)
+        if time_mask is not None:
+            x = torch.where(time_mask[:, :, None], self.mask_embedding.to(x.dtype), x)
+        if channel_mask is not None:
+            x = x.masked_fill(channel_mask[:, None], 0.0)
+        valid = frames_within(lengths, x.shape[1])
+        x = torch.where(valid[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+        x = x + self.positions(x)
+        if not self.config.norm_first:
+            x = self.norm(x)
+        x = F.dropout(x, self.config.dropout, self.training)
+        if self.config.hourglass is not None and self.resampling is not None:
+            x = run_hourglass(x, lengths, self.config.hourglass, self.resampling, self._run)
+        else:
+            x = self._run(x, lengths, 0, self.config.layers)
+        return self.norm(x) if self.config.norm_first else x
+
+    def _run(self, x: Tensor, lengths: Tensor, start: int, end: int) -> Tensor:
+        """Layers `start` to before `end`."""
+        # A clip without frames sees one, for attention to nothing is no number.
+        seen = frames_within(lengths.clamp(min=1), x.shape[1])[:, None, None]
+        for layer in self.layers[start:end]:
+            if self.training and self.config.layer_drop and torch.rand(()) < self.config.layer_drop:
+                # A gradient of zero, for processes that train together wait for one of every parameter.
+                x = x + 0.0 * torch.stack([p.flatten()[0] for p in layer.parameters()]).sum()
+            else:
+                x = layer(x, seen)
+        return x
+
+
+class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
+    """The recogniser of a :class:`Wav2Vec2Config`: the body and a linear head. Base with 32 labels: 94,396,320."""
+
+    config: Wav2Vec2Config
+
+    def __init__(self, config: Wav2Vec2Config, num_labels: int) -> None:
+        super().__init__(config)
+        self.head = nn.Linear(config.width, num_labels)
+        initialise(self.head)
+
+    def forward(
+        self,
+        features: Tensor,
+        lengths: Tensor,
+        time_mask: Tensor | None = None,
+        channel_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Score every label at every frame.
+
+        Args:
+            features: [batch, 1, samples] float32 waveforms, whatever is in their padding.
+            lengths: [batch] int64, samples of each clip.
+            time_mask: [batch, frames'] bool, as are the channels' [batch, width]: see :meth:`encode`.
+            channel_mask: in training.
+
+        Returns:
+            [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths.
+        """
+        x, lengths = self.extract(features, lengths)
+        x = self.encode(self.extractor_norm(x), lengths, time_mask, channel_mask)
+        logits = self.head(F.dropout(x, self.config.head_dropout, self.training))
+        return F.log_softmax(logits.float(), dim=2), lengths
+
+
+def initialise(module: nn.Module) -> None:
+    """Draw a linear layer's weights as BERT does; other modules stay as they are."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
+
+
+def frames_within(lengths: Tensor, frames: int) -> Tensor:
+    """Which frames are a clip's: [batch, frames] bool."""
+    return torch.arange(frames, device=lengths.device) < lengths[:, None]
+
+
+def max_of(size: int, least: int) -> int:
+    """The larger of two sizes, of which the first is a number on its way through a graph when it is exported."""
+    if isinstance(size, Tensor):
+        return size.clamp(min=least)
+    return max(size, least)

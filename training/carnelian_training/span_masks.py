@@ -1,0 +1,77 @@
+"""Masks of wav2vec 2.0: spans of frames, hidden behind one learnt vector, and spans of channels, which are zeroed.
+
+What is drawn for a clip comes from its own seed: it is the same in every batch and in every process.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanMaskConfig:
+    """Masks between the extractor and the transformer. Spans may overlap."""
+
+    time_probability: float = 0.0
+    """That a frame begins a span, times `time_length`: the share of hidden frames if no spans overlapped."""
+    time_length: int = 10
+    """Frames of a span."""
+    time_least: int = 2
+    """Spans in a clip, however short, if there are any."""
+    channel_probability: float = 0.0
+    """Likewise of channels."""
+    channel_length: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("time_probability", "channel_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must be within 0 to 1, but is {getattr(self, name)}")
+        for name in ("time_length", "channel_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+
+
+def time_mask(lengths: Sequence[int], frames: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Tensor | None:
+    """Which frames to hide: [batch, frames] bool; None if there is nothing to hide.
+
+    Args:
+        lengths: frames of each clip.
+        frames: of the batch.
+        config: how much.
+        seeds: one per clip.
+    """
+    if not config.time_probability:
+        return None
+    rows = torch.zeros(len(lengths), frames, dtype=torch.bool)
+    for row, length, seed in zip(rows, lengths, seeds, strict=True):
+        spans = _spans(length, config.time_probability, config.time_length, config.time_least, seed, "time")
+        row[torch.from_numpy(spans)] = True
+    return rows
+
+
+def channel_mask(width: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Tensor | None:
+    """Which channels to zero: [batch, width] bool; None if there are none."""
+    if not config.channel_probability:
+        return None
+    rows = torch.zeros(len(seeds), width, dtype=torch.bool)
+    for row, seed in zip(rows, seeds, strict=True):
+        row[torch.from_numpy(_spans(width, config.channel_probability, config.channel_length, 0, seed, "channel"))] = (
+            True
+        )
+    return rows
+
+
+def _spans(size: int, probability: float, span: int, least: int, seed: int, purpose: str) -> npt.NDArray[np.int64]:
+    """The positions, below `size`, of as many spans as it takes; on average their number is exact."""
+    draw = np.random.default_rng([seed, zlib.crc32(f"{purpose} spans".encode())])
+    span = min(span, size)
+    places = size - span + 1 if size else 0
+    count = min(max(int(probability * size / span + draw.random()), least), places) if size else 0
+    starts = draw.choice(places, count, replace=False) if count else np.zeros(0, np.int64)
+    positions: npt.NDArray[np.int64] = (starts[:, None] + np.arange(span)).ravel()
+    return positions
