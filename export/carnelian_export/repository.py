@@ -67,7 +67,7 @@ def write_model(repository: Path, name: str, config: Config, network: CtcNetwork
     """
     _check_name(name)
     repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=repository.resolve().parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository)) as scratch:
         staged = Path(scratch)
         _stage(staged, name, config, network)
         _check_release(repository, staged, name)
@@ -82,6 +82,16 @@ def write_model(repository: Path, name: str, config: Config, network: CtcNetwork
                 target.rename(replaced / folder.name)
             folder.rename(target)
     return difference
+
+
+def _scratch_place(repository: Path) -> Path:
+    """Beside the repository, where no server looks; inside it if it is a mounted volume.
+
+    Folders do not move from one file system to another.
+    """
+    repository = repository.resolve()
+    beside = repository.parent
+    return beside if beside.stat().st_dev == repository.stat().st_dev else repository
 
 
 def read_config(path: Path) -> pb.ModelConfig:

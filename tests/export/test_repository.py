@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import onnx
@@ -23,6 +24,24 @@ def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, 
     assert 0 < difference <= parity.TOLERANCE
     assert sorted(p.name for p in (tmp_path / "new" / "repository").iterdir()) == FOLDERS
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
+
+
+@pytest.fixture
+def volume(tmp_path):
+    """A folder that is a file system of its own, as a container's volumes are."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"a volume cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_mounted_volume_is_a_repository_too(volume, config, network):
+    for _ in range(2):
+        write_model(volume, "tiny", config, network)
+        assert sorted(p.name for p in volume.iterdir()) == FOLDERS
 
 
 def test_exporting_again_gives_the_same_bytes(tmp_path, config, network):
