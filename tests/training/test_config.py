@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_all_mistakes_are_reported_at_once(config_file):
 def test_overrides_reach_nested_values_before_validation(config_file):
     config = load_config(config_file, ("optimizer.lr=1e-3", "data.train=[{path: a.jsonl, repeat: 2}]"))
     assert config.optimizer.lr == 1e-3
+    assert load_config(config_file, ("data.max_duration_s=.inf",)).data.max_duration_s == math.inf
     assert config.data.train[0].repeat == 2
 
 
@@ -75,10 +77,10 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
         ("labels=[]", "`labels` must hold one character at least"),
         ("data.min_duration_s=20", "`min_duration_s` must be at most `max_duration_s`, 16.7, but is 20"),
-        ("augment.frequency_masks=-1", "`frequency_masks` must not be negative, but is -1"),
-        ("augment.dither=.nan", "`dither` must not be negative, but is nan"),
+        ("augment.frequency_masks=-1", "`frequency_masks` must not be negative, and finite, but is -1"),
+        ("augment.dither=.nan", "`dither` must not be negative, and finite, but is nan"),
         ("augment.time_mask_share=2", "`time_mask_share` must be within 0 to 1"),
-        ("optimizer.lr=.nan", "`lr` must be positive, but is nan"),
+        ("optimizer.lr=.nan", "`lr` must be positive and finite, but is nan"),
         ("optimizer.warmup_steps=-1", "`warmup_steps` must not be negative"),
         ("optimizer.betas=[1.0, 0.5]", "`betas` must be at least 0 and below 1"),
         ("loop.checkpoint_every_s=0", "`checkpoint_every_s` must be positive"),

@@ -4,19 +4,19 @@ import math
 
 
 def check_positive(config: object, *names: str) -> None:
-    """Fields that must be above 0, where they are given."""
+    """Finite fields that must be above 0, where they are given."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"`{name}` must be positive, but is {value}")
+            raise ValueError(f"`{name}` must be positive and finite, but is {value}")
 
 
 def check_not_negative(config: object, *names: str) -> None:
-    """Fields that must be 0 or more."""
+    """Finite fields that must be 0 or more."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value < math.inf:
-            raise ValueError(f"`{name}` must not be negative, but is {value}")
+            raise ValueError(f"`{name}` must not be negative, and finite, but is {value}")
 
 
 def check_probability(name: str, found: float) -> None:

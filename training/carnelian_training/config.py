@@ -59,9 +59,9 @@ class DataConfig:
     """Batches that DALI works on ahead of training."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches", "max_duration_s")
+        check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches")
         check_not_negative(self, "min_duration_s")
-        if self.min_duration_s > self.max_duration_s:
+        if not self.min_duration_s <= self.max_duration_s:
             raise ValueError(
                 f"`min_duration_s` must be at most `max_duration_s`, {self.max_duration_s:g}, "
                 f"but is {self.min_duration_s:g}"
