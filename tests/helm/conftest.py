@@ -1,17 +1,33 @@
-"""Renders helm/carnelian with the real Helm, both majors; `setup/chart-tools` installs them."""
+"""Renders helm/carnelian with the real Helm, both majors, and runs what it starts.
+
+`setup/chart-tools` installs Helm and Prometheus.
+"""
 
 import functools
+import http.client
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from carnelian_client import TLS, CarnelianClient
+from carnelian_serving.launcher import choose_ports
 
-CHART = Path(__file__).parents[2] / "helm" / "carnelian"
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "carnelian"
+ADMIN_KEY = "0123456789abcdef"
+START_TIMEOUT_S = 120
 CASES = sorted(path.stem.removesuffix("-values") for path in (CHART / "ci").glob("*-values.yaml"))
 HELMS = ("helm3", "helm4")
 RELEASE = "speech-eu"
@@ -20,7 +36,7 @@ KUBE_VERSION = "1.33.0"
 Manifest = dict[str, Any]
 
 
-def find_tool(name: str) -> str | None:
+def _find_tool(name: str) -> str | None:
     """Returns the path of a program of the virtual environment or of the system."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name)
@@ -28,7 +44,7 @@ def find_tool(name: str) -> str | None:
 
 @functools.cache
 def run_helm(helm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = find_tool(helm)
+    program = _find_tool(helm)
     if program is None:
         pytest.skip(f"{helm} is missing: run setup/chart-tools .venv/bin")
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
@@ -95,6 +111,19 @@ def refusal() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
+def find_tool() -> Callable[[str], str]:
+    """The path of a program that `setup/chart-tools` installs."""
+
+    def find_tool(name: str) -> str:
+        program = _find_tool(name)
+        if program is None:
+            pytest.skip(f"{name} is missing: run setup/chart-tools .venv/bin")
+        return program
+
+    return find_tool
+
+
+@pytest.fixture(scope="session")
 def chart() -> Path:
     return CHART
 
@@ -119,3 +148,151 @@ def case(request: pytest.FixtureRequest) -> str:
 def case_manifests(case: str) -> list[Manifest]:
     """What a case of ci/ renders to."""
     return render_chart(case=case).manifests
+
+
+class Container:
+    """The serving container, without a container: its command, arguments and environment on free ports."""
+
+    def __init__(self, server: dict[str, Any], secrets: Path) -> None:
+        self.key = ADMIN_KEY
+        ports = choose_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0})
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports.values())
+        self.probes = {name: server[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+        environment = {"CARNELIAN_ADMIN_KEY": ADMIN_KEY, "HOME": "/tmp"}
+        arguments = [argument.replace("$(CARNELIAN_ADMIN_KEY)", ADMIN_KEY) for argument in server["args"]]
+        arguments = [argument.replace("=/models", f"={ROOT / 'model_repository'}") for argument in arguments]
+        arguments = [argument.replace("=/tls/", f"={secrets}/") for argument in arguments]
+        for port, chosen in ports.items():
+            arguments = [argument.replace(f"-port={port}", f"-port={chosen}") for argument in arguments]
+        command = [str(Path(sys.executable).with_name(server["command"][0])), *arguments]
+        self.log = secrets / "server.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
+
+    def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> int:
+        request = urllib.request.Request(f"http://{self.http}{path}", headers=headers or {}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=4) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    def wait_until_started(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if self.get(self.probes["startup"]) == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.2)
+        pytest.fail("the startup probe must succeed in two minutes")
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tls.crt, tls.key and ca.crt, as in a Secret of kubernetes.io/tls; the certificate is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def container(render: Callable[..., Rendered], secrets: Path) -> Iterator[Container]:
+    """As rendered with mutual TLS and one thread; everything else is the chart's default."""
+    running = Container(render("tls.secretName=tls", "tls.mutual=true", "server.threads=1").server, secrets)
+    try:
+        running.wait_until_started()
+        yield running
+    finally:
+        status = running.stop()
+    assert status == 0
+
+
+@pytest.fixture(scope="session")
+def tls(secrets: Path) -> TLS:
+    return TLS(ca_path=secrets / "ca.crt", cert_path=secrets / "tls.crt", key_path=secrets / "tls.key")
+
+
+class Prometheus:
+    """Prometheus with the chart's rules, scraping the server under the labels that the monitors give it."""
+
+    window = "8s"
+    """Of rates: long enough for several scrapes, short enough for a test."""
+
+    def __init__(self, program: str, folder: Path, target: str, rules: Manifest) -> None:
+        (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+        labels = {"namespace": "speech", "pod": "server-0", "release": f"{RELEASE}-carnelian"}
+        scrape = {"job_name": "server", "static_configs": [{"targets": [target], "labels": labels}]}
+        intervals = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+        settings = {"global": intervals, "rule_files": ["rules.yaml"], "scrape_configs": [scrape]}
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(settings))
+        port = choose_ports("127.0.0.1", {"port": 0})["port"]
+        self._url = f"http://127.0.0.1:{port}"
+        command = [program, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
+        self.log = folder / "prometheus.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, env={"GOMAXPROCS": "1"}
+            )
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:  # its body has Prometheus' own words
+            pytest.fail(f"{parameters}: {error.read().decode()}")
+
+    def query(self, expression: str) -> list[Manifest]:
+        return list(self._get("query", query=expression)["result"])
+
+    def series(self, selector: str) -> list[dict[str, str]]:
+        return list(self._get("series", **{"match[]": selector}))
+
+    def rules(self) -> list[Manifest]:
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def wait_for(self, expression: str) -> None:
+        """Returns once the expression has a value."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                if self.query(expression):
+                    return
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.2)
+        pytest.fail(f"{expression} must have a value in {START_TIMEOUT_S} s")
+
+
+@pytest.fixture(scope="session")
+def prometheus(
+    container: Container, tls: TLS, find_tool: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    rules = render_chart(case="monitoring").one("PrometheusRule")["spec"]
+    folder = tmp_path_factory.mktemp("prometheus")
+    running = Prometheus(find_tool("prometheus"), folder, container.metrics, rules)
+    try:
+        running.wait_for("carnelian_audio_seconds_total")
+        with CarnelianClient(container.grpc, tls=tls) as client:
+            client.transcribe(ROOT / "demo" / "clips" / "letter.wav")
+        running.wait_for(f"rate(carnelian_audio_seconds_total[{running.window}]) > 0")
+        running.wait_for("carnelian:audio_seconds:rate2m")
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait(timeout=30)

@@ -38,6 +38,20 @@
 {{- fail (printf "gateway.%s.enabled is true, but gateway.parentRefs is empty; name a Gateway" $protocol) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
+{{- fail "monitoring.serviceMonitor and monitoring.podMonitor are both enabled, so each pod would be scraped twice; choose one" -}}
+{{- end -}}
+{{- with .Values.autoscaling -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "autoscaling.minReplicas is %v, above autoscaling.maxReplicas, %v; change one" .minReplicas .maxReplicas) -}}
+{{- end -}}
+{{- if and (eq .mode "hpa") (lt (int .minReplicas) 1) -}}
+{{- fail "autoscaling.minReplicas is 0, but an HPA keeps at least one pod; set 1, or autoscaling.mode: keda" -}}
+{{- end -}}
+{{- if and (eq .mode "keda") (lt (int .minReplicas) 1) (not .keda.activationQuery) -}}
+{{- fail "autoscaling.minReplicas is 0, but without pods there are no queues to see; set autoscaling.keda.activationQuery" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}

@@ -1,0 +1,140 @@
+"""HPA, KEDA, the rules for prometheus-adapter, and the metric of a live server under rising and falling load."""
+
+import io
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import yaml
+from carnelian_client import TLS, CarnelianClient
+
+Render = Callable[..., Any]
+CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="session")
+def adapter_rule(render: Render) -> dict[str, str]:
+    (rule,) = yaml.safe_load(render(case="monitoring").one("ConfigMap", "-adapter-rules")["data"]["rules.yaml"])
+    return dict(rule)
+
+
+def fill(rule: dict[str, str], window: str) -> str:
+    """The rule's query as prometheus-adapter would send it for one pod."""
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="speech",pod=~"server-0"')
+    return query.replace("<<.GroupBy>>", "pod").replace("120s", window)
+
+
+def test_the_hpa_owns_the_number_of_pods(render: Render) -> None:
+    rendered = render(case="monitoring")
+    assert "replicas" not in rendered.one("Deployment")["spec"]
+    spec = rendered.one("HorizontalPodAutoscaler")["spec"]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "speech-eu-carnelian"}
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 10)
+
+
+def test_without_autoscaling_the_deployment_says_how_many(render: Render) -> None:
+    assert render("replicas=3").one("Deployment")["spec"]["replicas"] == 3
+    assert render().all("HorizontalPodAutoscaler") == []
+
+
+def test_the_hpa_scales_on_audio_in_progress(render: Render) -> None:
+    rendered = render(case="monitoring")
+    assert rendered.one("HorizontalPodAutoscaler")["apiVersion"] == "autoscaling/v2"
+    audio, cpu = rendered.one("HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert audio["pods"]["metric"]["name"] == "carnelian_audio_seconds_in_progress"
+    assert audio["pods"]["target"] == {"type": "AverageValue", "averageValue": "20"}
+    assert cpu["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
+
+
+def test_the_adapter_is_told_the_metric_that_the_hpa_asks_for(render: Render, adapter_rule: dict[str, Any]) -> None:
+    metric = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    assert adapter_rule["name"] == {"as": metric}
+    assert adapter_rule["resources"]["overrides"] == {
+        "namespace": {"resource": "namespace"},
+        "pod": {"resource": "pod"},
+    }
+
+
+def test_pods_come_fast_and_go_slowly(render: Render) -> None:
+    behavior = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["behavior"]
+    assert "stabilizationWindowSeconds" not in behavior["scaleUp"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 300
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 120}]
+
+
+def test_keda_scales_to_zero_with_something_that_wakes_it(render: Render) -> None:
+    spec = render(case="keda").one("ScaledObject")["spec"]
+    assert spec["minReplicaCount"] == 0
+    assert spec["fallback"]["replicas"] == 2
+    audio, wake = spec["triggers"]
+    assert audio["metadata"]["threshold"] == "20"
+    assert wake["metadata"]["activationThreshold"] == "0"
+    assert "nginx_ingress_controller_requests" in wake["metadata"]["query"]
+    assert "replicas" not in render(case="keda").one("Deployment")["spec"]
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (("autoscaling.mode=hpa", "autoscaling.minReplicas=0"), "set 1, or autoscaling.mode: keda"),
+        (("autoscaling.mode=keda", "autoscaling.minReplicas=0"), "set autoscaling.keda.activationQuery"),
+        (("autoscaling.minReplicas=9",), "above autoscaling.maxReplicas"),
+        (("autoscaling.audioSecondsInProgress=0",), "autoscaling"),
+        (("autoscaling.mode=vpa",), "autoscaling"),
+        (("autoscaling.windowSeconds=5",), "autoscaling"),
+    ],
+)
+def test_scaling_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Callable[..., str]) -> None:
+    assert advice in refusal(*values)
+
+
+def test_the_adapter_s_queries_find_a_live_server(adapter_rule: dict[str, str], prometheus: Any) -> None:
+    (series,) = {sample["pod"] for sample in prometheus.series(adapter_rule["seriesQuery"])}
+    assert series == "server-0"
+    (sample,) = prometheus.query(fill(adapter_rule, prometheus.window))
+    assert sample["metric"] == {"pod": "server-0"}
+
+
+def test_keda_s_query_finds_a_live_server(render: Render, prometheus: Any) -> None:
+    query = render(case="keda").one("ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+    (sample,) = prometheus.query(query.replace("120s", prometheus.window))
+    assert float(sample["value"][1]) >= 0
+
+
+def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
+    render: Render, adapter_rule: dict[str, str], prometheus: Any, container: Any, tls: TLS
+) -> None:
+    metric = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
+    target = float(metric["target"]["averageValue"])
+    samples, rate_hz = soundfile.read(CLIP, dtype="int16")
+    clip = io.BytesIO()
+    soundfile.write(clip, np.tile(samples, 7), rate_hz, format="FLAC")  # 25 s: the server is at work, not its callers
+    done = threading.Event()
+
+    def call() -> None:
+        with CarnelianClient(container.grpc, tls=tls) as client:
+            while not done.is_set():
+                client.transcribe(clip.getvalue())
+
+    def wait_for(is_there: Callable[[float], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not is_there(value := float(prometheus.query(fill(adapter_rule, prometheus.window))[0]["value"][1])):
+            assert time.monotonic() < deadline, f"{value} s of audio in progress, target {target}"
+            time.sleep(0.5)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    try:
+        wait_for(lambda value: value > target)
+    finally:
+        done.set()
+        for caller in callers:
+            caller.join()
+    wait_for(lambda value: value < target)

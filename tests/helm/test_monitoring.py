@@ -1,0 +1,170 @@
+"""Monitors, rules, dashboard: as rendered, under promtool, and against a Prometheus that scrapes our own server."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Render = Callable[..., Any]
+FOLDER = Path(__file__).parent
+# kube-state-metrics' own, absent where only the server is scraped.
+CLUSTER_SERIES = "kube_"
+
+
+@pytest.fixture(scope="session")
+def groups(render: Render) -> list[dict[str, Any]]:
+    return list(render(case="monitoring").one("PrometheusRule")["spec"]["groups"])
+
+
+@pytest.fixture(scope="session")
+def alerts(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+@pytest.fixture(scope="session")
+def dashboard(render: Render) -> dict[str, Any]:
+    return dict(json.loads(render(case="monitoring").one("ConfigMap", "-dashboard")["data"]["carnelian.json"]))
+
+
+@pytest.fixture
+def promtool(find_tool: Callable[[str], str], tmp_path: Path) -> Callable[..., str]:
+    """Runs promtool in a folder and returns what it says; fails if it does."""
+
+    def promtool(*arguments: str) -> str:
+        command = [find_tool("promtool"), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return promtool
+
+
+def test_every_alert_fires_and_is_silent_as_written(
+    groups: list[dict[str, Any]], tmp_path: Path, promtool: Callable[..., str]
+) -> None:
+    rules = json.loads(json.dumps(groups))
+    for rule in (rule for group in rules for rule in group["rules"] if "alert" in rule):
+        rule["annotations"] = {"summary": rule["annotations"]["summary"]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": rules}))
+    shutil.copy(FOLDER / "alerts.yaml", tmp_path)
+    promtool("check", "rules", "rules.yaml")
+    promtool("test", "rules", "alerts.yaml")
+
+
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alerts: list[dict[str, Any]]) -> None:
+    cases = [
+        case
+        for test in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
+    names = {alert["alert"] for alert in alerts}
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == names
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
+
+
+def test_every_alert_has_a_page_in_the_runbook(alerts: list[dict[str, Any]], chart: Path) -> None:
+    pages = set(re.findall(r"^## (\w+)$", (chart / "docs" / "runbook.md").read_text(), re.M))
+    assert {alert["alert"] for alert in alerts} == pages
+    for alert in alerts:
+        assert alert["annotations"]["runbook_url"].endswith(f"#{alert['alert'].lower()}")
+        assert alert["labels"]["severity"] in ("critical", "warning", "info")
+        assert alert["labels"]["team"] == "speech"
+
+
+def test_alerts_concern_this_release_alone(alerts: list[dict[str, Any]]) -> None:
+    for alert in alerts:
+        selectors = re.findall(r"\{([^}]*)\}", alert["expr"])
+        assert selectors
+        assert all('namespace="speech"' in selector for selector in selectors)
+
+
+def test_thresholds_reach_the_alerts(render: Render) -> None:
+    rules = render("monitoring.thresholds.latencyP95Seconds=0.7", case="monitoring").one("PrometheusRule")
+    (slow,) = (r for g in rules["spec"]["groups"] for r in g["rules"] if r.get("alert") == "CarnelianSlow")
+    assert slow["expr"].endswith("> 0.7")
+
+
+def test_the_service_monitor_finds_the_metrics_service(render: Render) -> None:
+    rendered = render(case="monitoring")
+    monitor = rendered.one("ServiceMonitor")
+    service = rendered.one("Service", "-metrics")
+    others = [s for s in rendered.all("Service") if s is not service]
+    assert not any(
+        monitor["spec"]["selector"]["matchLabels"].items() <= s["metadata"]["labels"].items() for s in others
+    )
+    assert monitor["spec"]["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["speech"]}
+
+
+def test_the_pod_monitor_finds_the_pods(render: Render) -> None:
+    rendered = render(case="keda")
+    monitor = rendered.one("PodMonitor")["spec"]
+    labels = rendered.one("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["podMetricsEndpoints"][0]["port"] in [port["name"] for port in rendered.server["ports"]]
+
+
+@pytest.mark.parametrize("case", ["monitoring", "keda"])
+def test_scraped_series_carry_the_release(case: str, render: Render) -> None:
+    rendered = render(case=case)
+    (monitor,) = rendered.all("ServiceMonitor") + rendered.all("PodMonitor")
+    (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "speech-eu-carnelian"}]
+
+
+def test_two_monitors_at_once_are_refused(refusal: Callable[..., str]) -> None:
+    assert "choose one" in refusal("monitoring.serviceMonitor.enabled=true", "monitoring.podMonitor.enabled=true")
+
+
+def test_the_dashboard_is_found_by_the_side_car(render: Render) -> None:
+    metadata = render(case="monitoring").one("ConfigMap", "-dashboard")["metadata"]
+    assert metadata["labels"]["grafana_dashboard"] == "1"
+    assert metadata["annotations"] == {"grafana_folder": "Speech"}
+
+
+def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
+    cells = [
+        (x, y)
+        for position in (panel["gridPos"] for panel in dashboard["panels"])
+        for x in range(position["x"], position["x"] + position["w"])
+        for y in range(position["y"], position["y"] + position["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_every_query_of_the_dashboard_is_of_one_release(dashboard: dict[str, Any]) -> None:
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            for selector in re.findall(r"\{([^}]*)\}", target["expr"]):
+                assert selector.startswith('namespace="$namespace",release="$release"'), panel["title"]
+
+
+def test_every_panel_has_data_of_a_live_server(dashboard: dict[str, Any], prometheus: Any) -> None:
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"].replace("$__rate_interval", prometheus.window)
+            expression = expression.replace("$namespace", "speech").replace("$release", "speech-eu-carnelian")
+            assert prometheus.query(expression), f"{panel['title']}: {expression}"
+
+
+def test_every_rule_evaluates_over_a_live_server(groups: list[dict[str, Any]], prometheus: Any) -> None:
+    assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
+    assert len(prometheus.rules()) == sum(len(group["rules"]) for group in groups)
+    for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
+        assert prometheus.query(re.sub(r"\[\d+m\]", f"[{prometheus.window}]", rule["expr"])), rule["record"]
+
+
+def test_every_series_that_an_alert_asks_for_exists(alerts: list[dict[str, Any]], prometheus: Any) -> None:
+    for alert in alerts:
+        for name in set(re.findall(r"\b((?:nv|carnelian|kube)_\w+|up)\{", alert["expr"])):
+            if not name.startswith(CLUSTER_SERIES):
+                assert prometheus.query(name), f"{alert['alert']} asks for {name}"
