@@ -1,12 +1,17 @@
 """The serving container's command line as a process: what the chart renders is what carnelian-serve gets."""
 
+import io
 import re
+import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from carnelian_client import TLS, AccessDenied, CarnelianClient, CarnelianClientError
+import soundfile
+from carnelian_client import TLS, AccessDenied, CarnelianClient, RetryPolicy, ServerBusy, Transcript
 
 CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
 
@@ -48,14 +53,34 @@ def test_the_log_says_little_and_never_the_key(container: Any) -> None:
     assert container.key not in log
 
 
-def test_failures_are_counted_where_the_alerts_look(container: Any, tls: TLS) -> None:
-    def failures(model: str) -> float:
-        with urllib.request.urlopen(f"http://{container.metrics}/metrics", timeout=4) as answer:
-            counter = rf'^nv_inference_request_failure{{model="{model}",reason="BACKEND",version="1"}} (\S+)$'
-            return float(re.search(counter, answer.read().decode(), re.M)[1])  # type: ignore[index]
+def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -> None:
+    """They halve an ensemble's failures, and take what never came through audio_decode as turned away."""
 
-    models = ("quartznet_demo", "audio_decode")
-    before = {model: failures(model) for model in models}
-    with CarnelianClient(container.grpc, tls=tls) as client, pytest.raises(CarnelianClientError):
-        client.transcribe(b"no audio")
-    assert {model: failures(model) - before[model] for model in models} == dict.fromkeys(models, 1)
+    def count() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{container.metrics}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        counters = re.findall(r'^nv_inference_request_(success|failure)\{model="(\w+)".*\} (\S+)$', text, re.M)
+        totals: Counter[str] = Counter()
+        for outcome, model, value in counters:
+            totals[f"{model} {outcome}"] += float(value)
+        return totals
+
+    broken = b"fLaC" + bytes(4000)
+    # Quick to send and slow to decode, because it is resampled: the queue fills up.
+    silence = io.BytesIO()
+    soundfile.write(silence, np.zeros(6 * 44_100, np.int16), 44_100, format="FLAC")
+    with CarnelianClient(container.grpc, tls=tls, retry=RetryPolicy(num_attempts=1)) as client:
+        before = count()
+        outcomes = list(client.transcribe_many([broken, *[silence.getvalue()] * 200], concurrency=200))
+    deadline = time.monotonic() + 10  # Triton counts a request after it has answered it
+    while time.monotonic() < deadline:
+        moved = {name: value - before[name] for name, value in count().items()}
+        if moved["quartznet_demo success"] == sum(isinstance(outcome, Transcript) for outcome in outcomes):
+            break
+        time.sleep(0.2)
+    turned_away = sum(isinstance(outcome, ServerBusy) for outcome in outcomes)
+    failed = sum(not isinstance(outcome, Transcript) for outcome in outcomes)
+    decoded = moved["audio_decode success"] + moved["audio_decode failure"]
+    assert failed == turned_away + 1
+    assert moved["quartznet_demo failure"] / 2 == failed
+    assert moved["quartznet_demo failure"] / 2 - (decoded - moved["quartznet_demo success"]) == turned_away > 0

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 # Objects whose keys are the user's or Kubernetes' own.
-OPEN = {"global", "nodeSelector", "resources.requests", "resources.limits"}
+OPEN = {"global", "nodeSelector", "resources.requests", "resources.limits", "monitoring.dashboard.labels"}
 
 
 @pytest.fixture(scope="module")
