@@ -16,6 +16,7 @@ from ._errors import (
     ConnectError,
     DeadlineExceeded,
     InvalidAudio,
+    InvalidOption,
     ModelNotFound,
     ModelNotReady,
     ServerBusy,
@@ -23,19 +24,22 @@ from ._errors import (
     TransportError,
 )
 from ._retry import RetryPolicy
-from ._types import TLS, Audio, Health, Model, Transcript, Word
+from ._types import TLS, Alternative, Audio, DecodingOptions, Health, Model, Transcript, Word
 
 __all__ = [
     "TLS",
     "AccessDenied",
+    "Alternative",
     "AsyncCarnelianClient",
     "Audio",
     "CarnelianClient",
     "CarnelianClientError",
     "ConnectError",
     "DeadlineExceeded",
+    "DecodingOptions",
     "Health",
     "InvalidAudio",
+    "InvalidOption",
     "Model",
     "ModelNotFound",
     "ModelNotReady",

@@ -19,9 +19,11 @@ from ._settings import (
     Settings,
     window_size,
 )
-from ._types import TLS, Audio, Health, Model, Transcript
+from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ._transport import AsyncTransport
 
 
@@ -67,12 +69,13 @@ class AsyncCarnelianClient:
         model: str | None = None,
         timeout_s: float | None = None,
         request_id: str | None = None,
+        **options: Unpack[DecodingOptions],
     ) -> Transcript:
         """Transcribe one clip; see `CarnelianClient.transcribe`. A thread reads and encodes it."""
         import tenacity
 
         transport = self._transport()
-        request = await asyncio.to_thread(self._settings.request, audio, model, request_id)
+        request = await asyncio.to_thread(self._settings.request, audio, model, request_id, options)
         deadline = self._settings.deadline(timeout_s)
         retrying = tenacity.AsyncRetrying(**retry_arguments(self._settings.retry, deadline))
         return await retrying(transport.infer, request, deadline)
@@ -86,6 +89,7 @@ class AsyncCarnelianClient:
         model: str | None = ...,
         timeout_s: float | None = ...,
         return_exceptions: Literal[True] = ...,
+        **options: Unpack[DecodingOptions],
     ) -> AsyncIterator[Outcome]: ...
 
     @overload
@@ -97,6 +101,7 @@ class AsyncCarnelianClient:
         model: str | None = ...,
         timeout_s: float | None = ...,
         return_exceptions: Literal[False],
+        **options: Unpack[DecodingOptions],
     ) -> AsyncIterator[Transcript]: ...
 
     def transcribe_many(
@@ -107,6 +112,7 @@ class AsyncCarnelianClient:
         model: str | None = None,
         timeout_s: float | None = None,
         return_exceptions: bool = True,
+        **options: Unpack[DecodingOptions],
     ) -> AsyncIterator[Outcome]:
         """Transcribe many clips, in their order; see `CarnelianClient.transcribe_many`.
 
@@ -119,7 +125,7 @@ class AsyncCarnelianClient:
         async def transcribe(audio: Audio) -> Outcome:
             async with free:
                 try:
-                    return await self.transcribe(audio, model=model, timeout_s=timeout_s)
+                    return await self.transcribe(audio, model=model, timeout_s=timeout_s, **options)
                 except (CarnelianClientError, OSError) as error:
                     if not return_exceptions:
                         raise

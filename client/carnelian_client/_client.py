@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from ._errors import CarnelianClientError, TransportError
 from ._retry import RetryPolicy, retry_arguments
@@ -22,7 +22,10 @@ from ._settings import (
     Settings,
     window_size,
 )
-from ._types import TLS, Audio, Health, Model, Transcript
+from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
 """What `transcribe_many` yields for a clip: its transcript, or what `transcribe` would have raised."""
@@ -81,6 +84,7 @@ class CarnelianClient:
         model: str | None = None,
         timeout_s: float | None = None,
         request_id: str | None = None,
+        **options: Unpack[DecodingOptions],
     ) -> Transcript:
         """Transcribe one clip.
 
@@ -89,9 +93,11 @@ class CarnelianClient:
             model: Instead of the client's.
             timeout_s: Instead of the client's.
             request_id: Appears in the server's log and in errors; made up if not given.
+            **options: See `DecodingOptions`.
 
         Raises:
             InvalidAudio: the clip cannot be transcribed.
+            InvalidOption: the model has no such option, or not with this value.
             TransportError: no answer came (in time).
             ServerError: the server could not do it.
             OSError: the path cannot be read.
@@ -99,7 +105,7 @@ class CarnelianClient:
         import tenacity
 
         self._check_open()
-        request = self._settings.request(audio, model, request_id)
+        request = self._settings.request(audio, model, request_id, options)
         deadline = self._settings.deadline(timeout_s)
         retrying = tenacity.Retrying(**retry_arguments(self._settings.retry, deadline))
         return retrying(self._transport.infer, request, deadline)
@@ -113,6 +119,7 @@ class CarnelianClient:
         model: str | None = ...,
         timeout_s: float | None = ...,
         return_exceptions: Literal[True] = ...,
+        **options: Unpack[DecodingOptions],
     ) -> Iterator[Outcome]: ...
 
     @overload
@@ -124,6 +131,7 @@ class CarnelianClient:
         model: str | None = ...,
         timeout_s: float | None = ...,
         return_exceptions: Literal[False],
+        **options: Unpack[DecodingOptions],
     ) -> Iterator[Transcript]: ...
 
     def transcribe_many(
@@ -134,6 +142,7 @@ class CarnelianClient:
         model: str | None = None,
         timeout_s: float | None = None,
         return_exceptions: bool = True,
+        **options: Unpack[DecodingOptions],
     ) -> Iterator[Outcome]:
         """Transcribe many clips, `concurrency` at a time, and yield one outcome for each, in their order.
 
@@ -151,6 +160,7 @@ class CarnelianClient:
             model: Instead of the client's.
             timeout_s: For each clip, instead of the client's.
             return_exceptions: False raises the first failure in its place, and gives up the clips after it.
+            **options: For all clips; see `DecodingOptions`.
 
         Raises:
             TypeError: an item is no clip at all.
@@ -161,7 +171,7 @@ class CarnelianClient:
 
         def transcribe(audio: Audio) -> Outcome:
             try:
-                return self.transcribe(audio, model=model, timeout_s=timeout_s)
+                return self.transcribe(audio, model=model, timeout_s=timeout_s, **options)
             except (CarnelianClientError, OSError) as error:
                 if not return_exceptions:
                     raise

@@ -9,6 +9,7 @@
     │   ├── ModelNotReady        the model is loading, unloading or being replaced    (retried)
     │   ├── ModelNotFound        no model of that name
     │   └── AccessDenied         a header or an API key is missing or wrong
+    ├── InvalidOption            no such option, or not with this value; also a built-in ValueError
     └── InvalidAudio             this clip cannot be transcribed; sending it again is useless
 
 A path that cannot be opened raises the built-in OSError, a mistake in the arguments ValueError or TypeError.
@@ -89,6 +90,10 @@ class AccessDenied(ServerError):
     """The server wants a header or an API key that was not sent, or not a right one."""
 
 
+class InvalidOption(CarnelianClientError, ValueError):
+    """The model has no such option, or it must not have this value; the message says what is allowed."""
+
+
 class InvalidAudio(CarnelianClientError):
     """This clip cannot be transcribed: unreadable, empty, not finite, or too long."""
 
@@ -153,6 +158,7 @@ _WORDINGS = (
         "the model must take AUDIO and give TRANSCRIPT and RESULT, as the ensemble `<model>` does; "
         "its stages and `<model>_pcm` do not",
     ),
+    _wording("^wrong option: ", InvalidOption),
     _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from os import PathLike
 
 from ._audio import describe_audio, encode_audio
 from ._retry import Deadline, RetryPolicy
-from ._types import TLS, Audio, Request
+from ._types import TLS, Audio, DecodingOptions, Request
 
 DEFAULT_URL = "localhost:8001"
 DEFAULT_MODEL = "quartznet_demo"
@@ -59,13 +61,26 @@ class Settings:
             headers["authorization"] = f"Bearer {self.api_key}"
         return tuple(headers.items())
 
-    def request(self, audio: Audio, model: str | None, request_id: str | None) -> Request:
+    def request(self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions) -> Request:
         """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
-        return Request(encode_audio(audio), describe_audio(audio), model or self.model, request_id or uuid.uuid4().hex)
+        return Request(
+            encode_audio(audio),
+            describe_audio(audio),
+            model or self.model,
+            request_id or uuid.uuid4().hex,
+            {name: _parameter(value) for name, value in options.items()},
+        )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Start the clock of one call."""
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+
+
+def _parameter(value: object) -> str | int:
+    """Triton 2.51 takes integers and strings to its models; numbers with a fraction travel as text."""
+    if isinstance(value, (str, int)):
+        return value
+    return repr(float(value)) if isinstance(value, (float, Real)) else json.dumps(list(value))  # type: ignore[call-overload]
 
 
 def window_size(clips: object, concurrency: int) -> int:

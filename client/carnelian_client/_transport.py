@@ -17,7 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._errors import CarnelianClientError, ServerError, error_from_answer
-from ._types import TLS, Health, Model, Request, Transcript, Word
+from ._types import TLS, Alternative, Health, Model, Request, Transcript, Word
 
 if TYPE_CHECKING:
     from ._retry import Deadline
@@ -149,6 +149,11 @@ def _infer_message(request: Request, deadline: Deadline) -> service_pb2.ModelInf
     # gRPC's own deadline ends the call; this one, in microseconds, lets Triton drop a request that has waited
     # longer in a queue (where the model's queue policy allows it).
     message.parameters["timeout"].int64_param = round(deadline.left_s * 1e6)
+    for name, value in request.parameters.items():
+        if isinstance(value, str):
+            message.parameters[name].string_param = value
+        else:
+            message.parameters[name].int64_param = value
     return message
 
 
@@ -167,12 +172,18 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
             confidence=raw["confidence"],
             duration_s=raw["duration"],
             model=raw["model"],
+            model_version=raw["version"],
             request_id=answer.id,
+            decoder=raw["decoder"],
+            alternatives=tuple(
+                Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"])
+                for a in raw["alternatives"]
+            ),
             raw=raw,
         )
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
         raise ServerError(
-            "the answer must hold RESULT, a JSON object with text, words, confidence, duration and model, "
+            "the answer must hold RESULT, a JSON object as model_repository/result.schema.json has it, "
             f"but its outputs are {names} ({type(error).__name__}: {error}); "
             "is this a model of Carnelian, of this version?",
             **context,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Union
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,18 @@ class Word:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another reading of the clip, or the best one, with what speaks for it: natural logarithms."""
+
+    text: str
+    score: float
+    """The sum of the others."""
+    acoustic: float
+    language: float
+    hotwords: float
+
+
+@dataclass(frozen=True)
 class Transcript:
     """What the server understood in one clip."""
 
@@ -37,9 +49,32 @@ class Transcript:
     duration_s: float
     """Length of the clip as the server decoded it, in whole frames of the model."""
     model: str
+    model_version: str
     request_id: str
+    decoder: str
+    """greedy, beam or ngram."""
+    alternatives: tuple[Alternative, ...]
+    """The best first, which is `text`; `n_best` of them at most, none by greedy decoding."""
     raw: Mapping[str, Any] = field(repr=False, compare=False)
     """The server's RESULT as it came, with fields that this version of the SDK may not know."""
+
+
+class DecodingOptions(TypedDict, total=False):
+    """How to decode; what is left out is as the model's deployer chose. Scores are natural logarithms."""
+
+    decoder: Literal["greedy", "beam", "ngram"]
+    """beam searches without, ngram with the language model that is deployed with the model."""
+    beam_width: int
+    beam_threshold: float
+    token_threshold: float
+    lm_weight: float
+    word_score: float
+    unknown_score: float
+    n_best: int
+    """How many `alternatives` there may be."""
+    hotwords: Sequence[str]
+    """Words and phrases that are expected; for beam and ngram."""
+    hotword_boost: float
 
 
 @dataclass(frozen=True)
@@ -90,3 +125,5 @@ class Request:
     """What to call the clip in errors."""
     model: str
     request_id: str
+    parameters: Mapping[str, str | int] = field(default_factory=dict, repr=False)
+    """Triton's request parameters."""

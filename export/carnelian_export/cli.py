@@ -16,6 +16,12 @@ def export(
     repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
     model_format: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32")] = "fp32",
+    language_model: Annotated[
+        Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; deployed with the model.")
+    ] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", help="Default of the decoder, such as decoder=ngram; repeatable.")
+    ] = None,
 ) -> None:
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch."""
     _check_supported("--format", model_format, "onnx")
@@ -23,12 +29,14 @@ def export(
     if source.is_dir():
         raise typer.BadParameter(f"SOURCE must be a file, .pt or .nemo, but is {source}, a folder")
 
+    from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model
 
-    from carnelian_export.repository import write_model
+    from carnelian_export.repository import Decoding, write_model
 
+    decoding = Decoding(language_model, split_assignments(options or ()))
     config, network = load_model(source, name)
-    difference = write_model(repository, name, config, network)
+    difference = write_model(repository, name, config, network, decoding)
     print(f"{name} and {name}_pcm are in {repository}; log-probabilities within {difference:.1e} of PyTorch's")
 
 

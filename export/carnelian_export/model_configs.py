@@ -1,5 +1,6 @@
 """The Triton configurations of one recogniser, as messages of Triton's own schema."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from google.protobuf import text_format
@@ -27,12 +28,18 @@ class TensorSizes:
     """Labels and the blank."""
 
 
-def build_configs(name: str, sizes: TensorSizes) -> dict[str, pb.ModelConfig]:
-    """Build the five configurations of a recogniser, by folder name."""
+def build_configs(name: str, sizes: TensorSizes, decoding: Mapping[str, str]) -> dict[str, pb.ModelConfig]:
+    """Build the five configurations of a recogniser, by folder name.
+
+    Args:
+        name: of the public ensemble.
+        sizes: of its tensors.
+        decoding: parameters of its `_ctc` stage.
+    """
     stages = [
         build_features(f"{name}_features", sizes),
         build_acoustic(f"{name}_acoustic", sizes),
-        build_ctc(f"{name}_ctc", sizes),
+        build_ctc(f"{name}_ctc", sizes, decoding),
     ]
     decode = pb.ModelConfig(
         name=AUDIO_DECODE,
@@ -102,8 +109,8 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     )
 
 
-def build_ctc(name: str, sizes: TensorSizes) -> pb.ModelConfig:
-    """LOG_PROBS -> TRANSCRIPT and RESULT."""
+def build_ctc(name: str, sizes: TensorSizes, parameters: Mapping[str, str]) -> pb.ModelConfig:
+    """LOG_PROBS -> TRANSCRIPT and RESULT, by the decoder's options that the parameters are."""
     return pb.ModelConfig(
         name=name,
         backend="python",
@@ -115,6 +122,7 @@ def build_ctc(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         output=[_output("TRANSCRIPT", pb.TYPE_STRING, 1), _output("RESULT", pb.TYPE_STRING, 1)],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),
+        parameters={key: pb.ModelParameter(string_value=value) for key, value in parameters.items()},
     )
 
 

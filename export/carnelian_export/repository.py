@@ -5,7 +5,8 @@ import re
 import shutil
 import struct
 import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import onnx
@@ -46,7 +47,34 @@ class RepositoryError(ValueError):
     """The model must not be written into this repository under this name; the message says why."""
 
 
-def write_model(repository: Path, name: str, config: Config, network: CtcNetwork) -> float:
+@dataclass(frozen=True)
+class Decoding:
+    """How a served model decodes unless a request says otherwise."""
+
+    language_model: Path | None = None
+    """ARPA or KenLM binary; copied beside the decoder."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of `ctc.Options`, where they differ from its defaults."""
+
+    def parameters(self, labels: Sequence[str]) -> dict[str, str]:
+        """What the `_ctc` stage's configuration holds: every option, and the language model's file.
+
+        Raises:
+            LanguageModelError: The language model does not fit the labels.
+            OptionError: There is no such option, or not with this value.
+        """
+        options = ctc.Decoder(labels, 1.0, self.language_model).change_options(self.options)
+        parameters = {key: str(value) for key, value in asdict(options).items() if key != "hotwords"}
+        if options.hotwords:
+            parameters["hotwords"] = json.dumps(options.hotwords)
+        if self.language_model:
+            parameters["language_model"] = self.language_model.name
+        return parameters
+
+
+def write_model(
+    repository: Path, name: str, config: Config, network: CtcNetwork, decoding: Decoding | None = None
+) -> float:
     """Export a network and write its folders; a folder is there whole or not at all.
 
     Folders of an earlier export with this name are replaced, version 1 by version 1: an ensemble calls the
@@ -57,6 +85,7 @@ def write_model(repository: Path, name: str, config: Config, network: CtcNetwork
         name: The public ensemble's name.
         config: The network's configuration.
         network: In evaluation mode.
+        decoding: Greedy without a language model if None.
 
     Returns:
         The largest difference between the exported graph's log-probabilities and the network's.
@@ -64,12 +93,13 @@ def write_model(repository: Path, name: str, config: Config, network: CtcNetwork
     Raises:
         RepositoryError: The name is that of a model with other labels, features or format, or no name.
         ParityError: The graph and the network disagree; nothing was written.
+        LanguageModelError, OptionError: The decoding does not fit the network's labels; nothing was written.
     """
     _check_name(name)
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository)) as scratch:
         staged = Path(scratch)
-        _stage(staged, name, config, network)
+        _stage(staged, name, config, network, decoding or Decoding())
         _check_release(repository, staged, name)
         difference = check_parity(staged / f"{name}_acoustic" / VERSION / "model.onnx", network)
         replaced = staged / "replaced"
@@ -99,13 +129,13 @@ def read_config(path: Path) -> pb.ModelConfig:
     return text_format.Parse(path.read_text(), pb.ModelConfig())
 
 
-def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None:
+def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decoding: Decoding) -> None:
     """Write all folders of the model, audio_decode included."""
     features = front_end.served_by(config.features)
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
     warmup_frames = round(WARMUP_S * features.SAMPLE_RATE_HZ) // config.features.hop_samples
     sizes = TensorSizes(features=(*rows, -1), warmup_frames=warmup_frames, vocabulary=len(config.labels) + 1)
-    for model, message in build_configs(name, sizes).items():
+    for model, message in build_configs(name, sizes, decoding.parameters(config.labels)).items():
         (folder / model / VERSION).mkdir(parents=True)
         (folder / model / "config.pbtxt").write_text(to_text(message))
     for ensemble in (name, f"{name}_pcm"):
@@ -120,7 +150,9 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork) -> None
     warmup.write_bytes(struct.pack("<i", sizes.warmup_frames))
     for source in ("model.py", "metrics.py"):
         shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
-    shutil.copyfile(ctc.__file__, decoder / "ctc.py")
+    shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
+    if decoding.language_model:
+        shutil.copyfile(decoding.language_model, decoder / decoding.language_model.name)
     settings = {
         "name": name,
         "labels": list(config.labels),

@@ -28,7 +28,9 @@ def result(text: str = "a b") -> dict[str, Any]:
         "words": words,
         "confidence": 0.9,
         "duration": 1.5,
+        "alternatives": [],
         "model": "m",
+        "version": "1",
         "decoder": "greedy",
     }
 

@@ -1,3 +1,4 @@
+import json
 import logging
 import threading
 import time
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 from carnelian_client import (
     AccessDenied,
+    Alternative,
     CarnelianClient,
     CarnelianClientError,
     ConnectError,
     DeadlineExceeded,
     Health,
     InvalidAudio,
+    InvalidOption,
     Model,
     ModelNotFound,
     ModelNotReady,
@@ -52,7 +55,10 @@ def test_a_clip_becomes_a_transcript(client, triton, wav, make_result):
         confidence=0.9,
         duration_s=1.5,
         model="m",
+        model_version="1",
         request_id="7",
+        decoder="greedy",
+        alternatives=(),
         raw={},
     )
     assert transcript.raw["decoder"] == "greedy"
@@ -337,3 +343,28 @@ def test_model_not_ready_is_waited_for_and_then_raised(client, triton, wav):
 def test_one_clip_is_not_many(clips):
     with CarnelianClient() as client, pytest.raises(TypeError, match="must be an iterable of clips, but is one"):
         client.transcribe_many(clips)
+
+
+def test_options_travel_as_request_parameters(endpoint, triton, wav):
+    with CarnelianClient(endpoint.url) as client:
+        client.transcribe(wav, decoder="beam", beam_width=20, lm_weight=0.5, hotwords=["ada", "charles babbage"])
+    parameters = triton.requests[0].parameters
+    assert parameters["decoder"].string_param == "beam"
+    assert parameters["beam_width"].int64_param == 20
+    assert parameters["lm_weight"].string_param == "0.5"
+    assert json.loads(parameters["hotwords"].string_param) == ["ada", "charles babbage"]
+
+
+def test_alternatives_are_typed(endpoint, triton, wav, make_result):
+    reading = {"text": "a b", "score": -1.5, "acoustic": -2.5, "language": 0.5, "hotwords": 0.5}
+    triton.answer = lambda request, context: make_result("a b") | {"alternatives": [reading], "decoder": "ngram"}
+    with CarnelianClient(endpoint.url) as client:
+        transcript = client.transcribe(wav, decoder="ngram", n_best=1)
+    assert transcript.alternatives == (Alternative("a b", -1.5, -2.5, 0.5, 0.5),)
+    assert transcript.decoder == "ngram"
+
+
+def test_a_wrong_option_is_an_error_of_its_own(endpoint, triton, wav):
+    triton.script = [("INVALID_ARGUMENT", "in ensemble 'm', wrong option: n_best must be from 1")]
+    with CarnelianClient(endpoint.url) as client, pytest.raises(InvalidOption, match="n_best must be from 1"):
+        client.transcribe(wav, n_best=0)

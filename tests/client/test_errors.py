@@ -8,6 +8,7 @@ from carnelian_client import (
     ConnectError,
     DeadlineExceeded,
     InvalidAudio,
+    InvalidOption,
     ModelNotFound,
     ModelNotReady,
     ServerBusy,
@@ -29,7 +30,12 @@ def test_the_tree_is_the_one_that_is_drawn():
         ModelNotFound,
         AccessDenied,
     }
-    assert {c for c in CarnelianClientError.__subclasses__()} == {TransportError, ServerError, InvalidAudio}
+    assert {c for c in CarnelianClientError.__subclasses__()} == {
+        TransportError,
+        ServerError,
+        InvalidAudio,
+        InvalidOption,
+    }
 
 
 def test_only_what_may_pass_is_retryable():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from carnelian_export import parity, repository
 from carnelian_export.parity import ParityError, check_parity
-from carnelian_export.repository import RepositoryError, read_config, write_model
+from carnelian_export.repository import Decoding, RepositoryError, read_config, write_model
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import build_model
 
@@ -147,3 +147,34 @@ def test_settings_follow_the_configuration(tmp_path, config, network):
         "max_audio_s": 60.0,
     }
     assert list(read_config(tmp_path / "tiny_acoustic" / "config.pbtxt").output[0].dims) == [-1, 29]
+
+
+ARPA = "\\data\\\nngram 1=4\nngram 2=1\n\n\\1-grams:\n-1\t<unk>\t0\n0\t<s>\t0\n-1\t</s>\t0\n-1\t{word}\t0\n\n"
+ARPA += "\\2-grams:\n-1\t<s> {word}\n\n\\end\\\n"
+
+
+def test_a_language_model_and_options_are_deployed_with_the_model(tmp_path, config, network):
+    (tmp_path / "lm.arpa").write_text(ARPA.format(word="ada"))
+    decoding = Decoding(tmp_path / "lm.arpa", {"decoder": "ngram", "lm_weight": "0.75", "hotwords": '["ada"]'})
+    write_model(tmp_path / "r", "tiny", config, network, decoding)
+    parameters = read_config(tmp_path / "r" / "tiny_ctc" / "config.pbtxt").parameters
+    values = {name: parameter.string_value for name, parameter in parameters.items()}
+    assert (values["decoder"], values["lm_weight"], values["hotwords"]) == ("ngram", "0.75", '["ada"]')
+    deployed = tmp_path / "r" / "tiny_ctc" / "1" / values["language_model"]
+    assert deployed.read_bytes() == (tmp_path / "lm.arpa").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "message"),
+    [
+        ("Ädä", {}, r"does not fit the recogniser: .*'Ä' in 'Ädä'"),
+        ("ada", {"lm_weight": "11"}, r"lm_weight must be a number from 0 to 10, but is '11'"),
+    ],
+)
+def test_a_decoding_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path, config, network, word, options, message
+):
+    (tmp_path / "lm.arpa").write_text(ARPA.format(word=word))
+    with pytest.raises(ValueError, match=message):
+        write_model(tmp_path / "r", "tiny", config, network, Decoding(tmp_path / "lm.arpa", options))
+    assert list((tmp_path / "r").iterdir()) == []

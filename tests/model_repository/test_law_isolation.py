@@ -250,7 +250,7 @@ def test_bad_rows_of_a_request_fail_alone(models, good_signals):
     results = [json.loads(text) for text in answer["RESULT"][:, 0]]
     assert [result["text"] for result in results[::2]] == texts[::2]
     for result, words in zip(results[1::2], (NOT_FINITE, NO_SAMPLES, NO_SAMPLES), strict=True):
-        assert list(result) == ["error"]
+        assert list(result) == ["error", "request_id"]
         assert words in result["error"]
 
 

@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import json
 import time
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -12,6 +14,9 @@ MODEL = "quartznet_demo"
 FRAME_S = 0.0401
 """A clip lasts whole frames, of at most 0.04 s, of which the last may pass its end."""
 MARKER = 0.12345679  # a sample that cannot be mistaken
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "model_repository" / "result.schema.json").read_text())
+)
 QUIET = {"log_info": False, "log_verbose_level": 0}
 
 
@@ -27,10 +32,20 @@ def results(answers) -> list[dict]:
 
 def test_the_fields(results):
     for result in results:
-        assert list(result) == ["text", "words", "confidence", "duration", "model", "decoder"]
-        assert (result["model"], result["decoder"]) == (MODEL, "greedy")
-        for word in result["words"]:
-            assert list(word) == ["word", "start", "end", "confidence"]
+        SCHEMA.validate(result)
+        assert (result["model"], result["version"], result["decoder"]) == (MODEL, "1", "greedy")
+
+
+def test_every_decoder_s_result_is_as_the_schema_has_it(sdk, clip_files):
+    clip = next(iter(clip_files.values())).tobytes()
+    SCHEMA.validate(dict(sdk.transcribe(clip, decoder="beam", n_best=3).raw))
+    silence = np.zeros(16_000, np.float32), 16_000
+    SCHEMA.validate(dict(sdk.transcribe(silence, decoder="beam").raw))
+
+
+def test_the_schema_takes_nothing_else():
+    assert not SCHEMA.is_valid({"error": 1})
+    assert not SCHEMA.is_valid({"text": "a"})
 
 
 def test_the_transcript_is_the_text_and_the_words_make_it(answers, results):

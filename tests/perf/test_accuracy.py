@@ -21,7 +21,7 @@ def utterance(text: str, source: str | None = None) -> Utterance:
 
 
 def transcript(text: str) -> Transcript:
-    return Transcript(text, (), 1.0, 2.0, MODEL, "1", {})
+    return Transcript(text, (), 1.0, 2.0, MODEL, "1", "7", "greedy", (), {})
 
 
 @pytest.fixture

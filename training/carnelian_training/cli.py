@@ -45,6 +45,13 @@ def evaluate(
         str | None, typer.Option(help="Evaluate a running server instead: host:port of its gRPC endpoint.")
     ] = None,
     model: Annotated[str, typer.Option(help="With --url, the name of the served model.")] = "quartznet_demo",
+    decoder: Annotated[str | None, typer.Option(help="greedy, beam, or ngram with a language model.")] = None,
+    language_model: Annotated[
+        Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; a server has its own.")
+    ] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", help="Of the decoder, such as beam_width=50; repeatable.")
+    ] = None,
     mistakes: Annotated[int, typer.Option(help="How many mistakes of each kind to list.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.")] = None,
 ) -> None:
@@ -54,24 +61,29 @@ def evaluate(
     nothing was heard, and makes the exit status 1.
     """
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
+    if url and language_model:
+        raise typer.BadParameter("--lm must not be given with --url: a server has the one that it was exported with")
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
+    from carnelian_training import ctc
     from carnelian_training.distributed import joined
     from carnelian_training.evaluation_table import render, render_mistakes
 
+    decoding = ctc.split_assignments(options or ()) | ({"decoder": decoder} if decoder else {})
     if url:
         from carnelian_training.served import evaluate_served
 
-        evaluation = evaluate_served(url, model, paths[0])
+        evaluation = evaluate_served(url, model, paths[0], decoding)
     else:
         from carnelian_training.evaluate import evaluate as run
-        from carnelian_training.evaluate import warn_of_characters
+        from carnelian_training.evaluate import frame_duration_s, warn_of_characters
         from carnelian_training.foreign.sources import load_model
 
         config, network = load_model(paths[0])
+        served = ctc.Decoder(config.labels, frame_duration_s(config), language_model)
         with joined() as process:
-            evaluation = run(network.to(process.device), config, paths[1], process)
+            evaluation = run(network.to(process.device), config, paths[1], process, served, decoding)
         if not process.leads:
             return
         warn_of_characters(evaluation.clips, config.labels)

@@ -1,4 +1,4 @@
-"""Exact evaluation: every clip of a manifest once, greedy decoding, error rates and alignments by jiwer.
+"""Exact evaluation: every clip of a manifest once, decoded as a server does, error rates and alignments by jiwer.
 
 In: a model and a manifest; each of several processes hears its share. Out, in every process: :class:`Evaluation`.
 `served.py` has the same of a running server.
@@ -167,7 +167,14 @@ def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
 
 
 @torch.inference_mode()
-def evaluate(model: CtcNetwork, config: Config, manifest: Path, process: Process | None = None) -> Evaluation:
+def evaluate(
+    model: CtcNetwork,
+    config: Config,
+    manifest: Path,
+    process: Process | None = None,
+    decoder: ctc.Decoder | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Evaluation:
     """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
 
     Args:
@@ -175,10 +182,14 @@ def evaluate(model: CtcNetwork, config: Config, manifest: Path, process: Process
         config: its configuration.
         manifest: NeMo JSON lines.
         process: this one among several, all of which must call; each hears its share of the batches, none twice.
+        decoder: of the model's labels; None for one without a language model.
+        options: of the decoder, where they differ from its defaults.
 
     Raises:
-        ValueError: The manifest is none, or there is nothing to compare with.
+        ValueError: The manifest is none, or there is nothing to compare with; or the options are wrong.
     """
+    decoder = decoder or ctc.Decoder(config.labels, frame_duration_s(config))
+    wanted = decoder.read_options(options or {}, ctc.Options())
     model.eval()
     device = next(model.parameters()).device
     process = process or Process(device)
@@ -188,11 +199,10 @@ def evaluate(model: CtcNetwork, config: Config, manifest: Path, process: Process
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     heard: dict[int, str] = {}
-    labels, frame_s = list(config.labels), frame_duration_s(config)
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
     for share, batch in zip(shares, loaded, strict=True):
         log_probs, lengths = model(batch.features.to(device), batch.lengths.to(device))
-        hypotheses = ctc.greedy(log_probs.cpu().numpy(), lengths.cpu().numpy(), labels, frame_s)
+        hypotheses = decoder.decode(log_probs.cpu().numpy(), lengths.cpu().numpy(), [wanted] * len(share))
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
     heard = process.union(heard)
     return Evaluation(clips, [heard[i] for i in range(len(clips))])

@@ -3,23 +3,28 @@
 Training needs no client, so the SDK is imported here alone and when asked for; who evaluates a server has it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from carnelian_training.evaluate import Evaluation, clips_to_evaluate
 from carnelian_training.loading import read_clip
 from carnelian_training.manifest import Clip
 
+if TYPE_CHECKING:
+    from carnelian_client import DecodingOptions
+
 CONCURRENCY = 8
 
 
-def evaluate_served(url: str, model: str, manifest: Path) -> Evaluation:
+def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, str] | None = None) -> Evaluation:
     """Transcribe a manifest with a server; the transcripts are those of :func:`evaluate` on what is served.
 
     Args:
         url: host:port of the server's gRPC endpoint.
         model: name of the ensemble.
         manifest: NeMo JSON lines.
+        options: of the decoder, where they differ from the server's defaults.
 
     Raises:
         RuntimeError: The SDK is not installed, or the server has no such model ready.
@@ -42,7 +47,8 @@ def evaluate_served(url: str, model: str, manifest: Path) -> Evaluation:
     with CarnelianClient(url, model=model) as client:
         if not client.is_ready():
             raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
-        outcomes = list(client.transcribe_many(recordings(), concurrency=CONCURRENCY))
+        decoding = cast("DecodingOptions", options or {})  # the server says which options are wrong
+        outcomes = list(client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding))
     failures = {i: str(outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Transcript)}
     failures |= {i: failed[clip] for i, clip in enumerate(clips) if clip in failed}
     heard = [outcome.text if isinstance(outcome, Transcript) else "" for outcome in outcomes]

@@ -2,7 +2,8 @@
 
 In: LOG_PROBS [rows, frames, labels + 1] and LOG_PROB_LENGTH [rows, 1]. Out: TRANSCRIPT and RESULT (JSON),
 [rows, 1]. The stages before this one let every input pass and send its true length along, so that one bad
-clip fails alone: here.
+clip fails alone: here. The model's parameters are the defaults of the decoder's options; a request's parameters
+change them for itself.
 """
 
 import json
@@ -17,52 +18,78 @@ from . import ctc  # type: ignore[attr-defined]  # copied beside this file by ca
 from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"}
-DECODER = "greedy"
+LANGUAGE_MODEL = "language_model"  # the parameter that names a file beside this one; the others are options
 
 
 class TritonPythonModel:
     """Decodes all rows of all requests at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the settings beside this file."""
-        settings = json.loads(Path(__file__).with_name(SETTINGS_FILE).read_text())
+        """Read the settings beside this file, the model's parameters and the language model."""
+        folder = Path(__file__).parent
+        settings = json.loads((folder / SETTINGS_FILE).read_text())
         self._name: str = settings["name"]
-        self._labels: list[str] = settings["labels"]
+        self._version: str = args["model_version"]
         self._frame_s: float = settings["frame_s"]
         self._max_audio_s: float = settings["max_audio_s"]
         # The feature stage frames a clip of the longest length with one frame more than it has hops.
         self._max_frames = round(self._max_audio_s / self._frame_s) + 1
+        configured = json.loads(args["model_config"]).get("parameters", {})
+        parameters = {name: value["string_value"] for name, value in configured.items()}
+        language_model = parameters.pop(LANGUAGE_MODEL, None)
+        self._decoder = ctc.Decoder(
+            settings["labels"], self._frame_s, folder / language_model if language_model else None
+        )
+        self._defaults = self._decoder.change_options(parameters)
         self._metrics = Metrics(self._name)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request by itself: with an error if all its rows fail."""
+        """Answer each request by itself: with an error if its options are wrong or all its rows fail."""
         scores = [pb_utils.get_input_tensor_by_name(r, "LOG_PROBS").as_numpy() for r in requests]
         lengths = [pb_utils.get_input_tensor_by_name(r, "LOG_PROB_LENGTH").as_numpy()[:, 0] for r in requests]
-        results = self._decode([row for rows in scores for row in rows], np.concatenate(lengths))
+        options = [[self._options(r)] * len(rows) for r, rows in zip(requests, lengths, strict=True)]
+        results = self._decode(
+            [row for rows in scores for row in rows], np.concatenate(lengths), [o for rows in options for o in rows]
+        )
         self._metrics.count(results, scores, lengths)
         ends = np.cumsum([len(rows) for rows in lengths])
         return [
-            self._respond(results[end - len(rows) : end], set(request.requested_output_names()))
+            self._respond(request, results[end - len(rows) : end])
             for request, rows, end in zip(requests, lengths, ends, strict=True)
         ]
 
-    def _decode(self, rows: list[npt.NDArray[np.float32]], lengths: npt.NDArray[np.int32]) -> list[dict[str, Any]]:
-        """RESULT of each row; `rows` hold [frames, labels + 1], with different `frames`."""
-        errors = [self._error(row, int(length)) for row, length in zip(rows, lengths, strict=True)]
+    def _options(self, request: Any) -> Any:
+        """Options of a request, or the error that they are."""
+        try:
+            return self._decoder.read_options(json.loads(request.parameters() or "{}"), self._defaults)
+        except ctc.OptionError as error:
+            return error
+
+    def _decode(
+        self, rows: list[npt.NDArray[np.float32]], lengths: npt.NDArray[np.int32], options: list[Any]
+    ) -> list[dict[str, Any]]:
+        """RESULT of each row, less its request's id; `rows` hold [frames, labels + 1], with different `frames`."""
+        errors = [
+            f"wrong option: {wanted}" if isinstance(wanted, ctc.OptionError) else self._error(row, int(length))
+            for row, length, wanted in zip(rows, lengths, options, strict=True)
+        ]
         good = [i for i, error in enumerate(errors) if error is None]
         results: list[dict[str, Any]] = [{"error": error} for error in errors]
         if good:
             batch = np.zeros((len(good), int(lengths[good].max()), rows[0].shape[1]), np.float32)
             for position, i in enumerate(good):
                 batch[position, : lengths[i]] = rows[i][: lengths[i]]
-            for i, hypothesis in zip(good, ctc.greedy(batch, lengths[good], self._labels, self._frame_s), strict=True):
+            hypotheses = self._decoder.decode(batch, lengths[good], [options[i] for i in good])
+            for i, hypothesis in zip(good, hypotheses, strict=True):
                 results[i] = {
                     "text": hypothesis.text,
                     "words": [vars(word) for word in hypothesis.words],
                     "confidence": hypothesis.confidence,
+                    "alternatives": [vars(reading) for reading in hypothesis.alternatives],
                     "duration": round(int(lengths[i]) * self._frame_s, 3),  # in whole frames
                     "model": self._name,
-                    "decoder": DECODER,
+                    "version": self._version,
+                    "decoder": options[i].decoder,
                 }
         return results
 
@@ -83,16 +110,17 @@ class TritonPythonModel:
             return "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones"
         return None
 
-    def _respond(self, results: list[dict[str, Any]], wanted: set[str]) -> Any:
+    def _respond(self, request: Any, results: list[dict[str, Any]]) -> Any:
         errors = [result["error"] for result in results if "error" in result]
         if len(errors) == len(results):
             rows = f" (the first of {len(errors)} rows; all failed)" if len(errors) > 1 else ""
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError(errors[0] + rows, pb_utils.TritonError.INVALID_ARG)
             )
+        name, wanted = request.request_id(), set(request.requested_output_names())
         columns = {
             "TRANSCRIPT": [result.get("text", "") for result in results],
-            "RESULT": [json.dumps(result, ensure_ascii=False) for result in results],
+            "RESULT": [json.dumps({**result, "request_id": name}, ensure_ascii=False) for result in results],
         }
         return pb_utils.InferenceResponse(
             [

@@ -1,0 +1,133 @@
+"""A word n-gram language model: ARPA (also .gz) or KenLM binary, read and asked through KenLM.
+
+KenLM answers; what is kept here is its vocabulary as a prefix tree, and the answers that were given.
+"""
+
+import gzip
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import kenlm
+import numpy as np
+
+from .prefix_tree import build_tree, encode
+
+LN_10 = math.log(10)
+MAX_ANSWERS = 1_000_000
+"""Kept at a time, with the contexts they belong to; about 200 MB."""
+_MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
+
+
+class LanguageModelError(ValueError):
+    """The language model cannot be used with this recogniser; the message says why."""
+
+
+class LanguageModel:
+    """Costs of words after words, as natural log-probabilities, for words spelled in the recogniser's labels.
+
+    Attributes:
+        tree: [states, labels] int32; the vocabulary, see :func:`build_tree`. The last state is what -1 means as an
+            index: the beginning of no word.
+        word: [states] int32; the word that ends in a state, or -1.
+        best: [states] float64; log-probability of the likeliest unigram that begins so.
+    """
+
+    def __init__(self, path: Path, labels: Sequence[str]) -> None:
+        """Load a model.
+
+        Args:
+            path: ARPA, plain or .gz, or KenLM binary. One in capitals serves labels in small letters.
+            labels: one character each.
+
+        Raises:
+            LanguageModelError: It is no language model, or has words that the labels cannot spell.
+        """
+        try:
+            config = kenlm.Config()
+            config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
+            self._model = kenlm.Model(str(path), config)
+            self._words = [word for word in read_vocabulary(path) if word not in _MARKS]
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:
+            raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
+        spelled = self._words
+        if not any(label.isupper() for label in labels) and all(word.upper() == word for word in spelled):
+            spelled = [word.lower() for word in spelled]
+        try:
+            codes = encode(spelled, labels)
+        except ValueError as error:
+            raise LanguageModelError(f"{path} does not fit the recogniser: {error}") from error
+        tree, ends = build_tree(codes, len(labels))
+        self.tree = np.append(tree, np.full((1, len(labels)), -1, np.int32), axis=0)
+        self.word = np.full(len(self.tree), -1, np.int32)
+        self.word[ends] = np.arange(len(ends))
+        nowhere, after = kenlm.State(), kenlm.State()
+        self._model.NullContextWrite(nowhere)
+        self.best = np.full(len(self.tree), -np.inf)
+        self.best[ends] = [self._model.BaseScore(nowhere, word, after) * LN_10 for word in self._words]
+        parents, via = np.nonzero(self.tree >= 0)
+        for parent, child in zip(parents[::-1], self.tree[parents, via][::-1], strict=True):  # deepest first
+            self.best[parent] = max(self.best[parent], self.best[child])
+        self.best[-1] = self._model.BaseScore(nowhere, "<unk>", after) * LN_10
+        self._forget()
+
+    def _forget(self) -> None:
+        start = kenlm.State()
+        self._model.BeginSentenceWrite(start)
+        self._states = [start]
+        self._numbers = {start: 0}
+        self._answers: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def start(self) -> int:
+        """The context at the start of a sentence; contexts of earlier sentences end here."""
+        if len(self._answers) > MAX_ANSWERS:
+            self._forget()
+        return 0
+
+    def score(self, context: int, word: int) -> tuple[float, int]:
+        """Natural log-probability of a word, -1 being an unknown one, and the context after it."""
+        answer = self._answers.get((context, word))
+        if answer is None:
+            after = kenlm.State()
+            spelled = self._words[word] if word >= 0 else "<unk>"
+            log_prob = self._model.BaseScore(self._states[context], spelled, after) * LN_10
+            number = self._numbers.setdefault(after, len(self._states))
+            if number == len(self._states):
+                self._states.append(after)
+            answer = self._answers[context, word] = (log_prob, number)
+        return answer
+
+    def end(self, context: int) -> float:
+        """Natural log-probability of the sentence's end."""
+        return float(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
+
+
+def read_vocabulary(path: Path) -> Iterator[str]:
+    """The words of an ARPA file or a KenLM binary, marks such as <s> included.
+
+    Raises:
+        LanguageModelError: A KenLM binary was built without its words.
+    """
+    with path.open("rb") as file:
+        magic = file.read(16)
+    if not magic.startswith(b"mmap lm http"):
+        opener = gzip.open if magic.startswith(b"\x1f\x8b") else open
+        with opener(path, "rt", encoding="utf-8") as arpa:
+            lines = iter(arpa)
+            for line in lines:
+                if line.startswith("\\1-grams:"):
+                    break
+            for line in lines:
+                if line.startswith("\\"):
+                    return
+                if line.strip():
+                    yield line.split("\t")[1].strip()
+        return
+    # KenLM's binary ends with the words, zero-terminated, <unk> being the first.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        begin = content.rfind(b"<unk>\0")
+        if begin < 0:
+            raise LanguageModelError(f"{path} must hold its words, but was built without: run build_binary without -i")
+        words = content[begin:].split(b"\0")
+    yield from (word.decode("utf-8") for word in words if word)

@@ -1,0 +1,135 @@
+"""What a caller may ask of the decoder, request by request, and the words for what nobody may."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+DECODERS = ("greedy", "beam", "ngram")
+MAX_HOTWORDS = 10_000
+
+RANGES: dict[str, tuple[float, float]] = {
+    "beam_width": (1, 500),
+    "beam_threshold": (0, 100),
+    "token_threshold": (-100, 0),
+    "lm_weight": (0, 10),
+    "word_score": (-20, 20),
+    "unknown_score": (-100, 0),
+    "n_best": (1, 100),
+    "hotword_boost": (0, 50),
+}
+_NGRAM_ONLY = ("lm_weight", "word_score", "unknown_score")
+
+
+class OptionError(ValueError):
+    """An option that does not exist or has a value it must not have; the message says what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to decode one clip. Scores are natural logarithms."""
+
+    decoder: str = "greedy"
+    """greedy, beam (no language model) or ngram (beam with the language model)."""
+    beam_width: int = 100
+    """Prefixes kept from frame to frame."""
+    beam_threshold: float = 12.0
+    """A prefix is dropped if its score is further than this below the best one's."""
+    token_threshold: float = -5.0
+    """A label extends prefixes only in frames where its log-probability is above this."""
+    lm_weight: float = 0.6
+    """Times the language model's log-probability."""
+    word_score: float = 1.5
+    """Added for each word, beside the language model."""
+    unknown_score: float = -5.0
+    """Added for each word that the language model does not know and that is no hot word."""
+    n_best: int = 1
+    """Readings to return, at most."""
+    hotwords: tuple[str, ...] = ()
+    """Words and phrases that are expected."""
+    hotword_boost: float = 5.0
+    """Added for each word of a hot phrase."""
+
+
+def read_options(parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str]) -> Options:
+    """Apply a request's parameters to the model's defaults.
+
+    Args:
+        parameters: numbers may be text; `hotwords` is a list, or a JSON list in a string.
+        defaults: what the parameters do not say.
+        decoders: those of `DECODERS` that are there.
+
+    Raises:
+        OptionError: A parameter does not exist, its value is not allowed, or the decoder does not use it.
+    """
+    options = change_options(parameters, defaults, decoders)
+    for name in sorted(set(parameters) - {"decoder"}):
+        users = [decoder for decoder in decoders[1:] if decoder == "ngram" or name not in _NGRAM_ONLY]
+        if options.decoder not in users:
+            wanted = f"must come with decoder {' or '.join(users)}" if users else "needs a decoder that is not there"
+            raise OptionError(f"{name} {wanted}, but the decoder is {options.decoder}")
+    return options
+
+
+def change_options(parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str]) -> Options:
+    """The same for a model's own defaults, of which a decoder that is not the default one may be the only user.
+
+    Raises:
+        OptionError: A parameter does not exist, or its value is not allowed.
+    """
+    names = [field.name for field in fields(Options)]
+    changes: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in names:
+            raise OptionError(f"an option must be one of {', '.join(names)}, but there is {name!r}")
+        if name == "decoder":
+            changes[name] = _decoder(value, decoders)
+        elif name == "hotwords":
+            changes[name] = _hotwords(value)
+        else:
+            changes[name] = _number(name, value)
+    return replace(defaults, **changes)
+
+
+def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
+    """`name=value` of a command line as parameters.
+
+    Raises:
+        OptionError: One has no `=`.
+    """
+    for assignment in assignments:
+        if "=" not in assignment:
+            raise OptionError(f"an option must be given as name=value, but is {assignment!r}")
+    return {name: value for name, _, value in (assignment.partition("=") for assignment in assignments)}
+
+
+def _decoder(value: Any, decoders: Sequence[str]) -> str:
+    if value not in decoders:
+        why = "; ngram needs a language model, beam a label for the space" if value in DECODERS else ""
+        raise OptionError(f"decoder must be one of {', '.join(decoders)}, but is {value!r}{why}")
+    return str(value)
+
+
+def _number(name: str, value: Any) -> float:
+    low, high = RANGES[name]
+    kind = type(getattr(Options, name))
+    try:
+        number = float(value)
+        if isinstance(value, bool) or not low <= number <= high or kind(number) != number:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        sort = "a whole number" if kind is int else "a number"
+        raise OptionError(f"{name} must be {sort} from {low:g} to {high:g}, but is {value!r}") from error
+    return kind(number)  # type: ignore[no-any-return]
+
+
+def _hotwords(value: Any) -> tuple[str, ...]:
+    try:
+        phrases = json.loads(value) if isinstance(value, str) else list(value)
+        if not isinstance(phrases, list) or not all(isinstance(phrase, str) for phrase in phrases):
+            raise TypeError
+    except (TypeError, ValueError) as error:
+        raise OptionError(f'hotwords must be a JSON list of strings, such as ["ada"], but is {value!r:.80}') from error
+    if len(phrases) > MAX_HOTWORDS:
+        raise OptionError(f"hotwords must be at most {MAX_HOTWORDS:,} words and phrases, but are {len(phrases):,}")
+    return tuple(normalised for phrase in phrases if (normalised := " ".join(phrase.split())))

@@ -1,0 +1,100 @@
+"""Decoding options on the server: each request its own, in shared batches, and as offline."""
+
+import concurrent.futures
+from pathlib import Path
+
+import numpy as np
+import pytest
+from carnelian_client import CarnelianClient, InvalidOption
+from carnelian_training.checkpoint import load_model
+from carnelian_training.evaluate import evaluate
+from carnelian_training.manifest import read_manifest
+from tritonclient import grpc as triton
+
+ROOT = Path(__file__).parents[2]
+MODEL = "quartznet_demo"
+CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
+OPTIONS = [
+    {},
+    {"decoder": "beam", "n_best": 4},
+    {"decoder": "beam", "beam_width": 20, "beam_threshold": 8.5},
+    {"decoder": "beam", "hotwords": ["lighthouse", "the stairs"], "hotword_boost": 9.5},
+]
+
+
+@pytest.fixture(scope="module")
+def clip() -> bytes:
+    return (ROOT / "demo" / "clips" / "harbour.flac").read_bytes()
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:])
+def test_served_is_offline(sdk, options):
+    config, network = load_model(ROOT / "demo" / "quartznet_demo.pt")
+    offline = evaluate(network, config, CLIPS, options=options)
+    paths = [clip.audio_filepath for clip in read_manifest(CLIPS)]
+    served = [outcome.text for outcome in sdk.transcribe_many(paths, **options)]
+    assert served == list(offline.transcripts)
+
+
+def test_requests_with_different_options_share_a_batch(models, sdk, clip):
+    alone = [sdk.transcribe(clip, **options).raw for options in OPTIONS]
+    answers = {}
+
+    def send() -> None:
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            wanted = OPTIONS * 4
+            results = pool.map(lambda options: sdk.transcribe(clip, **options).raw, wanted)
+            answers.update(enumerate(results))
+
+    for _ in range(5):  # batches form by themselves, not on demand
+        batches = models.batch_sizes_of(f"{MODEL}_ctc", 16, send)
+        for i, answer in answers.items():
+            expected = alone[i % len(OPTIONS)]
+            assert answer | {"request_id": ""} == dict(expected) | {"request_id": ""}
+        if max(batches) > 1:
+            return
+    pytest.fail("no batch of more than one row formed")
+
+
+def test_a_wrong_option_fails_alone(sdk, clip):
+    expected = sdk.transcribe(clip).text
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        wrong = [pool.submit(sdk.transcribe, clip, decoder="beam", beam_width=0) for _ in range(4)]
+        right = [pool.submit(sdk.transcribe, clip) for _ in range(4)]
+        assert [future.result().text for future in right] == [expected] * 4
+        for future in wrong:
+            with pytest.raises(InvalidOption, match="beam_width must be a whole number from 1 to 500, but is 0"):
+                future.result()
+
+
+def test_an_option_that_does_not_exist_is_answered_with_those_that_do(sdk, clip):
+    with pytest.raises(InvalidOption, match=r"an option must be one of decoder, .*'bean_width'"):
+        sdk.transcribe(clip, bean_width=3)
+
+
+def test_a_language_model_that_is_not_deployed_cannot_be_chosen(sdk, clip):
+    with pytest.raises(InvalidOption, match="decoder must be one of greedy, beam, but is 'ngram'"):
+        sdk.transcribe(clip, decoder="ngram")
+
+
+def test_options_reach_the_decoder_through_the_ensemble_of_samples_too(server):
+    signal, length = np.zeros((2, 16_000), np.float32), np.full((2, 1), 16_000, np.int32)
+    inputs = [
+        triton.InferInput("SIGNAL", signal.shape, "FP32"),
+        triton.InferInput("SIGNAL_LENGTH", length.shape, "INT32"),
+    ]
+    inputs[0].set_data_from_numpy(signal)
+    inputs[1].set_data_from_numpy(length)
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        answer = client.infer(f"{MODEL}_pcm", inputs, parameters={"decoder": "beam"}, request_id="mine")
+    assert all(
+        b'"decoder": "beam"' in row and b'"request_id": "mine"' in row for row in answer.as_numpy("RESULT")[:, 0]
+    )
+
+
+def test_requests_of_the_sdk_carry_their_ids(server, clip):
+    with CarnelianClient(server.grpc_url) as client:
+        transcript = client.transcribe(clip, request_id="my-clip", decoder="beam", n_best=2)
+    assert (transcript.request_id, transcript.raw["request_id"]) == ("my-clip", "my-clip")
+    assert transcript.alternatives[0].text == transcript.text
+    assert transcript.alternatives[0].score >= transcript.alternatives[1].score

@@ -1,0 +1,237 @@
+"""Beam search against every text there is, on clips so short that all of them can be listed."""
+
+import itertools
+import math
+
+import kenlm
+import numpy as np
+import pytest
+from carnelian_training.ctc import Decoder, OptionError, Options
+from carnelian_training.ctc.alignment import align
+from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError
+
+LABELS = [" ", "a", "b"]
+BLANK = len(LABELS)
+EVERYTHING = {"beam_width": "500", "beam_threshold": "100", "token_threshold": "-100", "n_best": "100"}
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=4
+
+\\1-grams:
+-2.0\t<unk>\t0
+0\t<s>\t-0.3
+-1.0\t</s>\t0
+-0.7\ta\t-0.2
+-0.9\tab\t-0.1
+
+\\2-grams:
+-0.2\t<s> a
+-1.5\t<s> ab
+-0.4\ta ab
+-0.3\tab </s>
+
+\\end\\
+"""
+
+
+@pytest.fixture
+def arpa(tmp_path):
+    path = tmp_path / "lm.arpa"
+    path.write_text(ARPA)
+    return path
+
+
+def random_clip(num_frames: int, seed: int = 0, num_labels: int = BLANK + 1) -> np.ndarray:
+    scores = np.random.default_rng(seed).normal(scale=1.5, size=(num_frames, num_labels))
+    return (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
+
+
+def all_texts(clip: np.ndarray) -> dict[str, float]:
+    """Log-probability of every text, spaces at its ends and repeated ones left out, summed over all alignments."""
+    found: dict[str, float] = {}
+    for path in itertools.product(range(clip.shape[1]), repeat=len(clip)):
+        labels = [label for label, _ in itertools.groupby(path) if label != BLANK]
+        text = " ".join("".join(LABELS[label] for label in labels).split())
+        found[text] = np.logaddexp(found.get(text, -np.inf), sum(clip[t, label] for t, label in enumerate(path)))
+    return found
+
+
+def decode(clip: np.ndarray, decoder: Decoder | None = None, /, **options: str):
+    decoder = decoder or Decoder(LABELS, 0.02)
+    wanted = decoder.read_options({"decoder": "beam", **options}, Options())
+    return decoder.decode(clip[None], np.array([len(clip)]), [wanted])[0]
+
+
+def assert_ranked(alternatives, expected: dict[str, float]) -> None:
+    ranking = sorted(expected, key=lambda text: -expected[text])[: len(alternatives)]
+    assert [reading.text for reading in alternatives] == ranking
+    for reading in alternatives:
+        assert reading.score == pytest.approx(expected[reading.text], abs=1e-4)
+        assert reading.score == pytest.approx(reading.acoustic + reading.language + reading.hotwords)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_a_language_model_every_text_has_its_probability(seed):
+    clip = random_clip(5, seed)
+    hypothesis = decode(clip, **EVERYTHING)
+    assert hypothesis.text == hypothesis.alternatives[0].text
+    assert_ranked(hypothesis.alternatives, all_texts(clip))
+
+
+def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa):
+    model = kenlm.Model(str(arpa))
+    clip, weights = random_clip(5, seed=9), {"lm_weight": "0.7", "word_score": "0.4", "unknown_score": "-1.5"}
+    expected = {}
+    for text, log_prob in all_texts(clip).items():
+        unknown = sum(word not in ("a", "ab") for word in text.split())
+        language = 0.7 * model.score(text) * math.log(10) + 0.4 * len(text.split()) - 1.5 * unknown
+        expected[text] = log_prob + language
+    hypothesis = decode(clip, Decoder(LABELS, 0.02, arpa), **EVERYTHING, **weights, decoder="ngram")
+    assert_ranked(hypothesis.alternatives, expected)
+
+
+def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise():
+    clip = random_clip(5, seed=3)
+    expected = {
+        text: log_prob + 2.0 * (text.split().count("ab") + 2 * f" {text} ".count(" b a "))
+        for text, log_prob in all_texts(clip).items()
+    }
+    hypothesis = decode(clip, **EVERYTHING, hotwords='["ab", "b a"]', hotword_boost="2")
+    assert_ranked(hypothesis.alternatives, expected)
+
+
+def test_an_expected_word_is_not_unknown(arpa):
+    clip = random_clip(4, seed=5)
+    decoder = Decoder(LABELS, 0.02, arpa)
+    plain = decode(clip, decoder, **EVERYTHING, decoder="ngram", unknown_score="-3")
+    hot = decode(clip, decoder, **EVERYTHING, decoder="ngram", unknown_score="-3", hotwords='["bb"]', hotword_boost="0")
+    scores = [{reading.text: reading.score for reading in result.alternatives} for result in (plain, hot)]
+    # A boost of nothing makes no word expected; any other one does.
+    assert scores[0] == pytest.approx(scores[1])
+    hot = decode(clip, decoder, **EVERYTHING, decoder="ngram", unknown_score="-3", hotwords='["b"]', hotword_boost="1")
+    assert {r.text: r.score for r in hot.alternatives}["b"] == pytest.approx(scores[0]["b"] + 3 + 1)
+
+
+def test_a_narrow_beam_finds_what_greedy_decoding_finds_on_a_clear_clip():
+    clip = np.log(np.full((7, 4), 0.01, np.float32))
+    for frame, label in enumerate([1, 1, BLANK, 2, 0, 2, 2]):
+        clip[frame, label] = math.log(0.97)
+    assert decode(clip, beam_width="1").text == decode(clip, decoder="greedy").text == "ab b"
+    words = decode(clip, beam_width="1").words
+    assert words == decode(clip, decoder="greedy").words
+
+
+@pytest.mark.parametrize("num_frames", [0, 1, 2])
+def test_next_to_nothing_can_be_decoded(num_frames, arpa):
+    clip = np.log(np.full((num_frames, 4), 0.25, np.float32))
+    for decoder in ("beam", "ngram"):
+        hypothesis = decode(clip, Decoder(LABELS, 0.02, arpa), decoder=decoder, n_best="3")
+        assert 1 <= len(hypothesis.alternatives) <= 3
+
+
+def test_nothing_but_blanks_is_an_empty_text(arpa):
+    clip = np.log(np.array([[0.001, 0.001, 0.001, 0.997]] * 50, np.float32))
+    hypothesis = decode(clip, Decoder(LABELS, 0.02, arpa), decoder="ngram")
+    assert (hypothesis.text, hypothesis.words) == ("", ())
+    assert hypothesis.confidence == pytest.approx(0.997, abs=1e-3)
+
+
+def test_a_minute_of_equal_probabilities_ends():
+    clip = np.log(np.full((3000, 4), 0.25, np.float32))
+    hypothesis = decode(clip, beam_width="10")
+    assert math.isfinite(hypothesis.alternatives[0].score)
+
+
+def test_alignments_give_every_character_frames_of_its_own():
+    clip = random_clip(12, seed=1)
+    begin, end = align(clip, np.array([1, 1, 0, 2]))
+    assert (begin < end).all()
+    assert (end[:-1] <= begin[1:]).all()
+    assert begin[1] > end[0]  # a blank between equal ones
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [(["a", "naïve", "c3"], r"'3' in 'c3', 'c' in 'c3', .*'ï' in 'naïve'"), (["a", "AB"], r"'A' in 'AB', 'B' in 'AB'")],
+)
+def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp_path, vocabulary, message):
+    path = tmp_path / "lm.arpa"
+    words = "".join(f"-1.0\t{word}\t0\n" for word in ["<unk>", "<s>", "</s>", *vocabulary])
+    counts = f"ngram 1={len(vocabulary) + 3}\nngram 2=1\n"
+    path.write_text(f"\\data\\\n{counts}\n\\1-grams:\n{words}\n\\2-grams:\n-1.0\t<s> a\n\n\\end\\\n")
+    with pytest.raises(LanguageModelError, match=message):
+        LanguageModel(path, LABELS)
+
+
+def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
+    capitals = tmp_path / "capitals.arpa"
+    capitals.write_text(ARPA.replace("\ta", "\tA").replace("ab", "AB").replace(" a", " A").replace("\tAb", "\tAB"))
+    clip = random_clip(8, seed=2)
+    small, large = (decode(clip, Decoder(LABELS, 0.02, path), decoder="ngram") for path in (arpa, capitals))
+    assert small == large
+
+
+def test_what_is_no_language_model_is_refused(tmp_path):
+    path = tmp_path / "lm.klm"
+    path.write_bytes(b"no language model")
+    with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
+        LanguageModel(path, LABELS)
+
+
+def test_ten_thousand_hot_words():
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    labels = [" ", *letters]
+    words = ["".join(word) for word in itertools.islice(itertools.product(letters, repeat=4), 10_000)]
+    decoder = Decoder(labels, 0.02)
+    clip = random_clip(20, num_labels=len(labels) + 1)
+    wanted = decoder.read_options({"decoder": "beam", "hotwords": words, "hotword_boost": 20}, Options())
+    (hypothesis,) = decoder.decode(clip[None], np.array([20]), [wanted])
+    assert len(set(hypothesis.text.split()) & set(words)) >= 2
+    assert hypothesis.alternatives[0].hotwords >= 40
+    with pytest.raises(OptionError, match=r"at most 10,000"):
+        decoder.read_options({"decoder": "beam", "hotwords": [*words, "one more"]}, Options())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"beam": 3}, r"an option must be one of decoder, beam_width, .*'beam'"),
+        ({"decoder": "wfst"}, r"decoder must be one of greedy, beam, but is 'wfst'"),
+        ({"decoder": "ngram"}, r"ngram needs a language model"),
+        ({"decoder": "beam", "beam_width": 0}, r"beam_width must be a whole number from 1 to 500, but is 0"),
+        ({"decoder": "beam", "beam_width": 2.5}, r"beam_width must be a whole number"),
+        ({"decoder": "beam", "n_best": True}, r"n_best must be a whole number"),
+        ({"decoder": "beam", "beam_threshold": "nan"}, r"beam_threshold must be a number from 0 to 100, but is 'nan'"),
+        ({"decoder": "beam", "lm_weight": 0.5}, r"lm_weight needs a decoder that is not there"),
+        ({"n_best": 3}, r"n_best must come with decoder beam, but the decoder is greedy"),
+        ({"decoder": "beam", "hotwords": "ada"}, r"hotwords must be a JSON list of strings"),
+        ({"decoder": "beam", "hotwords": '{"ada": 1}'}, r"hotwords must be a JSON list of strings"),
+        ({"decoder": "beam", "hotwords": ["bär"]}, r"hotwords cannot be heard: .*'r' in 'bär', 'ä' in 'bär'"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
+    with pytest.raises(OptionError, match=message):
+        Decoder(LABELS, 0.02).read_options(parameters, Options())
+
+
+def test_a_model_may_have_defaults_for_decoders_that_are_not_its_default():
+    decoder = Decoder(LABELS, 0.02)
+    defaults = decoder.change_options({"beam_width": "7", "lm_weight": "0.9"})
+    assert decoder.read_options({}, defaults).decoder == "greedy"
+    assert decoder.read_options({"decoder": "beam"}, defaults).beam_width == 7
+
+
+def test_clips_with_different_options_share_a_batch():
+    clips = np.stack([random_clip(9, seed) for seed in range(4)])
+    decoder = Decoder(LABELS, 0.02)
+    wanted = [
+        Options(),
+        Options(decoder="beam", n_best=2),
+        Options(),
+        Options(decoder="beam", hotwords=("bb",), hotword_boost=9.0),
+    ]
+    lengths = np.array([9, 7, 3, 9])
+    together = decoder.decode(clips, lengths, wanted)
+    alone = [decoder.decode(clips[i : i + 1, : lengths[i]], lengths[i : i + 1], [wanted[i]])[0] for i in range(4)]
+    assert together == alone
+    assert [len(hypothesis.alternatives) for hypothesis in together] == [0, 2, 0, 1]

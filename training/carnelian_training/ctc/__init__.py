@@ -1,0 +1,12 @@
+"""CTC decoding: log-probabilities to text, words with times and confidence, and other readings.
+
+`carnelian-export` copies this folder, as it is, into ``<model>_ctc``: offline evaluation and the server decode with the
+same code. It needs numpy alone, and KenLM where there is a language model.
+"""
+
+from .decoder import Decoder
+from .greedy import greedy
+from .hypothesis import Alternative, Hypothesis, Word
+from .options import OptionError, Options, split_assignments
+
+__all__ = ["Alternative", "Decoder", "Hypothesis", "OptionError", "Options", "Word", "greedy", "split_assignments"]

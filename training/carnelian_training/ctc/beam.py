@@ -1,0 +1,127 @@
+"""Beam search over one clip, vectorised over the beam: without a language model, or with one, and with hot words."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .hotwords import Hotwords
+from .hypothesis import Alternative
+from .options import Options
+from .prefixes import ROOT, Prefixes, Scoring
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel  # needs KenLM, which is only there where it is used
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[Any]
+
+
+def beam_search(
+    log_probs: npt.NDArray[np.float32],
+    labels: Sequence[str],
+    options: Options,
+    hotwords: Hotwords,
+    language_model: "LanguageModel | None" = None,
+) -> list[Alternative]:
+    """Find the likeliest texts, the alignments of each summed up.
+
+    Args:
+        log_probs: [frames, len(labels) + 1] float32; the last label is the blank.
+        labels: one character each, one of them the space.
+        options: widths and weights.
+        hotwords: the automaton of `options.hotwords`.
+        language_model: None for none.
+
+    Returns:
+        At most `options.n_best`, the best first; at least one.
+    """
+    scoring = Scoring(options, hotwords, language_model, space=list(labels).index(" "))
+    prefixes = Prefixes(scoring, capacity=2 + options.beam_width * len(log_probs))
+    beam = _Beam(prefixes, options)
+    rows = log_probs.astype(np.float64)
+    likely = rows[:, :-1] >= np.minimum(rows.max(axis=1, keepdims=True, initial=-np.inf), options.token_threshold)
+    for row, is_candidate in zip(rows, likely, strict=True):
+        beam.advance(row, is_candidate.nonzero()[0])
+
+    readings: dict[str, Alternative] = {}
+    kept, boosts = prefixes.finish(beam.nodes)
+    acoustics = np.logaddexp(beam.blank, beam.label)
+    for node, acoustic, language, boost in zip(beam.nodes, acoustics, kept, boosts, strict=True):
+        text = "".join(labels[label] for label in prefixes.labels_of(node)).strip()
+        if text in readings:  # once with, once without a space at its end
+            acoustic = np.logaddexp(acoustic, readings[text].acoustic)
+        score = float(acoustic + language + boost)
+        readings[text] = Alternative(text, score, float(acoustic), float(language), float(boost))
+    return sorted(readings.values(), key=lambda reading: -reading.score)[: options.n_best]
+
+
+class _Beam:
+    """The prefixes that are alive after a frame.
+
+    Attributes:
+        nodes: [alive] the prefixes.
+        blank: [alive] log-probability of their alignments that end in a blank.
+        label: [alive] the same, that end in their last label.
+    """
+
+    def __init__(self, prefixes: Prefixes, options: Options) -> None:
+        self._prefixes = prefixes
+        self._space = prefixes.scoring.space
+        self._width, self._threshold = options.beam_width, options.beam_threshold
+        self.nodes: Integers = np.array([ROOT])
+        self.blank, self.label = np.zeros(1), np.full(1, -np.inf)
+        prefixes.slot[ROOT] = 0
+
+    def advance(self, row: Floats, candidates: Integers) -> None:
+        """Take in a frame.
+
+        Args:
+            row: [labels + 1] log-probabilities.
+            candidates: labels that may extend prefixes.
+        """
+        prefixes = self._prefixes
+        last = prefixes.label[self.nodes]
+        total = np.logaddexp(self.blank, self.label)
+        stay_blank = total + row[-1]
+        # Spaces at the start of a clip, which the root stands for, and repeated ones change nothing.
+        stay_label = np.where(last == self._space, total, self.label) + row[last]
+        slots = prefixes.slot[prefixes.parent[self.nodes]]
+        children = (slots >= 0).nonzero()[0]  # those whose parents are alive may come from them, too
+        if children.size:
+            parents, via = slots[children], last[children]
+            source = np.where(last[parents] == via, self.blank[parents], total[parents]) + row[via]
+            stay_label[children] = np.logaddexp(stay_label[children], source)
+        if not candidates.size:
+            self.blank, self.label = stay_blank, stay_label
+            return
+
+        stay = np.logaddexp(stay_blank, stay_label) + prefixes.score[self.nodes]
+        floor = stay.max() - self._threshold
+        repeats = last[:, None] == candidates
+        acoustic = np.where(repeats, self.blank[:, None], total[:, None]) + row[candidates]  # [alive, candidates]
+        acoustic[repeats & (candidates == self._space)] = -np.inf
+        if children.size:
+            taken = np.zeros((len(last), len(row)), np.bool_)
+            taken[parents, via] = True
+            acoustic[taken[:, candidates]] = -np.inf
+        scores = acoustic + prefixes.extension_scores(self.nodes, candidates, acoustic, floor)
+        best = max(stay.max(), scores.max())
+        floor = best - self._threshold
+        new = (scores >= floor).ravel().nonzero()[0]
+        new_scores = scores.ravel()[new]
+        surplus = len(stay) + len(new) - self._width
+        if surplus > 0:
+            everything = np.concatenate((stay, new_scores))
+            floor = max(floor, np.partition(everything, surplus)[surplus])
+        old = (stay >= floor).nonzero()[0][: self._width]
+        new = new[new_scores >= floor][: self._width - len(old)]
+        rows, columns = np.divmod(new, len(candidates))
+        added = prefixes.append(self.nodes[rows], candidates[columns])
+
+        prefixes.slot[self.nodes] = -1
+        self.nodes = np.concatenate((self.nodes[old], added))
+        prefixes.slot[self.nodes] = np.arange(len(self.nodes))
+        self.blank = np.concatenate((stay_blank[old], np.full(len(added), -np.inf)))
+        self.label = np.concatenate((stay_label[old], acoustic.ravel()[new]))

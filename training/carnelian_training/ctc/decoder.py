@@ -1,0 +1,111 @@
+"""The decoder of one recogniser: its labels, its language model, and each clip's own options."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .alignment import time_words
+from .beam import beam_search
+from .greedy import greedy
+from .hotwords import Hotwords, build_hotwords
+from .hypothesis import Hypothesis
+from .options import OptionError, Options, change_options, read_options
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel
+
+KEPT_HOTWORDS = 64
+"""Lists of hot words whose automata are kept for the next request."""
+
+
+class Decoder:
+    """Turns log-probabilities into hypotheses; clips with different options may share a batch."""
+
+    def __init__(self, labels: Sequence[str], frame_s: float, language_model: Path | None = None) -> None:
+        """Load the language model, if there is one.
+
+        Args:
+            labels: one character each.
+            frame_s: seconds per frame.
+            language_model: ARPA or KenLM binary.
+
+        Raises:
+            LanguageModelError: The language model does not fit.
+            RuntimeError: KenLM is not installed.
+        """
+        self._labels = list(labels)
+        self._frame_s = frame_s
+        self._language_model = self._load(language_model) if language_model else None
+        self.decoders = ("greedy",) + (" " in self._labels) * ("beam",) + (language_model is not None) * ("ngram",)
+        self._build_hotwords = lru_cache(KEPT_HOTWORDS)(build_hotwords)
+
+    def read_options(self, parameters: Mapping[str, Any], defaults: Options) -> Options:
+        """Apply a request's parameters to the defaults, and see that the result can be done here.
+
+        Raises:
+            OptionError: It cannot; the message says what is allowed.
+        """
+        options = read_options(parameters, defaults, self.decoders)
+        if options.decoder != "greedy":
+            self._hotwords(options)
+        return options
+
+    def change_options(self, parameters: Mapping[str, Any]) -> Options:
+        """Options that differ from the usual ones by these parameters: the defaults of a model.
+
+        Raises:
+            OptionError: A parameter does not exist, or its value is not allowed.
+        """
+        options = change_options(parameters, Options(), self.decoders)
+        if options.hotwords:
+            self._hotwords(options)
+        return options
+
+    def decode(
+        self, log_probs: npt.NDArray[np.float32], lengths: npt.NDArray[Any], options: Sequence[Options]
+    ) -> list[Hypothesis]:
+        """Decode a batch.
+
+        Args:
+            log_probs: [batch, frames, labels + 1] float32; the last label is the blank.
+            lengths: [batch] integers, real frames of each row.
+            options: one for each row.
+
+        Raises:
+            OptionError: The options were not read by :meth:`read_options` and do not fit.
+        """
+        rows = np.array([i for i, row in enumerate(options) if row.decoder == "greedy"], np.intp)
+        hypotheses = dict(
+            zip(rows.tolist(), greedy(log_probs[rows], lengths[rows], self._labels, self._frame_s), strict=True)
+        )
+        for i, row in enumerate(options):
+            if row.decoder != "greedy":
+                hypotheses[i] = self._search(log_probs[i, : int(lengths[i])], row)
+        return [hypotheses[i] for i in range(len(options))]
+
+    def _search(self, log_probs: npt.NDArray[np.float32], options: Options) -> Hypothesis:
+        language_model = self._language_model if options.decoder == "ngram" else None
+        readings = beam_search(log_probs, self._labels, options, self._hotwords(options), language_model)
+        return time_words(log_probs, readings, self._labels, self._frame_s)
+
+    def _hotwords(self, options: Options) -> Hotwords:
+        phrases = options.hotwords
+        if not any(label.isupper() for label in self._labels):
+            phrases = tuple(phrase.lower() for phrase in phrases)
+        try:
+            return self._build_hotwords(phrases, options.hotword_boost, tuple(self._labels))
+        except ValueError as error:
+            raise OptionError(f"hotwords cannot be heard: {error}") from error
+
+    def _load(self, path: Path) -> "LanguageModel":
+        try:
+            from .language_model import LanguageModel
+        except ModuleNotFoundError as error:
+            raise RuntimeError(
+                f"{path} needs KenLM, but the module {error.name} is not installed: pip install ufal-kenlm"
+            ) from error
+        return LanguageModel(path, self._labels)

@@ -1,0 +1,55 @@
+"""Prefix trees as tables: the vocabulary of a language model, and the hot words of a request."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Table = npt.NDArray[np.int32]
+
+
+def encode(words: Sequence[str], labels: Sequence[str]) -> Table:
+    """Words as label numbers: [words, longest] int32, -1 after each word's end.
+
+    Raises:
+        ValueError: A word holds a character that is no label; the message names the characters.
+    """
+    numbers = {label: i for i, label in enumerate(labels)}
+    foreign: dict[str, str] = {}
+    codes = np.full((len(words), max(map(len, words), default=0)), -1, np.int32)
+    for row, word in enumerate(words):
+        try:
+            codes[row, : len(word)] = [numbers[character] for character in word]
+        except KeyError:
+            foreign |= {character: word for character in word if character not in numbers and character not in foreign}
+    if foreign:
+        found = ", ".join(f"{character!r} in {word.strip()!r}" for character, word in sorted(foreign.items())[:20])
+        raise ValueError(f"words must be of the model's labels, {''.join(labels)!r}, but hold {found}")
+    return codes
+
+
+def build_tree(codes: Table, num_labels: int) -> tuple[Table, Table]:
+    """Share the prefixes of words.
+
+    Args:
+        codes: [words, longest] int32, as of :func:`encode`.
+        num_labels: how many labels there are.
+
+    Returns:
+        [states, num_labels] int32, the state after each label or -1, state 0 being the empty prefix, in order of
+        depth; and [words] int32, the state of each word.
+    """
+    states = np.zeros(len(codes), np.int32)
+    levels, num_states = [np.full((1, num_labels), -1, np.int32)], 1
+    first = 0  # state of the level that is being extended
+    for column in codes.T:
+        rows = np.flatnonzero(column >= 0)
+        if not rows.size:
+            break
+        edges, positions = np.unique(states[rows].astype(np.int64) * num_labels + column[rows], return_inverse=True)
+        children = num_states + np.arange(len(edges), dtype=np.int32)
+        levels[-1][edges // num_labels - first, edges % num_labels] = children
+        states[rows] = children[positions]
+        levels.append(np.full((len(edges), num_labels), -1, np.int32))
+        first, num_states = num_states, num_states + len(edges)
+    return np.concatenate(levels), states

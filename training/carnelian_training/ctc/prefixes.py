@@ -1,0 +1,181 @@
+"""The prefixes of a beam search, as a tree, and what each is worth besides its acoustic score."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .hotwords import Hotwords
+from .options import Options
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel  # needs KenLM, which is only there where it is used
+
+NOBODY, ROOT = 0, 1
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[Any]
+
+
+class Scoring:
+    """What language model, word scores and hot words make of a label after a prefix."""
+
+    def __init__(
+        self, options: Options, hotwords: Hotwords, language_model: "LanguageModel | None", space: int
+    ) -> None:
+        self.options, self.hotwords, self.language_model, self.space = options, hotwords, language_model, space
+        self.has_hotwords = len(hotwords.complete) > 1
+        if language_model:
+            # Until a word is known, it costs what the likeliest word with this beginning costs by itself. The last
+            # element is for what begins no word: state -1.
+            self.begun = options.lm_weight * language_model.best + options.word_score
+            self.begun[-1] += options.unknown_score
+
+
+class Prefixes:
+    """A tree of label sequences; a prefix is a number, its place in these arrays.
+
+    Attributes:
+        parent: the prefix without its last label; of the root, NOBODY.
+        label: the last label; of the root, the space.
+        slot: place in the beam, -1 out of it.
+        score: all but the acoustic score, as it is at the moment.
+    """
+
+    def __init__(self, scoring: Scoring, capacity: int) -> None:
+        """Start with the empty prefix.
+
+        Args:
+            scoring: what the prefixes are rated by.
+            capacity: how many there may be in the end; memory is taken as they come.
+        """
+        self.scoring = scoring
+        self.parent, self.label, self.slot, self._tree, self._hot, self._context, self._next_context = np.empty(
+            (7, capacity), np.int32
+        )
+        # What language model and word scores, and hot words, add for good; the former of the word that ends here.
+        self.score, self._language, self._boost, self._word = np.empty((4, capacity))
+        context = scoring.language_model.start() if scoring.language_model else 0
+        for array, value in (
+            (self.parent, NOBODY),
+            (self.label, scoring.space),
+            (self.slot, -1),
+            (self._tree, 0),
+            (self._hot, scoring.hotwords.start),
+            (self._context, context),
+            (self._next_context, context),
+            (self.score, 0.0),
+            (self._language, 0.0),
+            (self._boost, 0.0),
+            (self._word, 0.0),
+        ):
+            array[: ROOT + 1] = value
+        self._count = ROOT + 1
+
+    def extension_scores(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> Floats:
+        """Scores of prefixes extended by one label, all but the acoustic ones.
+
+        Args:
+            nodes: [prefixes].
+            labels: [labels].
+            acoustic: [prefixes, labels] acoustic scores of the extensions, -inf of those nobody asks for.
+            floor: what scores less in all need not be rated.
+
+        Returns:
+            [prefixes, labels]
+        """
+        scoring = self.scoring
+        scores = np.broadcast_to((self._language[nodes] + self._boost[nodes])[:, None], acoustic.shape).copy()
+        expected = np.zeros_like(acoustic, np.bool_)
+        if scoring.has_hotwords:
+            hot = scoring.hotwords.next_state[self._hot[nodes][:, None], labels]
+            scores += scoring.hotwords.complete[hot] + scoring.hotwords.partial[hot]
+            expected = scoring.hotwords.is_expected[hot]
+        if scoring.language_model is None:
+            return scores
+        kept = scores[:, labels == scoring.space]
+        states = scoring.language_model.tree[self._tree[nodes][:, None], labels]
+        scores += scoring.begun[states]
+        if scoring.has_hotwords:
+            scores[expected & (states < 0)] -= scoring.options.unknown_score
+        for column in (labels == scoring.space).nonzero()[0]:
+            # The language model takes its time and can only take away, so it is asked where that is not settled.
+            most = acoustic[:, column] + kept[:, 0] + max(scoring.options.word_score, 0.0)
+            rows = (most >= floor).nonzero()[0]
+            scores[:, column] = -np.inf
+            scores[rows, column] = kept[rows, 0] + self._end_words(nodes[rows], expected[rows, column])
+        return scores
+
+    def append(self, nodes: Integers, labels: Integers) -> Integers:
+        """Add prefixes that are others and one label more.
+
+        Args:
+            nodes: [new] what they extend.
+            labels: [new] by what.
+
+        Returns:
+            [new] the new ones.
+        """
+        scoring = self.scoring
+        new = np.arange(self._count, self._count + len(nodes))
+        self._count += len(nodes)
+        hot = scoring.hotwords.next_state[self._hot[nodes], labels]
+        is_space = labels == scoring.space
+        self.parent[new], self.label[new], self._hot[new] = nodes, labels, hot
+        self._boost[new] = self._boost[nodes] + scoring.hotwords.complete[hot]
+        self._language[new], self._tree[new], self._context[new] = self._language[nodes], 0, self._context[nodes]
+        provisional = scoring.hotwords.partial[hot]
+        if scoring.language_model:
+            expected = scoring.hotwords.is_expected[hot]
+            states = scoring.language_model.tree[self._tree[nodes], labels]
+            unknown = expected & (states < 0)
+            begun = scoring.begun[states] - np.where(unknown, scoring.options.unknown_score, 0.0)
+            provisional = provisional + np.where(is_space, 0.0, begun)
+            self._tree[new] = np.where(is_space, 0, states)
+            self._language[new[is_space]] += self._end_words(nodes[is_space], expected[is_space])
+            self._context[new[is_space]] = self._next_context[nodes[is_space]]
+        self._word[new] = np.nan
+        self._next_context[new] = self._context[new]
+        self.score[new] = self._language[new] + self._boost[new] + provisional
+        return new
+
+    def finish(self, nodes: Integers) -> tuple[Floats, Floats]:
+        """End the clip: language model's and word scores, and boosts of hot words, of whole texts.
+
+        Args:
+            nodes: [prefixes].
+        """
+        scoring, model = self.scoring, self.scoring.language_model
+        language, boost = self._language[nodes].copy(), self._boost[nodes].copy()
+        contexts = self._context[nodes].copy()
+        open_words = np.flatnonzero(self.label[nodes] != scoring.space)
+        hot = scoring.hotwords.next_state[self._hot[nodes[open_words]], scoring.space]
+        boost[open_words] += scoring.hotwords.complete[hot]
+        if model:
+            language[open_words] += self._end_words(nodes[open_words], scoring.hotwords.is_expected[hot])
+            contexts[open_words] = self._next_context[nodes[open_words]]
+            language += scoring.options.lm_weight * np.array([model.end(context) for context in contexts.tolist()])
+        return language, boost
+
+    def labels_of(self, node: int) -> list[int]:
+        """The labels of a prefix, in order."""
+        labels = []
+        while node != ROOT:
+            labels.append(int(self.label[node]))
+            node = int(self.parent[node])
+        return labels[::-1]
+
+    def _end_words(self, nodes: Integers, is_expected: npt.NDArray[np.bool_]) -> Floats:
+        """What language model and word scores give for the words that end in `nodes`."""
+        scoring, model = self.scoring, self.scoring.language_model
+        assert model is not None
+        words = model.word[self._tree[nodes]]
+        unasked = np.isnan(self._word[nodes]).nonzero()[0]
+        if unasked.size:
+            asked = nodes[unasked]
+            pairs = zip(self._context[asked].tolist(), words[unasked].tolist(), strict=True)
+            answers = [model.score(context, word) for context, word in pairs]
+            self._word[asked], self._next_context[asked] = map(list, zip(*answers, strict=True))
+        unknown = np.where((words < 0) & ~is_expected, scoring.options.unknown_score, 0.0)
+        scores: Floats = scoring.options.lm_weight * self._word[nodes] + unknown + scoring.options.word_score
+        return scores
