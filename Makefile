@@ -32,6 +32,7 @@ GPU_TRAINING := --precisions tf32,fp16,bf16 --duration 16.7 --steps 20 --warm-up
 gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, into perf/results
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --out perf/results/quartznet_15x5_training_gpu.json
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.compile=true --out perf/results/quartznet_15x5_training_gpu_compiled.json
+	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.depthwise=triton --out perf/results/quartznet_15x5_training_gpu_triton.json
 	$(BIN)/carnelian-perf training training/configs/jasper_10x5dr.yaml $(GPU_TRAINING) --batches 32,64 --out perf/results/jasper_10x5dr_training_gpu.json
 	$(BIN)/carnelian-perf training training/configs/jasper_10x5dr.yaml $(GPU_TRAINING) --batches 32,64 --set loop.compile=true --out perf/results/jasper_10x5dr_training_gpu_compiled.json
 

@@ -24,7 +24,7 @@ from carnelian_training.config import Config, ConfigError, config_to_dict
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
-from carnelian_training.models.masked import MaskedBatchNorm
+from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.optim import build_optimizer
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def new_state(config: Config, process: Process) -> State:
     """The state before the first step, with random weights, the same in every process.
 
     Raises:
-        ValueError: The device does not know the precision.
+        ValueError: The device does not know the precision, or the kernels.
     """
     precision, device = config.loop.precision, process.device
     if precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -163,6 +163,8 @@ def new_state(config: Config, process: Process) -> State:
         raise ValueError(
             f"`loop.precision: bf16` needs an NVIDIA GPU of the Ampere generation or later, not {name}: use fp16"
         )
+    if config.loop.depthwise == "triton" and device.type != "cuda":
+        raise ValueError("`loop.depthwise: triton` must run on a GPU, but PyTorch sees none: set it to `pytorch`")
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.manual_seed(config.loop.seed)
@@ -173,6 +175,8 @@ def new_state(config: Config, process: Process) -> State:
             module.shared = config.loop.batch_statistics == "shared" and process.size > 1
         if isinstance(module, Block):
             module.recompute = config.loop.recompute
+        if isinstance(module, MaskedConv):
+            module.uses_triton = config.loop.depthwise == "triton"
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     return State(model, build_optimizer(config, model), scaler, average, process)
 

@@ -52,6 +52,9 @@ class Mask:
 class MaskedConv(nn.Conv2d):
     """A convolution over time of a batch whose padding is zero; the padding of its result is not."""
 
+    uses_triton = False
+    """Whether depthwise convolutions of stride 1 are those of `depthwise_gpu.py`."""
+
     def __init__(
         self,
         in_channels: int,
@@ -77,24 +80,25 @@ class MaskedConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve `x` [batch, channels, 1, frames]."""
         dilation = self.dilation[1]
-        is_depthwise = self.groups == self.in_channels == self.out_channels and self.bias is None
         trains_on_cpu = self.training and x.device.type == "cpu"
+        is_depthwise = self.groups == self.in_channels == self.out_channels and self.bias is None
+        is_ours = is_depthwise and (trains_on_cpu or (self.uses_triton and self.stride[1] == 1))
         if dilation == 1:
             is_pointwise = self.kernel_size[1] == self.stride[1] == 1
             if trains_on_cpu and is_pointwise and 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
                 # [B, C, 1, T] -> [16 B, C, 1, T / 16] and back: views with channels last
                 return _refold(super().forward(_refold(x, FOLD * x.shape[0])), x.shape[0])
-            if is_depthwise and trains_on_cpu:
-                return convolve_depthwise(x, self.weight, self.stride[1])
+            if is_ours:
+                return self._convolve_depthwise(x)
             return super().forward(x)
         # A dilated convolution over time is a plain one over each of `dilation` interleaved sequences. Folding time
         # into two axes, a view with channels last, avoids oneDNN's slow path: 12 times on QuartzNet's k87 layer.
         batch, channels, _, frames = x.shape
         x = F.pad(x, (0, -frames % dilation))
-        if is_depthwise and trains_on_cpu:
+        if is_ours:
             # [B, C, 1, T] -> [B, d, C, T / d] -> [B * d, C, 1, T / d]
             x = x.reshape(batch, channels, -1, dilation).permute(0, 3, 1, 2).flatten(0, 1).unsqueeze(2)
-            x = convolve_depthwise(x.to(memory_format=torch.channels_last), self.weight, 1)
+            x = self._convolve_depthwise(x.to(memory_format=torch.channels_last))
             x = x.reshape(batch, dilation, self.out_channels, -1).permute(0, 2, 3, 1)
             return x.reshape(batch, self.out_channels, 1, -1)[..., :frames]
         # [B, C, 1, T] -> [B, C, T / d, d]
@@ -102,6 +106,13 @@ class MaskedConv(nn.Conv2d):
         padding = (self.weight.shape[3] // 2, 0)
         x = F.conv2d(x, self.weight.transpose(2, 3), self.bias, (1, 1), padding, (1, 1), self.groups)
         return x.reshape(x.shape[0], x.shape[1], 1, -1)[..., :frames]
+
+    def _convolve_depthwise(self, x: Tensor) -> Tensor:
+        if self.uses_triton and self.stride[1] == 1:
+            from carnelian_training.models import depthwise_gpu  # Triton comes with PyTorch's CUDA build alone
+
+            return depthwise_gpu.convolve_depthwise(x, self.weight)
+        return convolve_depthwise(x, self.weight, self.stride[1])
 
 
 def _refold(x: Tensor, batch: int) -> Tensor:

@@ -1,0 +1,42 @@
+"""Hold the Triton kernels to PyTorch's convolutions, run by Triton's interpreter on the CPU (TRITON_INTERPRET=1)."""
+
+import torch
+from carnelian_training.models.masked import MaskedConv
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for channels, kernel, dilation, frames in (
+        (8, 5, 1, 20),
+        (70, 33, 1, 66),
+        (5, 33, 1, 7),
+        (8, 7, 2, 21),
+        (3, 1, 1, 1),
+    ):
+        conv = MaskedConv(channels, channels, kernel, dilation=dilation, groups=channels).train()
+        x = torch.randn(2, channels, 1, frames).to(memory_format=torch.channels_last).requires_grad_()
+        padding = dilation * (kernel // 2)
+        expected = F.conv2d(x, conv.weight, None, 1, (0, padding), (1, dilation), channels)
+        upstream = torch.randn_like(expected)
+        for ours, reference in zip(run(conv, x, upstream), gradients(expected, conv, x, upstream), strict=True):
+            torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
+        with torch.autocast("cpu", torch.float16):
+            halves = run(conv, x, upstream.half())
+        assert [tensor.dtype for tensor in halves] == [torch.float16, torch.float32, torch.float32]
+        for ours, reference in zip(halves, gradients(expected, conv, x, upstream), strict=True):
+            assert (ours - reference).norm() < 0.01 * reference.norm()  # eleven bits of a float16
+
+
+def run(conv: MaskedConv, x: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
+    conv.uses_triton = True
+    return gradients(conv(x), conv, x, upstream)
+
+
+def gradients(result: Tensor, conv: MaskedConv, x: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
+    return result, *torch.autograd.grad(result, (x, conv.weight), upstream, retain_graph=True)
+
+
+if __name__ == "__main__":
+    main()
