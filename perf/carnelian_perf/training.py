@@ -29,6 +29,7 @@ from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Batch, Item
 from carnelian_training.manifest import Clip
+from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.optim import build_optimizer
@@ -215,7 +216,13 @@ def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
 
 
 def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
-    """Measure the cells and write the raw file."""
+    """Measure the cells and write the raw file.
+
+    Raises:
+        ValueError: The model is neither of those that were published.
+    """
+    if not isinstance(config.model, StackConfig):
+        raise ValueError(f"`model.name` must be quartznet or jasper for this measurement, but is {config.model.name}")
     busy, commit = measure_busy_cores(), find_commit()
     with threads(work.threads):
         results = measure(config, cells, work)

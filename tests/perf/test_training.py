@@ -11,6 +11,7 @@ from carnelian_perf.cli import main
 from carnelian_perf.floors import find_floor
 from carnelian_perf.render_training import published, ratios
 from carnelian_perf.training import OURS, PLAIN, Cell, Result, Work, grid, measure, read, take_steps
+from carnelian_perf.training import run as measure_and_write
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
 
@@ -62,6 +63,12 @@ def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_pa
 def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, monkeypatch, capsys):
     assert run(monkeypatch, *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_another_architecture_is_refused(tmp_path):
+    config = config_from_dict({"name": "x", "model": {"name": "wav2vec2"}}, "test")
+    with pytest.raises(ValueError, match="must be quartznet or jasper"):
+        measure_and_write(config, [], Work(duration_s=1.0, steps=1), tmp_path / "raw.json")
 
 
 def test_what_is_no_raw_file_is_refused(tmp_path):
