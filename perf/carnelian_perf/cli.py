@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -131,6 +132,10 @@ def report(
     ] = None,
     machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
     precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
+    inference: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
+    ] = None,
 ) -> None:
     """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
     from carnelian_perf.published import choose
@@ -139,7 +144,79 @@ def report(
     if not sweep.is_dir():
         raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
     published = choose(model, machine, precision) if model else {}
-    print("\n".join(f"wrote {path}" for path in write_report(sweep, published)))
+    if inference is not None:
+        _check_file("--infer", inference)
+    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, inference)))
+
+
+@app.command()
+def infer(
+    source: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
+    ] = None,
+    engines: Annotated[
+        str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx.")
+    ] = "plain,eager,onnx_conv1d,onnx",
+    durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,7,16.7",
+    batches: Annotated[str, typer.Option(help="Clips.")] = "1,2,4,8,16",
+    steps: Annotated[int, typer.Option(help="Counted ones.", min=1)] = 20,
+    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
+    threads: Annotated[int, typer.Option(help="Of the CPU.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="Of PyTorch: fp32, bf16, fp16.")] = "fp32",
+    manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
+    ] = None,
+    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
+    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32.")] = "fp16",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_infer.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make the table of this raw file."),
+    ] = None,
+) -> None:
+    """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
+    from carnelian_perf.published import choose
+    from carnelian_perf.render_infer import render as render_table
+
+    published = choose(model, machine, published_precision) if model else {}
+    if render is not None:
+        _check_file("--render", render)
+    elif source is None:
+        raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
+    else:
+        from carnelian_perf.engines import TITLES
+        from carnelian_perf.infer import Plan, measure
+        from carnelian_perf.infer_results import write
+
+        for option, path in (("SOURCE", source), ("--manifest", manifest)):
+            _check_file(option, path)
+        _check_words("--engines", engines.split(","), TITLES)
+        _check_words("--device", [device], ("cpu", "cuda"))
+        _check_words("--precision", [precision], ("fp32", "bf16", "fp16"))
+        plan = Plan(
+            source=source,
+            manifest=manifest,
+            engines=engines.split(","),
+            durations_s=_durations("--durations", durations),
+            batches=_counts("--batches", batches),
+            steps=steps,
+            warm_up=warm_up,
+            threads=threads,
+            device=device,
+            precision=precision,
+        )
+        measurement = measure(plan)
+        render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
+        write(measurement, render)
+    page = render_table(render, published)
+    print(f"{page.read_text()}\nwrote {page}")
 
 
 @app.command()
@@ -280,6 +357,21 @@ def _counts(option: str, text: str) -> list[int]:
     if min(counts) < 1:
         raise typer.BadParameter(f"{option} must be positive numbers with commas between them, but is {text!r}")
     return counts
+
+
+def _durations(option: str, text: str) -> list[float]:
+    try:
+        durations = [float(word) for word in text.split(",")]
+    except ValueError:
+        durations = []
+    if not durations or not 0 < min(durations) <= max(durations) <= 60:
+        raise typer.BadParameter(f"{option} must be seconds within 0 and 60, with commas between, but is {text!r}")
+    return durations
+
+
+def _check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None:
+    if wrong := set(words) - set(known):
+        raise typer.BadParameter(f"{option} must be of {', '.join(known)}, but has {', '.join(sorted(wrong))}")
 
 
 def _check_file(option: str, path: Path) -> None:

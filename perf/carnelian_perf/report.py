@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from carnelian_perf.infer_results import read as read_inference
+from carnelian_perf.infer_results import sum_up_served
 from carnelian_perf.perf_analyzer import Split
 from carnelian_perf.published import PublishedLatency
 from carnelian_perf.report_plots import draw_all
@@ -23,32 +25,36 @@ img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-
 """
 
 Published = dict[tuple[float, int], PublishedLatency]
+Unserved = dict[tuple[float, int], float]
+"""Milliseconds without a server, by duration and batch."""
 
 
-def write_report(sweep: Path, published: Published) -> list[Path]:
+def write_report(sweep: Path, published: Published, inference: Path | None = None) -> list[Path]:
     """Write a sweep's Markdown page, plots and HTML page beside its folder.
 
     Args:
         sweep: The folder of `carnelian-perf sweep`.
         published: The table to set beside it, by duration and batch; may be empty.
+        inference: A raw file of `carnelian-perf infer`, of the same network on the same machine.
 
     Returns:
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is none of a sweep.
+        ValueError: the folder is none of a sweep, or the raw file none.
     """
     rows = make_rows(read_results(sweep))
     base = sweep.parent / sweep.name
     plots = draw_all(rows, published, base)
-    page = render_page(rows, published, sweep.name, [path.name for path in plots])
+    unserved = sum_up_served(read_inference(inference)) if inference else {}
+    page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved)
     markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
     markdown.write_text(page, encoding="utf-8")
     html.write_text(render_html(page, base.parent), encoding="utf-8")
     return [markdown, *plots, html]
 
 
-def render_page(rows: Sequence[Row], published: Published, name: str, plots: Sequence[str]) -> str:
+def render_page(rows: Sequence[Row], published: Published, name: str, plots: Sequence[str], unserved: Unserved) -> str:
     """The Markdown page."""
     parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
     for group, found in itertools.groupby(rows, key=lambda row: row.group):
@@ -60,17 +66,22 @@ def render_page(rows: Sequence[Row], published: Published, name: str, plots: Seq
         static = [row for row in of_group if row.cell.input == "pcm"]
         files = [row for row in of_group if row.cell.input == "file"]
         if static:
-            parts += [f"## Batches of samples: {title}\n", render_static(static, published), render_split(static)]
+            parts += [
+                f"## Batches of samples: {title}\n",
+                render_static(static, published, unserved),
+                render_split(static),
+            ]
         if files:
             parts += [f"## Files, one per request: {title}\n", render_files(files), render_split(files)]
     parts += [f"![{plot}]({plot})\n" for plot in plots]
     return "\n".join(parts)
 
 
-def render_static(rows: Sequence[Row], published: Published) -> str:
+def render_static(rows: Sequence[Row], published: Published, unserved: Unserved) -> str:
     """Batches, one request at a time: the published layout, the published row beside each."""
     head = ["Duration s", "Batch", *PERCENTILES, *(f"published {name}" for name in PERCENTILES if published)]
     head += [*(["times as fast"] if published else []), "clips/s", "RTFx", "WER %", "CPU ms/clip"]
+    head += ["in process", "serving adds"] if unserved else []
     lines = []
     for row in rows:
         cells = [f"{row.cell.duration_s:g}", f"{row.cell.batch}"]
@@ -83,8 +94,13 @@ def render_static(rows: Sequence[Row], published: Published) -> str:
         cells += [_show(latency[name]) for name in PERCENTILES] + theirs
         if published:
             cells.append(f"{beside.avg / latency['avg']:.2f}" if beside else "-")
-        lines.append([*cells, f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", f"{100 * row.wer:.1f}", _cpu(row)])
-    return _table(head, lines) + _reasons(rows)
+        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", f"{100 * row.wer:.1f}", _cpu(row)]
+        alone = unserved.get((row.cell.duration_s, row.cell.batch))
+        lines.append([*cells, *([_show(alone), f"{latency['p50'] / alone - 1:+.0%}"] if alone else [])])
+    note = (
+        "In process: features, network and decoding by `carnelian-perf infer`; serving adds to that at the median.\n\n"
+    )
+    return (note if unserved else "") + _table(head, lines) + _reasons(rows)
 
 
 def render_files(rows: Sequence[Row]) -> str:

@@ -25,6 +25,8 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["batching", "--render", "nowhere.json"], "--render"),
         (["batching", "--out", "table.md"], ".json"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml"),
+        (["infer"], "a checkpoint or a training YAML"),
+        (["infer", "nowhere.pt"], "nowhere.pt"),
     ],
 )
 def test_wrong_use_is_status_2_and_named(arguments, words):

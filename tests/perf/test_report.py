@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.grid import Cell
+from carnelian_perf.infer_results import Common, Measurement, Timing
+from carnelian_perf.infer_results import write as write_inference
 from carnelian_perf.perf_analyzer import Report, Split
 from carnelian_perf.published import TRITON_T4, choose
 from carnelian_perf.report import write_report
@@ -101,6 +103,17 @@ def test_tables_have_medians_beside_the_published_row(sweep):
     ]
     assert read_row(page, "2", "8 clients")[7:9] == ["20.0", "40"]
     assert "median 0.1) busy just before the runs." in page
+
+
+def test_serving_is_compared_with_the_same_work_in_process(sweep, tmp_path):
+    timing = Timing(engine="onnx", duration_s=2.0, batch=8, network_ms=[1.0, 15.0, 20.0])
+    slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
+    common = Common(duration_s=2.0, batch=8, features_ms=[3.0], decoding_ms=[2.0])
+    raw = tmp_path / "infer.json"
+    write_inference(Measurement(facts={}, timings=[slower, timing], common=[common]), raw)
+    page = write_report(sweep, {}, raw)[0].read_text()
+    assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
+    assert read_row(page, "2", "1")[-2:] == ["", ""]
 
 
 def test_page_is_one_file_with_its_plots(sweep):

@@ -1,0 +1,192 @@
+"""Ways to run a network without a server: what `carnelian-perf infer` compares.
+
+Each is a function of a padded batch, features [rows, num_mels, frames] and lengths [rows], to log-probabilities
+[rows, frames', labels] as a NumPy array on the CPU.
+"""
+
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import torch
+from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
+from carnelian_training.config import Config
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.quartznet import QuartzNetConfig
+from torch import Tensor, nn
+
+from carnelian_perf.plain import PlainQuartzNet
+
+Array = npt.NDArray[np.float32]
+Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
+
+TITLES = {
+    "plain": "PyTorch eager, plain Conv1d",
+    "eager": "PyTorch eager",
+    "compiled": "PyTorch compiled",
+    "onnx_conv1d": "ONNX Runtime, Conv1d without masks, the form of NeMo's export",
+    "onnx": "ONNX Runtime, as served",
+}
+GPU_ONLY: dict[str, str] = {"compiled_graphs": "PyTorch compiled, CUDA graphs"}
+TITLES |= GPU_ONLY
+
+
+class EngineError(RuntimeError):
+    """An engine cannot run here; the message says why."""
+
+
+def build_engine(name: str, config: Config, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
+    """Build one of :data:`TITLES`.
+
+    Args:
+        name: Which one.
+        config: The network's configuration.
+        network: In evaluation mode, on the CPU.
+        device: cpu or cuda.
+        precision: fp32, bf16 or fp16: of PyTorch's autocast. ONNX Runtime runs the graph as it is, in fp32.
+        threads: Of the CPU.
+
+    Raises:
+        EngineError: It is not for this network, device or precision.
+    """
+    if name in GPU_ONLY and device == "cpu":
+        raise EngineError("no GPU")
+    if name.startswith("onnx"):
+        if precision != "fp32":
+            raise EngineError("the exported graph is fp32")
+        graph = export_ragged(network) if name == "onnx" else _export_plain(_make_plain(config, network))
+        session = _open_session(graph, device, threads)
+        return _run_ragged(session) if name == "onnx" else _run_padded(session)
+    module: nn.Module = _make_plain(config, network) if name == "plain" else network
+    module = module.to(device)
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = module
+    if name.startswith("compiled"):
+        mode = "reduce-overhead" if name in GPU_ONLY else None
+        forward = cast("Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]", torch.compile(module, mode=mode))
+    return _run_torch(forward, device, precision)
+
+
+def _make_plain(config: Config, network: CtcNetwork) -> PlainQuartzNet:
+    if not isinstance(config.model, QuartzNetConfig):
+        raise EngineError("the baseline is a QuartzNet")
+    plain = PlainQuartzNet(config.model, len(config.labels) + 1)
+    weights = {name: w.squeeze(2) if w.ndim == 4 else w for name, w in network.state_dict().items()}
+    plain.load_state_dict(weights)
+    return plain.eval()
+
+
+def _run_torch(forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], device: str, precision: str) -> Engine:
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+    @torch.inference_mode()
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        batch, ends = torch.from_numpy(features).to(device), torch.from_numpy(lengths).long().to(device)
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            log_probs, _ = forward(batch, ends)
+        return log_probs.float().cpu().numpy()  # waits for the GPU
+
+    return run
+
+
+def _export_plain(plain: PlainQuartzNet) -> onnx.ModelProto:
+    """As NeMo exports it: `Conv1d`, batch norms folded, and no masks, for every batch is taken to be full."""
+    features = torch.zeros(2, plain.config.num_mels, 64)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # The tracer is deprecated, and says that it takes the masks for full: that is meant.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _WithoutLengths(plain).eval(),
+            (features,),
+            buffer,  # type: ignore[arg-type]
+            input_names=["FEATURES"],
+            output_names=["LOG_PROBS"],
+            dynamic_axes={"FEATURES": {0: "rows", 2: "frames"}, "LOG_PROBS": {0: "rows", 1: "output_frames"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+class _WithoutLengths(nn.Module):
+    def __init__(self, plain: PlainQuartzNet) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def forward(self, features: Tensor) -> Tensor:
+        lengths = torch.full((features.shape[0],), features.shape[2])
+        log_probs: Tensor = self.plain(features, lengths)[0]
+        return log_probs
+
+
+def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
+    wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
+    if wanted not in onnxruntime.get_available_providers():
+        raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as the server has it
+    return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[wanted])
+
+
+def _run_ragged(session: onnxruntime.InferenceSession) -> Engine:
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        shapes = np.tile(np.array(features.shape[1:], np.int32), (len(features), 1))
+        values = (features.reshape(-1), shapes, lengths[:, None])
+        return cast("Array", session.run(OUTPUTS[:1], dict(zip(INPUTS, values, strict=True)))[0])
+
+    return run
+
+
+def _run_padded(session: onnxruntime.InferenceSession) -> Engine:
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        return cast("Array", session.run(["LOG_PROBS"], {"FEATURES": features})[0])
+
+    return run
+
+
+def describe_device(device: str) -> str:
+    """The accelerator's name."""
+    return "none" if device == "cpu" else str(torch.cuda.get_device_name())
+
+
+def make_features(config: Config, signals: Array, threads: int) -> Callable[[], tuple[Array, npt.NDArray[np.int32]]]:
+    """The features of a batch, through the graph that is served.
+
+    Args:
+        config: The model's, with its feature settings.
+        signals: [rows, samples] float32.
+        threads: Of DALI.
+
+    Returns:
+        What computes them: [rows, num_mels, frames] float32 and [rows] int32, each time anew.
+    """
+    from carnelian_training.front_end import build
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(
+        batch_size=len(signals),
+        num_threads=threads,
+        device_id=None,
+        prefetch_queue_depth=1,
+        exec_async=False,
+        exec_pipelined=False,
+    )
+    def graph() -> Any:
+        return build(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), config.features)
+
+    pipeline: Any = graph()
+    pipeline.build()
+
+    def run() -> tuple[Array, npt.NDArray[np.int32]]:
+        pipeline.feed_input("SIGNAL", list(signals))
+        (output,) = pipeline.run()
+        features = np.stack([np.asarray(output.at(row)) for row in range(len(signals))])
+        return features, np.full(len(signals), features.shape[2], np.int32)
+
+    return run

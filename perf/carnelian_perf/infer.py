@@ -1,0 +1,142 @@
+"""Inference without a server, by batch and duration: the published benchmark's form, and what serving is compared with.
+
+In: a checkpoint and speech cut to exact lengths. Out: one raw file with every step. Engines take turns, step by step,
+so that a machine that is busy is busy for all; CPU seconds of this process are kept beside wall seconds.
+"""
+
+import dataclasses
+import datetime
+import itertools
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from carnelian_training.checkpoint import build_model, load_model
+from carnelian_training.config import Config, load_config
+from carnelian_training.ctc import greedy
+from carnelian_training.evaluate import frame_duration_s
+from carnelian_training.models.network import CtcNetwork
+from tqdm import tqdm
+
+from carnelian_perf.cuts import cut_equal
+from carnelian_perf.engines import TITLES, Engine, EngineError, build_engine, describe_device, make_features
+from carnelian_perf.infer_results import SUBJECT, Common, Measurement, Timing
+from carnelian_perf.loading import threads as torch_threads
+from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    source: Path
+    """A checkpoint; or a training YAML, whose network gets random weights: its speed is the same."""
+    manifest: Path
+    """Speech, cut to the durations."""
+    engines: Sequence[str]
+    durations_s: Sequence[float]
+    batches: Sequence[int]
+    steps: int
+    warm_up: int
+    threads: int
+    device: str = "cpu"
+    """cpu or cuda."""
+    precision: str = "fp32"
+
+
+def measure(plan: Plan) -> Measurement:
+    """Time features, each engine's network and greedy decoding."""
+    config, network = load_network(plan.source)
+    busy, commit = measure_busy_cores(), find_commit()
+    timings, common = [], []
+    cells = list(itertools.product(plan.durations_s, plan.batches))
+    with torch_threads(plan.threads):
+        engines = {name: _build(plan, name, config, network) for name in plan.engines}
+        for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
+            of_all, of_each = _measure_cell(plan, config, engines, duration_s, batch)
+            common.append(of_all)
+            timings += of_each
+    facts = {
+        "subject": SUBJECT,
+        "model": config.name,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["carnelian-perf", *sys.argv[1:]]),
+        "commit": commit,
+        "machine": {**describe_machine(), "accelerator": describe_device(plan.device)},
+        "versions": find_versions(),
+        "others_busy_cores": round(busy, 2),
+        "titles": {name: TITLES[name] for name in plan.engines},
+        "plan": {name: str(value) for name, value in dataclasses.asdict(plan).items()},
+    }
+    return Measurement(facts=facts, timings=timings, common=common)
+
+
+def load_network(source: Path) -> tuple[Config, CtcNetwork]:
+    """Load a checkpoint, or build a training YAML's network with random weights."""
+    if source.suffix not in (".yaml", ".yml"):
+        return load_model(source)
+    config = load_config(source)
+    torch.manual_seed(0)
+    return config, build_model(config).eval()
+
+
+def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine | str:
+    """The engine, or why there is none."""
+    try:
+        return build_engine(name, config, network, plan.device, plan.precision, plan.threads)
+    except EngineError as error:
+        return f"not run: {error}"
+
+
+def _measure_cell(
+    plan: Plan, config: Config, engines: dict[str, Engine | str], duration_s: float, batch: int
+) -> tuple[Common, list[Timing]]:
+    signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
+    make = make_features(config, signals, plan.threads)
+    of_all = Common(duration_s=duration_s, batch=batch)
+    timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}
+    texts: dict[str, list[str]] = {}
+    for step in range(plan.warm_up + plan.steps):
+        counted = step >= plan.warm_up
+        (features, lengths), wall_ms, _ = _time(make)
+        if counted:
+            of_all.features_ms.append(wall_ms)
+        for name, engine in engines.items():
+            if isinstance(engine, str):
+                timings[name].not_run = engine
+                continue
+            log_probs, wall_ms, cpu_ms = _time(partial(engine, features, lengths))
+            if counted:
+                timings[name].network_ms.append(wall_ms)
+                timings[name].network_cpu_ms.append(cpu_ms)
+            found, wall_ms, _ = _time(partial(_decode, config, log_probs))
+            texts.setdefault(name, found)
+        if counted and texts:
+            of_all.decoding_ms.append(wall_ms)
+    first = next(iter(texts.values()), None)
+    for name, found_texts in texts.items():
+        timings[name].same_texts = found_texts == first
+    return of_all, list(timings.values())
+
+
+def _decode(config: Config, log_probs: npt.NDArray[np.float32]) -> list[str]:
+    ends = np.full(len(log_probs), log_probs.shape[1])
+    return [found.text for found in greedy(log_probs, ends, list(config.labels), frame_duration_s(config))]
+
+
+def _time(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """What work gives, its milliseconds on the wall, and of the CPU over all threads of this process."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = work()
+    return found, 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)

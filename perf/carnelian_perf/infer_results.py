@@ -1,0 +1,84 @@
+"""The raw file of an inference benchmark."""
+
+import dataclasses
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SUBJECT = "infer"
+AS_SERVED = "onnx"
+"""The engine that the server has."""
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """One engine at one batch and duration; milliseconds of each counted step."""
+
+    engine: str
+    duration_s: float
+    batch: int
+    not_run: str | None = None
+    network_ms: list[float] = field(default_factory=list)
+    network_cpu_ms: list[float] = field(default_factory=list)
+    same_texts: bool | None = None
+    """As the first engine's."""
+
+
+@dataclass(kw_only=True)
+class Common:
+    """What all engines of a batch and duration share; milliseconds of each counted step."""
+
+    duration_s: float
+    batch: int
+    features_ms: list[float] = field(default_factory=list)
+    decoding_ms: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A raw file."""
+
+    facts: dict[str, Any]
+    timings: list[Timing]
+    common: list[Common]
+
+
+def write(measurement: Measurement, path: Path) -> None:
+    """Write the raw file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dataclasses.asdict(measurement), indent=1) + "\n")
+
+
+def read(path: Path) -> Measurement:
+    """Read a raw file.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        return Measurement(
+            facts=fields["facts"],
+            timings=[Timing(**row) for row in fields["timings"]],
+            common=[Common(**row) for row in fields["common"]],
+        )
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must be a raw file of `carnelian-perf {SUBJECT}`, but is none: {error!r}") from error
+
+
+def find_common(measurement: Measurement, duration_s: float, batch: int) -> Common:
+    """What the engines of a batch and duration share."""
+    return next(row for row in measurement.common if (row.duration_s, row.batch) == (duration_s, batch))
+
+
+def sum_up_served(measurement: Measurement) -> dict[tuple[float, int], float]:
+    """Duration and batch -> median milliseconds of features, network and decoding, with the server's engine."""
+    found = {}
+    for timing in measurement.timings:
+        if timing.engine == AS_SERVED and timing.network_ms:
+            common = find_common(measurement, timing.duration_s, timing.batch)
+            parts = (common.features_ms, timing.network_ms, common.decoding_ms)
+            found[timing.duration_s, timing.batch] = sum(statistics.median(part) for part in parts)
+    return found

@@ -1,0 +1,79 @@
+"""Inference without a server: every engine that a CPU has, on the demo model."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_perf.engines import EngineError, build_engine
+from carnelian_perf.infer import Plan, load_network, measure
+from carnelian_perf.infer_results import read, write
+from carnelian_perf.published import choose
+from carnelian_perf.render_infer import render, render_page
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
+ENGINES = ("plain", "eager", "onnx_conv1d", "onnx", "compiled_graphs")
+
+
+@pytest.fixture(scope="module")
+def measurement():
+    plan = Plan(
+        source=CHECKPOINT,
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=ENGINES,
+        durations_s=[1.0],
+        batches=[1, 2],
+        steps=2,
+        warm_up=1,
+        threads=1,
+    )
+    return measure(plan)
+
+
+def test_engines_agree_and_are_timed_step_by_step(measurement):
+    assert [(t.engine, t.batch) for t in measurement.timings] == [(name, batch) for batch in (1, 2) for name in ENGINES]
+    for timing in measurement.timings:
+        if timing.engine == "compiled_graphs":
+            assert timing.not_run == "not run: no GPU"
+            continue
+        assert timing.same_texts
+        assert len(timing.network_ms) == len(timing.network_cpu_ms) == 2
+        assert min(timing.network_ms) > 0
+    assert all(len(row.features_ms) == len(row.decoding_ms) == 2 for row in measurement.common)
+
+
+def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
+    raw = tmp_path / "small_infer.json"
+    write(measurement, raw)
+    assert read(raw) == measurement
+    page = render(raw, choose("quartznet_15x5", "A100", "fp16")).read_text()
+    assert page.count("| PyTorch eager, plain Conv1d |") == 2
+    assert page.count("not run: no GPU") == 2
+    assert "Texts: equal, of all engines." in page
+    raw.write_text("[]")
+    with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf infer`"):
+        read(raw)
+
+
+def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
+    fast = [
+        dataclasses.replace(t, network_cpu_ms=[10.0 if t.engine == "plain" else 4.0], same_texts=t.engine != "onnx")
+        for t in measurement.timings
+    ]
+    page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
+    assert page.count("| 2.50 |") == 2 * 3
+    assert "NOT equal in 2 rows" in page
+
+
+def test_training_yaml_gives_the_same_random_weights_each_time():
+    source = ROOT / "training/configs/quartznet_demo.yaml"
+    first, second = (load_network(source)[1] for _ in range(2))
+    assert not first.training
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_engine_that_cannot_run_says_why():
+    config, network = load_network(CHECKPOINT)
+    with pytest.raises(EngineError, match="the exported graph is fp32"):
+        build_engine("onnx", config, network, "cpu", "bf16", 1)
