@@ -45,9 +45,9 @@ class MaskedBatchNorm1d(nn.BatchNorm1d):
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3, momentum=0.1)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
-        """Normalise the frames of `mask` [batch, frames] bool; the others become zero."""
-        if bool(mask.all()):
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+        """Normalise the frames of `mask` [batch, frames] bool, None if all are real; the others become zero."""
+        if mask is None:
             return super().forward(x)
         rows = x.transpose(1, 2)
         full = torch.zeros_like(rows)
@@ -72,12 +72,12 @@ class PlainSubBlock(nn.Module):
             self.pointwise = SameConv1d(in_channels, stage.filters, kernel, stride=stride, dilation=dilation)
         self.norm = MaskedBatchNorm1d(stage.filters)
 
-    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Transform `x` [batch, in_channels, frames]."""
         if self.depthwise is not None:
             x = self.depthwise(x)
         x = self.pointwise(x)
-        if self.stride > 1:
+        if self.stride > 1 and mask is not None:
             mask = mask[:, :: self.stride]
         return self.norm(x, mask), mask
 
@@ -95,7 +95,7 @@ class PlainBlock(nn.Module):
         self.projection = SameConv1d(in_channels, stage.filters, 1) if stage.residual else None
         self.projection_norm = MaskedBatchNorm1d(stage.filters) if stage.residual else None
 
-    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Transform `x` [batch, in_channels, frames], zero in its padding."""
         block_input = x
         for i, sub_block in enumerate(self.sub_blocks):
@@ -124,8 +124,9 @@ class PlainQuartzNet(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """As `QuartzNet.forward`: [batch, mels, frames] -> [batch, frames', labels] log-probabilities."""
-        mask = torch.arange(features.shape[2], device=lengths.device) < lengths[:, None]
-        x = features.masked_fill(~mask[:, None, :], 0.0)
+        real = torch.arange(features.shape[2], device=lengths.device) < lengths[:, None]
+        x = features.masked_fill(~real[:, None, :], 0.0)
+        mask = None if bool(real.all()) else real
         for block in self.blocks:
             x, mask = block(x, mask)
         logits = self.head(x).transpose(1, 2)

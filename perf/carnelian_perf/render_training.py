@@ -27,7 +27,7 @@ def render(raw_path: Path) -> Path:
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [_row(result, results, facts) for result in results]
-    lines += ["", *_ratios(results), *_amp(results), *_notes(facts, raw_path)]
+    lines += ["", *_ratios(results, facts), *_amp(results), *_notes(facts, raw_path)]
     lines += ["", f"Published by others, on other machines ({SOURCE}):", ""]
     lines += ["| | precision | clips per process | processes | utterances/s |", "|---|---|--:|--:|--:|"]
     lines += [
@@ -97,10 +97,11 @@ def _scaling(result: Result, results: list[Result]) -> str:
     return f"{by_wall:.0%} ({median(alone[0].cpu_s) / median(result.cpu_s):.0%})"
 
 
-def _ratios(results: list[Result]) -> list[str]:
+def _ratios(results: list[Result], facts: dict[str, Any]) -> list[str]:
+    on_gpu = facts["machine"]["accelerator"] != "none"
     return [
-        f"- **{precision}, {batch} clips: {by_cpu:.2f} times as fast as plain `Conv1d` in PyTorch eager** by CPU "
-        f"seconds, {by_wall:.2f} by the wall."
+        f"- **{precision}, {batch} clips: {by_wall if on_gpu else by_cpu:.2f} times as fast as plain `Conv1d` in "
+        "PyTorch eager**" + (" by the wall." if on_gpu else f" by CPU seconds, {by_wall:.2f} by the wall.")
         for (precision, batch), (by_cpu, by_wall) in ratios(results).items()
     ]
 

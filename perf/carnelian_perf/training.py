@@ -141,7 +141,7 @@ def _take_turns(config: Config, results: list[Result], work: Work) -> None:
                     result.wall_s.append(wall_s)
                     result.cpu_s.append(cpu_s)
                     result.losses.append(loss)
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         for result in results:
             result.not_run = "not run: out of memory"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from carnelian_perf.cli import main
 from carnelian_perf.floors import find_floor
-from carnelian_perf.render_training import published, ratios
+from carnelian_perf.render_training import published, ratios, render
 from carnelian_perf.training import OURS, PLAIN, Cell, Result, Work, grid, measure, read, take_steps
 from carnelian_perf.training import run as measure_and_write
 from carnelian_training.config import config_from_dict
@@ -105,7 +105,7 @@ def test_the_baseline_takes_the_same_steps(precision, tolerance):
 
 def test_a_cell_that_does_not_fit_is_not_run(monkeypatch):
     def refuse(*_):
-        raise torch.OutOfMemoryError
+        raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("carnelian_perf.training.optimise", refuse)
     results = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
@@ -188,3 +188,19 @@ def test_a_step_is_at_least_three_times_as_fast_as_plain_conv1d(name):
             for form in (OURS, PLAIN)
         )
         assert ours == pytest.approx(plain, rel=1e-3 if precision == "fp32" else 0.02)
+
+
+def test_on_a_gpu_only_the_wall_counts_and_half_precision_is_set_beside_tf32(tmp_path):
+    raw = tmp_path / "raw.json"
+    facts = json.loads((RESULTS / "quartznet_15x5_training.json").read_text())
+    facts["machine"]["accelerator"] = "a GPU"
+    facts["gflop_per_s"] = {"tf32": 1000.0, "bf16": 2000.0}
+    facts["results"] = [
+        {"cell": {"form": form, "precision": precision, "batch": 4, "processes": 1}, "wall_s": [s], "cpu_s": [9.0]}
+        for form, precision, s in ((OURS, "tf32", 1.0), (PLAIN, "tf32", 2.5), (OURS, "bf16", 0.5))
+    ]
+    raw.write_text(json.dumps(facts))
+    page = render(raw).read_text()
+    assert "**tf32, 4 clips: 2.50 times as fast as plain `Conv1d` in PyTorch eager** by the wall." in page
+    assert "- bf16 is 2.00 times as fast as TF32: 4 clips, 1 process(es)." in page
+    assert "| Carnelian | bf16 | 4 | 1 | 8.00 |" in page
