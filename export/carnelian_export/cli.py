@@ -11,7 +11,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="A checkpoint of carnelian-train, a NeMo .nemo or a DLE .pt.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint of ours, a .nemo, a .pt of DLE or fairseq, or a Hugging Face folder."),
+    ],
     name: Annotated[str, typer.Option(help="The model's public name, for example quartznet_15x5.")],
     repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
     model_format: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
@@ -26,8 +29,6 @@ def export(
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch."""
     _check_supported("--format", model_format, "onnx")
     _check_supported("--precision", precision, "fp32")
-    if source.is_dir():
-        raise typer.BadParameter(f"SOURCE must be a file, .pt or .nemo, but is {source}, a folder")
 
     from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model

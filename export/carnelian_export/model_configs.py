@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-MAX_BATCH_SIZE = 32
 WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
@@ -24,6 +23,7 @@ class TensorSizes:
     """Dimensions of FEATURES: [num_mels, -1], or [-1] of a waveform."""
     warmup_frames: int
     """Of features."""
+    max_batch_size: int
     vocabulary: int
     """Labels and the blank."""
 
@@ -48,7 +48,7 @@ def build_configs(name: str, sizes: TensorSizes, decoding: Mapping[str, str]) ->
     )
     configs = [
         build_ensemble(name, [decode, *stages], 1),
-        build_ensemble(f"{name}_pcm", stages, MAX_BATCH_SIZE),
+        build_ensemble(f"{name}_pcm", stages, sizes.max_batch_size),
         *stages,
     ]
     return {config.name: config for config in configs}
@@ -59,7 +59,7 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     return pb.ModelConfig(
         name=name,
         backend="dali",
-        max_batch_size=MAX_BATCH_SIZE,
+        max_batch_size=sizes.max_batch_size,
         input=[_input("SIGNAL", pb.TYPE_FP32, -1, is_ragged=True), _input("SIGNAL_LENGTH", pb.TYPE_INT32, 1)],
         output=[
             _output("FEATURES", pb.TYPE_FP32, *sizes.features),
@@ -77,7 +77,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     return pb.ModelConfig(
         name=name,
         backend="onnxruntime",
-        max_batch_size=MAX_BATCH_SIZE,
+        max_batch_size=sizes.max_batch_size,
         input=[
             _input("FEATURES", pb.TYPE_FP32, *sizes.features, is_ragged=True),
             _input("FEATURE_LENGTH", pb.TYPE_INT32, 1),
@@ -114,7 +114,7 @@ def build_ctc(name: str, sizes: TensorSizes, parameters: Mapping[str, str]) -> p
     return pb.ModelConfig(
         name=name,
         backend="python",
-        max_batch_size=MAX_BATCH_SIZE,
+        max_batch_size=sizes.max_batch_size,
         input=[
             _input("LOG_PROBS", pb.TYPE_FP32, -1, sizes.vocabulary, is_ragged=True),
             _input("LOG_PROB_LENGTH", pb.TYPE_INT32, 1),

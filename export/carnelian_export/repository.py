@@ -14,6 +14,7 @@ from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
 from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -31,6 +32,9 @@ from carnelian_export.parity import check_parity
 from carnelian_export.to_onnx import export_ragged
 
 WARMUP_S = 2.0
+MAX_BATCH_SIZE = 32
+MAX_ATTENDING = 8
+"""Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
 MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
 
@@ -134,7 +138,12 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     features = front_end.served_by(config.features)
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
     warmup_frames = round(WARMUP_S * features.SAMPLE_RATE_HZ) // config.features.hop_samples
-    sizes = TensorSizes(features=(*rows, -1), warmup_frames=warmup_frames, vocabulary=len(config.labels) + 1)
+    sizes = TensorSizes(
+        features=(*rows, -1),
+        warmup_frames=warmup_frames,
+        max_batch_size=MAX_ATTENDING if isinstance(config.model, Wav2Vec2Config) else MAX_BATCH_SIZE,
+        vocabulary=len(config.labels) + 1,
+    )
     for model, message in build_configs(name, sizes, decoding.parameters(config.labels)).items():
         (folder / model / VERSION).mkdir(parents=True)
         (folder / model / "config.pbtxt").write_text(to_text(message))
@@ -153,12 +162,14 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
     if decoding.language_model:
         shutil.copyfile(decoding.language_model, decoder / decoding.language_model.name)
-    settings = {
+    settings: dict[str, object] = {
         "name": name,
         "labels": list(config.labels),
         "frame_s": frame_duration_s(config),
         "max_audio_s": MAX_AUDIO_S,
     }
+    if isinstance(config.model, Wav2Vec2Config):
+        settings["min_samples"] = config.model.window
     _write_json(decoder / "ctc.json", settings)
 
     decode = folder / AUDIO_DECODE
@@ -208,4 +219,4 @@ def _interface(model: Path) -> str:
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

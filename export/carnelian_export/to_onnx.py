@@ -14,7 +14,7 @@ import onnx
 import torch
 from carnelian_training.models.masked import Mask, MaskedConv, strided
 from carnelian_training.models.network import CtcNetwork, StackNetwork
-from carnelian_training.models.wav2vec2 import Wav2Vec2
+from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
@@ -113,10 +113,21 @@ class RaggedWaveforms(nn.Module):
         first = samples.cumsum(0) - samples
         waveforms = unpack(torch.cat([features, features.new_zeros(1)])[:, None], samples.max(), real, first)
         log_probs, ends = self.network(waveforms.transpose(1, 2), real)
-        longest = torch.tensor(log_probs.shape[1])
-        starts = torch.arange(log_probs.shape[0]) * longest
-        inside = unpack(log_probs.flatten(0, 1), longest, ends, starts)
-        return inside, self.network.output_lengths(lengths)
+        inside = torch.arange(log_probs.shape[1]) < ends[:, None]
+        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(lengths)
+
+
+class PlainPositions(nn.Module):
+    """The positional convolution with its weight as such, not as magnitude and direction."""
+
+    def __init__(self, positions: PositionalConv) -> None:
+        super().__init__()
+        self.positions = positions
+        self.weight = nn.Parameter(positions.weight().detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, frames, width] -> the same shape."""
+        return self.positions.convolve(x, self.weight)
 
 
 class PaddedAcoustic(nn.Module):
@@ -156,10 +167,13 @@ def export_padded(network: CtcNetwork) -> onnx.ModelProto:
 def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
     module = _with_plain_convolutions(module)
     rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
+    # wav2vec 2.0: what is computed of weights alone. Runtimes want the weights of convolutions as such.
+    folds = any(isinstance(part, Wav2Vec2) for part in module.modules())
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # The tracer is deprecated; its successor (torch 2.13) needs onnxscript and writes opset 18 first.
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Constant folding - Only steps=1")  # of a padding: the runtime folds it
         # PRESERVE: batch norms are left for the runtime to fold; folded here, the weights leave float16.
         torch.onnx.export(
             module.eval(),
@@ -173,8 +187,8 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
                 "LOG_PROBS": {0: "rows", 1: "output_frames"},
             },
             opset_version=OPSET,
-            training=torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=False,
+            training=torch.onnx.TrainingMode.EVAL if folds else torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=folds,
             dynamo=False,
         )
     model = onnx.load_from_string(buffer.getvalue())
@@ -184,10 +198,12 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
 
 
 def _with_plain_convolutions(network: nn.Module) -> nn.Module:
-    """A copy without the detour for PyTorch: ONNX Runtime runs dilated convolutions at full speed."""
+    """A copy without detours for PyTorch: ONNX Runtime runs dilated convolutions at full speed; weight norm is done."""
     network = copy.deepcopy(network)
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
+            if isinstance(child, PositionalConv):
+                setattr(parent, name, PlainPositions(child))
             if isinstance(child, MaskedConv):
                 plain = nn.Conv2d(
                     child.in_channels,

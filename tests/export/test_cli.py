@@ -39,8 +39,8 @@ def test_a_foreign_checkpoint_becomes_a_model_with_its_own_labels_and_features(t
     assert json.loads((tmp_path / "r" / "jasper_ctc" / "1" / "ctc.json").read_text())["labels"][-2:] == ["文", "字"]
 
 
-def test_a_folder_is_wrong_use(tmp_path):
-    assert export(tmp_path, "--name", "q", "--repository", tmp_path / "r").exit_code == 2
+def test_a_folder_without_a_model_fails_with_status_1(tmp_path):
+    assert export(tmp_path, "--name", "q", "--repository", tmp_path / "r").exit_code == 1
 
 
 def test_a_broken_checkpoint_fails_with_status_1(tmp_path):

@@ -20,7 +20,12 @@ HELP = {
 OK = "ok"
 OTHER = "other"
 # The first words of an error -> the outcome that its clip is counted under. Labels must stay few.
-OUTCOMES = {"no samples": "no_samples", "too long": "too_long", "not finite": "not_finite"}
+OUTCOMES = {
+    "no samples": "no_samples",
+    "too short": "too_short",
+    "too long": "too_long",
+    "not finite": "not_finite",
+}
 
 
 class Metrics:

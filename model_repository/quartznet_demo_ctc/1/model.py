@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 from . import ctc  # type: ignore[attr-defined]  # copied beside this file by carnelian-export
 from .metrics import Metrics
 
-SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"}
+SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
 LANGUAGE_MODEL = "language_model"  # the parameter that names a file beside this one; the others are options
 
 
@@ -27,11 +27,12 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the settings beside this file, the model's parameters and the language model."""
         folder = Path(__file__).parent
-        settings = json.loads((folder / SETTINGS_FILE).read_text())
+        settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
         self._name: str = settings["name"]
         self._version: str = args["model_version"]
         self._frame_s: float = settings["frame_s"]
         self._max_audio_s: float = settings["max_audio_s"]
+        self._min_samples: int = settings.get("min_samples", 1)
         # The feature stage frames a clip of the longest length with one frame more than it has hops.
         self._max_frames = round(self._max_audio_s / self._frame_s) + 1
         configured = json.loads(args["model_config"]).get("parameters", {})
@@ -96,6 +97,11 @@ class TritonPythonModel:
     def _error(self, row: npt.NDArray[np.float32], length: int) -> str | None:
         """Why a row has no transcript."""
         limit = f"a clip must be at most {self._max_audio_s:g} s long"
+        if length <= 0 and self._min_samples > 1:
+            return (
+                f"too short: a clip must hold at least {self._min_samples} samples, which make a frame, but "
+                "SIGNAL_LENGTH is less"
+            )
         if length <= 0:
             return "no samples: a clip must hold at least one sample, but SIGNAL_LENGTH is 0 or less"
         if length > self._max_frames:

@@ -165,21 +165,27 @@ class PositionalConv(nn.Module):
 
     def __init__(self, config: Wav2Vec2Config) -> None:
         super().__init__()
-        self.groups, kernel = config.position_groups, config.position_kernel
-        self.direction = nn.Parameter(torch.empty(config.width, config.width // self.groups, kernel))
-        std = math.sqrt(4 * (1 - config.dropout) / (kernel * config.width))
+        self.groups, self.kernel = config.position_groups, config.position_kernel
+        self.direction = nn.Parameter(torch.empty(config.width, config.width // self.groups, self.kernel))
+        std = math.sqrt(4 * (1 - config.dropout) / (self.kernel * config.width))
         nn.init.normal_(self.direction, std=std)
         self.magnitude = nn.Parameter(self.direction.detach().norm(dim=(0, 1), keepdim=True))
         self.bias = nn.Parameter(torch.zeros(config.width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, frames, width], zero in the padding -> the same shape."""
+        return self.convolve(x, self.weight())
+
+    def weight(self) -> Tensor:
+        """[width, width / groups, kernel]."""
         norm = self.direction.square().sum((0, 1), keepdim=True).sqrt()
-        weight = self.magnitude * self.direction / norm
-        kernel = weight.shape[2]
+        return self.magnitude * self.direction / norm
+
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As :meth:`forward`, with a weight."""
         x = x.transpose(1, 2).unsqueeze(2)
-        x = F.conv2d(x, weight.unsqueeze(2), self.bias, padding=(0, kernel // 2), groups=self.groups).squeeze(2)
-        if kernel % 2 == 0:  # one frame too many
+        x = F.conv2d(x, weight.unsqueeze(2), self.bias, padding=(0, self.kernel // 2), groups=self.groups).squeeze(2)
+        if self.kernel % 2 == 0:  # one frame too many
             x = x[..., :-1]
         return F.gelu(x).transpose(1, 2)
 

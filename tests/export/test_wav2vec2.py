@@ -1,0 +1,152 @@
+"""wav2vec 2.0 as a served model: its graph against PyTorch, its folders."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from carnelian_export.cli import main
+from carnelian_export.parity import run, score
+from carnelian_export.repository import read_config, write_model
+from carnelian_export.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
+from carnelian_training import waveform
+from carnelian_training.checkpoint import build_model
+from carnelian_training.config import config_from_dict
+
+REFERENCES = Path(__file__).parents[1] / "training" / "references"
+# Kernels add the same float32 numbers in another order.
+TOLERANCE = 1e-4
+SAMPLES = [130, 2611, 8000, 129, 4000]
+FRAMES = [1, 20, 62, 0, 31]
+
+TINY = {
+    "name": "wav2vec2",
+    "conv_channels": [16, 16, 16],
+    "conv_kernels": [10, 4, 4],
+    "conv_strides": [8, 4, 4],
+    "width": 24,
+    "layers": 4,
+    "heads": 2,
+    "feed_forward": 32,
+    "position_kernel": 16,
+    "position_groups": 2,
+}
+POOLED = {"before": 1, "pooled": 2, "after": 1, "factor": 3}
+KINDS = {
+    "base": {},
+    "large": {"conv_norm": "layer", "norm_first": True, "conv_bias": True},
+    "hourglass": {"hourglass": POOLED},
+    "hourglass, linear": {"hourglass": POOLED | {"resampling": "linear"}, "norm_first": True},
+}
+
+
+def built(kind: str):
+    config = config_from_dict({"name": "tiny", "model": TINY | KINDS[kind]}, "here")
+    torch.manual_seed(0)
+    network = build_model(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():  # norms and biases that do something
+            parameter += 0.1 * torch.randn_like(parameter)
+    return config, network
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def exported(request, tmp_path_factory):
+    """A network and its graph in ONNX Runtime."""
+    _, network = built(request.param)
+    path = tmp_path_factory.mktemp("graph") / "model.onnx"
+    onnx.save(export_ragged(network), path)
+    return network, onnxruntime.InferenceSession(str(path))
+
+
+@pytest.fixture
+def clips():
+    random = np.random.default_rng(0)
+    return [random.standard_normal(samples, np.float32) for samples in SAMPLES]
+
+
+def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(exported, clips):
+    network, session = exported
+    batch, lengths = run(session, clips, SAMPLES)
+    assert lengths[:, 0].tolist() == FRAMES
+    for row, clip in enumerate(clips):
+        expected, end = score(network, clip, len(clip))
+        np.testing.assert_allclose(batch[row, :end], expected, atol=TOLERANCE)
+        alone, _ = run(session, [clip], [len(clip)])
+        np.testing.assert_allclose(alone[0, :end], expected, atol=TOLERANCE)
+        assert not batch[row, end:].any()
+
+
+def test_a_bad_value_stays_in_its_row_and_lengths_are_told_as_they_came(exported, clips):
+    _, session = exported
+    before, _ = run(session, clips, SAMPLES)
+    clips[1][:] = np.nan
+    clips[4][3000:] = np.inf  # past the clip's end: nobody hears it
+    after, lengths = run(session, clips, [0, 2611, 9000, -5, 3000])
+    assert lengths[:, 0].tolist() == [0, 20, 70, 0, 23]  # 9000 is more than there is
+    assert np.isnan(after[1, :20]).any()
+    np.testing.assert_allclose(after[2], before[2], atol=TOLERANCE)
+    assert not after[2, 62:].any()
+    assert np.isfinite(after[4]).all()
+
+
+def test_rows_without_samples_pass(exported):
+    log_probs, lengths = run(exported[1], [np.zeros(0, np.float32)] * 2, [0, 0])
+    assert log_probs.shape[0] == 2
+    assert not lengths.any()
+
+
+def test_the_padded_form_says_the_same(exported, clips, tmp_path):
+    network, session = exported
+    onnx.save(export_padded(network), tmp_path / "padded.onnx")
+    padded = onnxruntime.InferenceSession(str(tmp_path / "padded.onnx"))
+    batch = np.stack([np.pad(clip, (0, 8000 - len(clip))) for clip in clips])[:, None]
+    lengths = np.array(SAMPLES, np.int32)[:, None]
+    log_probs, ends = padded.run(list(OUTPUTS), {"FEATURES": batch, "FEATURE_LENGTH": lengths})
+    expected, expected_ends = run(session, clips, SAMPLES)
+    np.testing.assert_array_equal(ends, expected_ends)
+    for row, end in enumerate(ends[:, 0]):
+        np.testing.assert_allclose(log_probs[row, :end], expected[row, :end], atol=TOLERANCE)
+
+
+def test_the_folders_hold_a_waveform_model(tmp_path):
+    config, network = built("base")
+    difference = write_model(tmp_path, "tiny", config, network)
+    assert difference < TOLERANCE
+    features = read_config(tmp_path / "tiny_features" / "config.pbtxt")
+    acoustic = read_config(tmp_path / "tiny_acoustic" / "config.pbtxt")
+    assert list(features.output[0].dims) == list(acoustic.input[0].dims) == [-1]
+    assert features.max_batch_size == acoustic.max_batch_size == 8
+    assert list(acoustic.model_warmup[0].inputs["FEATURES"].dims) == [32_000]
+    stage = tmp_path / "tiny_features" / "1"
+    assert (stage / "dali.py").read_bytes() == Path(waveform.__file__).read_bytes()
+    settings = json.loads((stage / "features.json").read_text())
+    assert settings == {"max_audio_s": 60.0, "name": "waveform", "normalise": True, "variance_guard": 1e-7}
+    decoder = json.loads((tmp_path / "tiny_ctc" / "1" / "ctc.json").read_text())
+    assert (decoder["min_samples"], decoder["frame_s"]) == (130, 0.008)
+    graph = onnx.load(tmp_path / "tiny_acoustic" / "1" / "model.onnx").graph
+    assert [tensor.name for tensor in graph.input] == list(INPUTS)
+    weights = {tensor.name for tensor in graph.initializer}
+    assert all(node.input[1] in weights for node in graph.node if node.op_type == "Conv")
+
+
+def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, monkeypatch, capsys):
+    source = REFERENCES / "wav2vec2_large"
+    monkeypatch.setattr("sys.argv", ["carnelian-export", str(source), "--name", "large", "--repository", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 0
+    assert "large and large_pcm are in" in capsys.readouterr().out
+    assert json.loads((tmp_path / "large_ctc" / "1" / "ctc.json").read_text())["labels"] == [" ", *"eta'z"]
+
+
+def test_a_pretrained_folder_is_refused(tmp_path, monkeypatch, caplog):
+    source = REFERENCES / "wav2vec2_pretraining"
+    monkeypatch.setattr("sys.argv", ["carnelian-export", str(source), "--name", "x", "--repository", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 1
+    assert "was pre-trained and knows no letters yet" in caplog.text

@@ -1,0 +1,78 @@
+"""wav2vec 2.0 through the same ensemble: several alphabets in one repository, errors in words, as heard offline."""
+
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import pytest
+import torch
+from carnelian_client import CarnelianClient
+from carnelian_export.repository import write_model
+from carnelian_serving.launcher import Server
+from carnelian_training.checkpoint import build_model
+from carnelian_training.config import config_from_dict
+from carnelian_training.evaluate import evaluate
+from carnelian_training.foreign.sources import load_model
+from carnelian_training.manifest import read_manifest
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+DEMO = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+REFERENCES = Path(__file__).parents[1] / "training" / "references"
+DIFFERENT = 0.002
+"""Share of characters. The weights are random, and a frame may lie between two of them."""
+
+
+@pytest.fixture(scope="module")
+def recognisers():
+    """Name -> configuration and network: one imported, one of another alphabet and with an Hourglass."""
+    model = {"name": "wav2vec2", "conv_channels": [8, 8, 8], "conv_kernels": [10, 8, 8], "conv_strides": [8, 8, 5]}
+    model |= {"width": 16, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
+    model["hourglass"] = {"before": 1, "pooled": 1, "after": 1, "factor": 2}
+    config = config_from_dict({"name": "german", "model": model, "labels": list(" enäöüß")}, "here")
+    torch.manual_seed(0)
+    network = build_model(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return {"imported": load_model(REFERENCES / "wav2vec2_large"), "german": (config, network)}
+
+
+@pytest.fixture(scope="module")
+def url(recognisers, tmp_path_factory):
+    """A server of both."""
+    repository = tmp_path_factory.mktemp("wav2vec2")
+    for name, (config, network) in recognisers.items():
+        write_model(repository, name, config, network)
+    with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        yield server.grpc_url
+
+
+@pytest.mark.parametrize("name", ["imported", "german"])
+def test_what_is_served_is_what_is_heard_offline(recognisers, url, name):
+    config, network = recognisers[name]
+    offline = list(evaluate(network, config, DEMO).transcripts)
+    assert all(offline)
+    assert set("".join(offline)) <= set(config.labels)
+    with CarnelianClient(url, model=name) as client:
+        outcomes = client.transcribe_many([clip.audio_filepath for clip in read_manifest(DEMO)])
+        assert jiwer.cer(offline, [outcome.text for outcome in outcomes]) <= DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("samples", "length", "message"),
+    [
+        (200, 200, "too short: a clip must hold at least 514 samples"),
+        (0, 0, "too short"),
+        (16_000, 40_000, "too few samples"),
+        (61 * 16_000, 61 * 16_000, "too long: a clip must be at most 60 s long"),
+    ],
+)
+def test_a_clip_that_cannot_be_transcribed_is_an_error(url, samples, length, message):
+    with triton.InferenceServerClient(url) as client:
+        inputs = []
+        for tensor, array in (("SIGNAL", np.ones((1, samples), np.float32)), ("SIGNAL_LENGTH", np.int32([[length]]))):
+            inputs.append(triton.InferInput(tensor, array.shape, "FP32" if tensor == "SIGNAL" else "INT32"))
+            inputs[-1].set_data_from_numpy(array)
+        with pytest.raises(InferenceServerException, match=message):
+            client.infer("german_pcm", inputs)
