@@ -108,7 +108,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"text\.pt cannot be read"):
         checkpoint.load(tmp_path / "text.pt")
     torch.save({"state_dict": {}}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="must be a checkpoint of carnelian-train"):
+    with pytest.raises(CheckpointError, match=r"must be a checkpoint of Carnelian.*carnelian-train import"):
         checkpoint.load(tmp_path / "other.pt")
 
 

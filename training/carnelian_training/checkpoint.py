@@ -15,6 +15,8 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
+_ADVICE = "; `carnelian-train import` makes one of another toolkit's"
+
 
 class CheckpointError(ValueError):
     """A file is not a checkpoint of ours, or does not fit its own configuration."""
@@ -90,11 +92,11 @@ def load(path: Path) -> tuple[Config, dict[str, Any]]:
             damaged = archive.testzip()
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+        raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian: {error}{_ADVICE}") from error
     if damaged is not None:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {damaged} does not have its checksum")
+        raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
     if not isinstance(content, dict) or content.get("format") != 1:
-        raise CheckpointError(f"{path} must be a checkpoint of carnelian-train, format 1, but is not")
+        raise CheckpointError(f"{path} must be a checkpoint of Carnelian, format 1, but is not{_ADVICE}")
     return config_from_dict(content["config"], str(path)), content
 
 

@@ -51,6 +51,8 @@ class FeatureSettings:
         for name in ("window_samples", "hop_samples", "fft_size", "num_mels", "log_guard"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"`{name}` must be positive, but is {getattr(self, name)}")
+        if self.window_samples < 2:
+            raise ValueError(f"`window_samples` must be at least 2, but is {self.window_samples}")
         if self.fft_size < self.window_samples:
             raise ValueError(
                 f"`fft_size` must be at least `window_samples`, {self.window_samples}, but is {self.fft_size}"
