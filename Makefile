@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve perf-analyzer test lint gpu-training format clean
+.PHONY: help demo serve perf-analyzer kenlm test lint gpu-training format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer .ci/run tests/native/run
+	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm .ci/run tests/native/run
 
 # Batches as published, and larger ones; 16.7 s is what a published batch is padded to at most. Each form in a process of
 # its own, so that none finds the memory of the one before.
@@ -55,7 +55,7 @@ $(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
 
 # The engines that the corpus tests speak with are small; the other voices are skipped where they are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
-$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer setup/requirements-dev.txt $(wildcard */pyproject.toml)
+$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer $(VENV)/.kenlm setup/requirements-dev.txt $(wildcard */pyproject.toml)
 	@setup/system-packages $(BIN)/python espeak-ng flite pocketsphinx-testdata || echo "without these, some tests are skipped"
 	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e 'training[corpora]' -e export -e 'perf[sweep]'
 	@touch $@
@@ -68,4 +68,10 @@ perf-analyzer: $(VENV)/.perf-analyzer  ## Install Triton's perf_analyzer, which 
 
 $(VENV)/.perf-analyzer: $(BIN)/python setup/perf-analyzer
 	@setup/perf-analyzer $(BIN)
+	@touch $@
+
+kenlm: $(VENV)/.kenlm  ## Build KenLM's programs, which `carnelian-train ngram` drives
+
+$(VENV)/.kenlm: $(BIN)/python setup/kenlm
+	@setup/kenlm $(BIN) || echo "without KenLM's programs, some tests are skipped"
 	@touch $@

@@ -99,6 +99,34 @@ def evaluate(
 
 
 @app.command()
+def ngram(
+    target: Annotated[Path, typer.Argument(help="The KenLM binary to write, lm.klm; its report is lm.json beside it.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
+    ] = None,
+    order: Annotated[int, typer.Option(help="Longest n-gram.", min=2, max=6)] = 3,
+    prune: Annotated[str, typer.Option(help="Leave out n-grams seen at most so often, for 1, 2, ... words.")] = "0,0,1",
+    vocabulary: Annotated[int | None, typer.Option(help="Know the most frequent words only.", min=1)] = None,
+    exclude: Annotated[
+        list[Path] | None, typer.Option(help="A manifest whose sentences must not be in the text; repeatable.")
+    ] = None,
+) -> None:
+    """Make an n-gram language model out of text, with KenLM, normalised as transcripts are; print its perplexity."""
+    from carnelian_training.ngram import build_ngram
+    from carnelian_training.synthesis.texts import choose_sources
+
+    counts = [int(count) for count in prune.split(",")]
+    sources = choose_sources(text or None)
+    report = build_ngram(sources, target, order=order, prune=counts, vocabulary=vocabulary, exclude=exclude or ())
+    print(
+        f"{target}: {report.bytes:,} bytes, {report.vocabulary:,} words, from {report.sentences:,} sentences; "
+        f"perplexity {report.perplexity:g} on {report.held_out_sentences:,} others, "
+        f"{report.unknown_share:.2%} of their words unknown"
+    )
+
+
+@app.command()
 def publish(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `fit`.")],
     target: Annotated[Path, typer.Argument(help="Where to write it.")],

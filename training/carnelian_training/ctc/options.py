@@ -37,9 +37,9 @@ class Options:
     """A prefix is dropped if its score is further than this below the best one's."""
     token_threshold: float = -5.0
     """A label extends prefixes only in frames where its log-probability is above this."""
-    lm_weight: float = 0.6
+    lm_weight: float = 0.5
     """Times the language model's log-probability."""
-    word_score: float = 1.5
+    word_score: float = 1.0
     """Added for each word, beside the language model."""
     unknown_score: float = -5.0
     """Added for each word that the language model does not know and that is no hot word."""

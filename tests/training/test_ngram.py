@@ -1,0 +1,77 @@
+import json
+import random
+
+import kenlm
+import pytest
+from carnelian_training.cli import app
+from carnelian_training.ctc.language_model import LanguageModel
+from carnelian_training.manifest import Clip, write_manifest
+from carnelian_training.ngram import find_tool, read_text
+from carnelian_training.synthesis.texts import choose_sources
+from carnelian_training.text import LABEL_CHARACTERS
+from typer.testing import CliRunner
+
+try:
+    find_tool("lmplz")
+    HAS_KENLM = True
+except FileNotFoundError:
+    HAS_KENLM = False
+needs_kenlm = pytest.mark.skipif(not HAS_KENLM, reason="KenLM's programs are not installed: make kenlm")
+
+NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "3rd", "letter"], ["saw", "heard", "met", "followed"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    draw = random.Random(0)
+    sentences = [
+        f"Mr. Smith's {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)}, number {number}."
+        for number in range(2, 2000)
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join([*sentences, "The naïve æsthete said çà."]))
+    return path
+
+
+def build(text, target, *arguments: str):
+    return CliRunner().invoke(app, ["ngram", str(target), "--text", str(text), *arguments])
+
+
+@needs_kenlm
+def test_text_becomes_a_binary_language_model_in_the_labels(text, tmp_path):
+    result = build(text, tmp_path / "lm.klm")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "lm.json").read_text())
+    assert report["refused"] == 1
+    assert f"perplexity {report['perplexity']:g} on {report['held_out_sentences']} others" in result.output
+    assert 2 < report["perplexity"] < 100
+    assert report["bytes"] == (tmp_path / "lm.klm").stat().st_size
+    LanguageModel(tmp_path / "lm.klm", list(LABEL_CHARACTERS))  # no other characters in it
+    model = kenlm.Model(str(tmp_path / "lm.klm"))
+    assert model.score("mister smith's cat saw the third") > model.score("third the saw cat smith's mister") + 2
+
+
+@needs_kenlm
+def test_a_vocabulary_has_a_size(text, tmp_path):
+    assert build(text, tmp_path / "lm.klm", "--vocabulary", "12", "--order", "2").exit_code == 0
+    assert json.loads((tmp_path / "lm.json").read_text())["vocabulary"] == 12
+    model = kenlm.Model(str(tmp_path / "lm.klm"))
+    assert model.order == 2
+    assert "the" in model
+    assert "eleven" not in model
+
+
+@needs_kenlm
+def test_sentences_of_a_test_set_are_left_out(text, tmp_path):
+    said = [sentence for sentence in read_text(choose_sources([str(text)])) if sentence][:50]
+    write_manifest(tmp_path / "dev.jsonl", [Clip(tmp_path / "a.wav", 1.0, sentence) for sentence in said])
+    assert build(text, tmp_path / "lm.klm", "--exclude", str(tmp_path / "dev.jsonl")).exit_code == 0
+    assert json.loads((tmp_path / "lm.json").read_text())["excluded"] >= 50
+
+
+def test_without_kenlm_it_says_how_to_get_it(text, tmp_path, monkeypatch):
+    monkeypatch.setattr("carnelian_training.ngram.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = build(text, tmp_path / "lm.klm")
+    assert isinstance(result.exception, FileNotFoundError)
+    assert "make kenlm" in str(result.exception)
