@@ -3,15 +3,16 @@
 import logging
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+from carnelian_perf import latency_cli
+from carnelian_perf.options import DEMO_MANIFEST, check_file, counts_of
 
-DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app.add_typer(latency_cli.app)
 
 
 @app.callback()
@@ -52,11 +53,11 @@ def batching(
     from carnelian_perf import render as rendering
 
     if render is not None:
-        _check_file("--render", render)
+        check_file("--render", render)
         _say_rendered(rendering.render(render))
         return
     for option, path in (("--checkpoint", checkpoint), ("--manifest", manifest or DEMO_MANIFEST)):
-        _check_file(option, path)
+        check_file(option, path)
     out = out or Path("perf/results") / f"{model}_batching.json"
     if out.suffix != ".json":
         raise typer.BadParameter(f"--out must end in .json, but is {out}")
@@ -93,133 +94,6 @@ def batching(
 
 
 @app.command()
-def sweep(
-    grid: Annotated[
-        Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
-    ],
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder; each cell gets one in it.", show_default="perf/results/NAME_sweep"),
-    ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
-) -> None:
-    """Measure latency and throughput over batch, duration and load with Triton's perf_analyzer.
-
-    Cells that have a result are not measured again. The exit status is 1 if a cell failed.
-    """
-    from carnelian_perf.grid import read_grid
-    from carnelian_perf.sweep import describe, run_grid
-
-    _check_file("GRID", grid)
-    wanted = read_grid(grid)
-    out = out or Path("perf/results") / f"{wanted.name}_sweep"
-    results = run_grid(wanted, out, retry)
-    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
-    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}")
-    for result in results:
-        if result.status == "failed":
-            logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, describe(result))
-    if counts["failed"]:
-        raise typer.Exit(1)
-
-
-@app.command()
-def report(
-    sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
-    model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
-    ] = None,
-    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
-    precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
-    inference: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
-    ] = None,
-) -> None:
-    """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
-    from carnelian_perf.published import choose
-    from carnelian_perf.report import write_report
-
-    if not sweep.is_dir():
-        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
-    published = choose(model, machine, precision) if model else {}
-    if inference is not None:
-        _check_file("--infer", inference)
-    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, inference)))
-
-
-@app.command()
-def infer(
-    source: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
-    ] = None,
-    engines: Annotated[
-        str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx.")
-    ] = "plain,eager,onnx_conv1d,onnx",
-    durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,7,16.7",
-    batches: Annotated[str, typer.Option(help="Clips.")] = "1,2,4,8,16",
-    steps: Annotated[int, typer.Option(help="Counted ones.", min=1)] = 20,
-    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
-    threads: Annotated[int, typer.Option(help="Of the CPU.", min=1)] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="Of PyTorch: fp32, bf16, fp16.")] = "fp32",
-    manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
-    model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
-    ] = None,
-    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
-    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32.")] = "fp16",
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_infer.json"),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
-) -> None:
-    """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
-    from carnelian_perf.published import choose
-    from carnelian_perf.render_infer import render as render_table
-
-    published = choose(model, machine, published_precision) if model else {}
-    if render is not None:
-        _check_file("--render", render)
-    elif source is None:
-        raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
-    else:
-        from carnelian_perf.engines import TITLES
-        from carnelian_perf.infer import Plan, measure
-        from carnelian_perf.infer_results import write
-
-        for option, path in (("SOURCE", source), ("--manifest", manifest)):
-            _check_file(option, path)
-        _check_words("--engines", engines.split(","), TITLES)
-        _check_words("--device", [device], ("cpu", "cuda"))
-        _check_words("--precision", [precision], ("fp32", "bf16", "fp16"))
-        plan = Plan(
-            source=source,
-            manifest=manifest,
-            engines=engines.split(","),
-            durations_s=_durations("--durations", durations),
-            batches=_counts("--batches", batches),
-            steps=steps,
-            warm_up=warm_up,
-            threads=threads,
-            device=device,
-            precision=precision,
-        )
-        measurement = measure(plan)
-        render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
-        write(measurement, render)
-    page = render_table(render, published)
-    print(f"{page.read_text()}\nwrote {page}")
-
-
-@app.command()
 def accuracy(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.")],
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",
@@ -236,7 +110,7 @@ def accuracy(
     """
     from carnelian_perf.accuracy import CONCURRENCY, measure
 
-    _check_file("MANIFEST", manifest)
+    check_file("MANIFEST", manifest)
     measured = measure(manifest, url, model)
     for source in [*measured.sources, None]:
         rates = measured.error_rates(source)
@@ -315,7 +189,7 @@ def training(
     from carnelian_perf.render_training import render as render_table
 
     if render is not None:
-        _check_file("--render", render)
+        check_file("--render", render)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
@@ -326,7 +200,7 @@ def training(
         names = precisions.split(",")
         if not set(names) <= set(PRECISIONS):
             raise typer.BadParameter(f"--precisions must be of {', '.join(PRECISIONS)}, but are {precisions!r}")
-        cells = grid(_counts("--batches", batches), names, _counts("--processes", processes))
+        cells = grid(counts_of("--batches", batches), names, counts_of("--processes", processes))
         settings = load_config(config, tuple(overrides or ()))
         render = out or Path("perf/results") / f"{settings.name}_training.json"
         run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
@@ -350,33 +224,6 @@ def main() -> None:
 def _fail(message: str, cause: Exception) -> None:
     logging.getLogger("carnelian-perf").error("%s", message)
     raise SystemExit(1) from cause
-
-
-def _counts(option: str, text: str) -> list[int]:
-    counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
-    if min(counts) < 1:
-        raise typer.BadParameter(f"{option} must be positive numbers with commas between them, but is {text!r}")
-    return counts
-
-
-def _durations(option: str, text: str) -> list[float]:
-    try:
-        durations = [float(word) for word in text.split(",")]
-    except ValueError:
-        durations = []
-    if not durations or not 0 < min(durations) <= max(durations) <= 60:
-        raise typer.BadParameter(f"{option} must be seconds within 0 and 60, with commas between, but is {text!r}")
-    return durations
-
-
-def _check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None:
-    if wrong := set(words) - set(known):
-        raise typer.BadParameter(f"{option} must be of {', '.join(known)}, but has {', '.join(sorted(wrong))}")
-
-
-def _check_file(option: str, path: Path) -> None:
-    if not path.is_file():
-        raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
 
 
 def _say_rendered(paths: tuple[Path, Path]) -> None:

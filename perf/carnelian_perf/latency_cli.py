@@ -1,0 +1,199 @@
+"""Commands of `carnelian-perf` about latency and throughput: sweep, report, infer, mixed."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from carnelian_perf.options import DEMO_MANIFEST, check_file, check_words, counts_of, durations_of
+
+app = typer.Typer()
+
+
+@app.command()
+def sweep(
+    grid: Annotated[
+        Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
+    ],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder; each cell gets one in it.", show_default="perf/results/NAME_sweep"),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
+) -> None:
+    """Measure latency and throughput over batch, duration and load with Triton's perf_analyzer.
+
+    Cells that have a result are not measured again. The exit status is 1 if a cell failed.
+    """
+    from carnelian_perf.grid import read_grid
+    from carnelian_perf.sweep import describe, run_grid
+
+    check_file("GRID", grid)
+    wanted = read_grid(grid)
+    out = out or Path("perf/results") / f"{wanted.name}_sweep"
+    results = run_grid(wanted, out, retry)
+    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
+    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}")
+    for result in results:
+        if result.status == "failed":
+            logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, describe(result))
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
+    ] = None,
+    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
+    precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
+    inference: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
+    ] = None,
+) -> None:
+    """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
+    from carnelian_perf.published import choose
+    from carnelian_perf.report import write_report
+
+    if not sweep.is_dir():
+        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
+    published = choose(model, machine, precision) if model else {}
+    if inference is not None:
+        check_file("--infer", inference)
+    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, inference)))
+
+
+@app.command()
+def infer(
+    source: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
+    ] = None,
+    engines: Annotated[
+        str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx.")
+    ] = "plain,eager,onnx_conv1d,onnx",
+    durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,7,16.7",
+    batches: Annotated[str, typer.Option(help="Clips.")] = "1,2,4,8,16",
+    steps: Annotated[int, typer.Option(help="Counted ones.", min=1)] = 20,
+    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
+    threads: Annotated[int, typer.Option(help="Of the CPU.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="Of PyTorch: fp32, bf16, fp16.")] = "fp32",
+    manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
+    ] = None,
+    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
+    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32.")] = "fp16",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_infer.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make the table of this raw file."),
+    ] = None,
+) -> None:
+    """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
+    from carnelian_perf.published import choose
+    from carnelian_perf.render_infer import render as render_table
+
+    published = choose(model, machine, published_precision) if model else {}
+    if render is not None:
+        check_file("--render", render)
+    elif source is None:
+        raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
+    else:
+        from carnelian_perf.engines import TITLES
+        from carnelian_perf.infer import Plan, measure
+        from carnelian_perf.infer_results import write
+
+        for option, path in (("SOURCE", source), ("--manifest", manifest)):
+            check_file(option, path)
+        check_words("--engines", engines.split(","), TITLES)
+        check_words("--device", [device], ("cpu", "cuda"))
+        check_words("--precision", [precision], ("fp32", "bf16", "fp16"))
+        plan = Plan(
+            source=source,
+            manifest=manifest,
+            engines=engines.split(","),
+            durations_s=durations_of("--durations", durations),
+            batches=counts_of("--batches", batches),
+            steps=steps,
+            warm_up=warm_up,
+            threads=threads,
+            device=device,
+            precision=precision,
+        )
+        measurement = measure(plan)
+        render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
+        write(measurement, render)
+    page = render_table(render, published)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
+@app.command()
+def mixed(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
+        "demo/quartznet_demo.pt"
+    ),
+    manifest: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
+    ] = None,
+    target: Annotated[float, typer.Option(help="Milliseconds of the 95th percentile.", min=1)] = 500,
+    seconds: Annotated[float, typer.Option(help="Of arrivals in a run.", min=0.1)] = 10,
+    steps: Annotated[int, typer.Option(help="Of the bisection of the rate.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; page and plot go beside it.", show_default="perf/results/MODEL_mixed.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make page and plot of this raw file."),
+    ] = None,
+) -> None:
+    """Measure how many clips of mixed length a second are answered in time, in an open loop.
+
+    Starts three servers on 127.0.0.1: as shipped, with buckets, and for clients that pad to multiples of 10 s.
+    """
+    from carnelian_perf import render_mixed
+
+    if render is None:
+        for option, path in (("--checkpoint", checkpoint), ("--manifest", manifest or DEMO_MANIFEST)):
+            check_file(option, path)
+        from carnelian_export.to_onnx import export_padded
+        from carnelian_training.checkpoint import load_model
+
+        from carnelian_perf.candidates import WrongModelError, check_model
+        from carnelian_perf.mixed import Plan, measure
+        from carnelian_perf.traffic import cut_clips, load_clips
+
+        try:
+            check_model(repository, model)
+        except WrongModelError as error:
+            raise typer.BadParameter(str(error)) from error
+        plan = Plan(
+            repository=repository,
+            model=model,
+            padded=export_padded(load_model(checkpoint)[1]),
+            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+            source=f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations",
+            target_ms=target,
+            seconds=seconds,
+            steps=steps,
+            rounds=rounds,
+        )
+        render = out or Path("perf/results") / f"{model}_mixed.json"
+        measure(plan).write(render)
+    check_file("--render", render)
+    print("\n".join(f"wrote {path}" for path in render_mixed.render(render)))

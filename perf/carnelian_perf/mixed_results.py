@@ -1,0 +1,123 @@
+"""The raw file of a measurement of mixed traffic."""
+
+import dataclasses
+import json
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUBJECT = "mixed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One system at one rate, once."""
+
+    system: str
+    round: int
+    rate_per_s: float | None
+    """Poisson arrivals; None for a closed loop, which tells the capacity."""
+    others_busy_cores: float
+    wall_s: float
+    audio_s: float
+    latencies_s: list[float]
+    errors: list[str]
+    acoustic_batches: dict[int, int]
+    """Batch size -> executions."""
+    real_frames: int
+    processed_frames: float
+    server_cpu_s: float
+
+    def percentile_ms(self, percent: float) -> float:
+        """Of the latencies of clips that were answered."""
+        ordered = sorted(self.latencies_s)
+        return 1e3 * ordered[max(0, -int(-len(ordered) * percent // 100) - 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A raw file."""
+
+    facts: dict[str, Any]
+    """Model, date, command, commit, machine, versions, target, traffic, titles of systems, mismatches."""
+    runs: list[Run]
+
+    def write(self, path: Path) -> None:
+        """Write the raw file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Measurement":
+        """Read a raw file.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            fields = json.loads(path.read_text())
+            runs = [
+                Run(**{**run, "acoustic_batches": {int(k): v for k, v in run["acoustic_batches"].items()}})
+                for run in fields["runs"]
+            ]
+            return cls(facts=fields["facts"], runs=runs)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} must be a raw file of `carnelian-perf {SUBJECT}`, but is none: {error!r}"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A system: medians of rounds."""
+
+    system: str
+    capacity_per_s: float
+    """Of the closed loop."""
+    rate_per_s: float
+    """The highest rate at which the 95th percentile met the target; 0 if none did."""
+    latency_ms: tuple[float, float, float] | None
+    """50th, 95th, 99th percentile at that rate, in the round that was the median."""
+    mean_batch: float
+    """Clips per execution of the acoustic stage, over all open-loop runs, as below."""
+    batches: dict[int, int]
+    padding_ratio: float
+    cpu_ms_per_clip: float
+
+
+def meets(run: Run, target_ms: float) -> bool:
+    """Whether every clip was answered and the 95th percentile is within the target."""
+    return not run.errors and bool(run.latencies_s) and run.percentile_ms(95) <= target_ms
+
+
+def summarise(measurement: Measurement) -> list[Summary]:
+    """Sum the runs up, in the order of the systems."""
+    return [_summarise(measurement, system) for system in measurement.facts["systems"]]
+
+
+def _summarise(measurement: Measurement, system: str) -> Summary:
+    runs = [run for run in measurement.runs if run.system == system]
+    opened = [run for run in runs if run.rate_per_s is not None]
+    closed = [run for run in runs if run.rate_per_s is None]
+    target_ms = measurement.facts["target_ms"]
+    best: dict[int, Run | None] = {run.round: None for run in closed}
+    for run in sorted(opened, key=lambda run: run.rate_per_s or 0.0):
+        if meets(run, target_ms):
+            best[run.round] = run
+    ordered = sorted(best.values(), key=lambda run: 0.0 if run is None else run.rate_per_s or 0.0)
+    middle = ordered[(len(ordered) - 1) // 2]
+    batches: Counter[int] = Counter()
+    for run in opened:
+        batches.update(run.acoustic_batches)
+    return Summary(
+        system=system,
+        capacity_per_s=statistics.median(len(run.latencies_s) / run.wall_s for run in closed),
+        rate_per_s=0.0 if middle is None else middle.rate_per_s or 0.0,
+        latency_ms=None if middle is None else tuple(middle.percentile_ms(p) for p in (50, 95, 99)),  # type: ignore[arg-type]
+        mean_batch=sum(size * count for size, count in batches.items()) / max(sum(batches.values()), 1),
+        batches=dict(sorted(batches.items())),
+        padding_ratio=sum(run.processed_frames for run in opened) / max(sum(run.real_frames for run in opened), 1),
+        cpu_ms_per_clip=1e3 * statistics.median(run.server_cpu_s / max(len(run.latencies_s), 1) for run in closed),
+    )

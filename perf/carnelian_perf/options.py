@@ -1,0 +1,39 @@
+"""Options of the commands: lists, words and files, checked before anything heavy is imported."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+
+DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
+
+
+def counts_of(option: str, text: str) -> list[int]:
+    """Positive integers with commas between them."""
+    counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if min(counts) < 1:
+        raise typer.BadParameter(f"{option} must be positive numbers with commas between them, but is {text!r}")
+    return counts
+
+
+def durations_of(option: str, text: str) -> list[float]:
+    """Seconds within 0 and 60 with commas between them."""
+    try:
+        durations = [float(word) for word in text.split(",")]
+    except ValueError:
+        durations = []
+    if not durations or not 0 < min(durations) <= max(durations) <= 60:
+        raise typer.BadParameter(f"{option} must be seconds within 0 and 60, with commas between, but is {text!r}")
+    return durations
+
+
+def check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse words that are not known."""
+    if wrong := set(words) - set(known):
+        raise typer.BadParameter(f"{option} must be of {', '.join(known)}, but has {', '.join(sorted(wrong))}")
+
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse what is no file."""
+    if not path.is_file():
+        raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
