@@ -20,20 +20,11 @@ from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
 from torch import Tensor, nn
 
+from carnelian_perf.infer_results import GPU_ONLY
 from carnelian_perf.plain import PlainQuartzNet
 
 Array = npt.NDArray[np.float32]
 Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
-
-TITLES = {
-    "plain": "PyTorch eager, plain Conv1d",
-    "eager": "PyTorch eager",
-    "compiled": "PyTorch compiled",
-    "onnx_conv1d": "ONNX Runtime, Conv1d without masks, the form of NeMo's export",
-    "onnx": "ONNX Runtime, as served",
-}
-GPU_ONLY: dict[str, str] = {"compiled_graphs": "PyTorch compiled, CUDA graphs"}
-TITLES |= GPU_ONLY
 
 
 class EngineError(RuntimeError):
@@ -41,7 +32,7 @@ class EngineError(RuntimeError):
 
 
 def build_engine(name: str, config: Config, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
-    """Build one of :data:`TITLES`.
+    """Build one of :data:`carnelian_perf.infer_results.TITLES`.
 
     Args:
         name: Which one.

@@ -28,8 +28,8 @@ from carnelian_training.models.network import CtcNetwork
 from tqdm import tqdm
 
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.engines import TITLES, Engine, EngineError, build_engine, describe_device, make_features
-from carnelian_perf.infer_results import SUBJECT, Common, Measurement, Timing
+from carnelian_perf.engines import Engine, EngineError, build_engine, describe_device, make_features
+from carnelian_perf.infer_results import SUBJECT, TITLES, Common, Measurement, Timing
 from carnelian_perf.loading import threads as torch_threads
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores
 

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 SUBJECT = "infer"
+TITLES = {
+    "plain": "PyTorch eager, plain Conv1d",
+    "eager": "PyTorch eager",
+    "compiled": "PyTorch compiled",
+    "compiled_graphs": "PyTorch compiled, CUDA graphs",
+    "onnx_conv1d": "ONNX Runtime, Conv1d without masks, the form of NeMo's export",
+    "onnx": "ONNX Runtime, as served",
+}
+"""What runs the network, by name."""
 AS_SERVED = "onnx"
-"""The engine that the server has."""
+GPU_ONLY = ("compiled_graphs",)
 
 
 @dataclass(kw_only=True)

@@ -110,21 +110,22 @@ def infer(
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:
-        from carnelian_perf.engines import TITLES
-        from carnelian_perf.infer import Plan, measure
-        from carnelian_perf.infer_results import write
+        from carnelian_perf.infer_results import TITLES, write
 
         for option, path in (("SOURCE", source), ("--manifest", manifest)):
             check_file(option, path)
         check_words("--engines", engines.split(","), TITLES)
         check_words("--device", [device], ("cpu", "cuda"))
         check_words("--precision", [precision], ("fp32", "bf16", "fp16"))
+        durations_s, sizes = durations_of("--durations", durations), counts_of("--batches", batches)
+        from carnelian_perf.infer import Plan, measure
+
         plan = Plan(
             source=source,
             manifest=manifest,
             engines=engines.split(","),
-            durations_s=durations_of("--durations", durations),
-            batches=counts_of("--batches", batches),
+            durations_s=durations_s,
+            batches=sizes,
             steps=steps,
             warm_up=warm_up,
             threads=threads,
