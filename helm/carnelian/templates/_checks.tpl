@@ -52,6 +52,9 @@
 {{- fail "autoscaling.minReplicas is 0, but without pods there are no queues to see; set autoscaling.keda.activationQuery" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.training.enabled (not .Values.training.claimName) -}}
+{{- fail "training.enabled is true, but training.claimName is empty, so checkpoints would be lost; name a claim" -}}
+{{- end -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}

@@ -60,10 +60,30 @@ annotations:
 
 {{- define "carnelian.image" -}}
 {{- $suffix := ternary "cpu" "native" (eq .Values.runtime "wheel") -}}
-{{- $tag := default (printf "%s-%s" .Chart.AppVersion $suffix) .Values.image.tag -}}
-{{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
-{{- else -}}
-{{- printf "%s:%s" .Values.image.repository $tag -}}
+{{- include "carnelian.reference" (dict "image" .Values.image "tag" (printf "%s-%s" .Chart.AppVersion $suffix)) -}}
 {{- end -}}
+
+{{/* repository@digest, else repository:tag; takes (dict "image" values "tag" default). */}}
+{{- define "carnelian.reference" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (default .tag .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What pods of Jobs share with the serving ones. */}}
+{{- define "carnelian.jobPod" -}}
+serviceAccountName: {{ include "carnelian.serviceAccountName" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- end -}}

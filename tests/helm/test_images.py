@@ -1,0 +1,100 @@
+"""The Dockerfiles: hadolint, what they copy and install, and that the chart starts what they hold."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+IMAGES = sorted(path.parent.name for path in (ROOT / "images").glob("*/Dockerfile"))
+# Image -> the distributions that it installs, with their extras.
+INSTALLED = {
+    "client": {"client": ["audio", "cli"]},
+    "perf": {"client": [], "perf": ["sweep"]},
+    "serving": {},
+    "serving-cpu": {"serving": []},
+    "training": {"training": [], "export": []},
+}
+
+
+@pytest.fixture(params=IMAGES)
+def image(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def dockerfile(image: str) -> str:
+    return (ROOT / "images" / image / "Dockerfile").read_text()
+
+
+def pins(image: str) -> dict[str, str]:
+    """Package -> version of an image's lock file."""
+    text = (ROOT / "images" / image / "requirements.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.M))
+
+
+def test_hadolint_is_content(image: str, find_tool: Callable[[str], str]) -> None:
+    command = [find_tool("hadolint"), str(ROOT / "images" / image / "Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_user_is_the_chart_s(dockerfile: str, render: Callable[..., Any]) -> None:
+    context = render().pod["securityContext"]
+    assert re.findall(r"^USER (\S+)$", dockerfile, re.M)[-1] == f"{context['runAsUser']}:{context['runAsGroup']}"
+
+
+def test_the_base_is_an_argument_with_a_version(dockerfile: str) -> None:
+    (base,) = re.findall(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, re.M)
+    assert re.search(r":\d+\.\d+", base)
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.M)) == {"${BASE_IMAGE}"}
+
+
+def test_everything_that_is_installed_has_a_hash(image: str, dockerfile: str) -> None:
+    text = (ROOT / "images" / image / "requirements.txt").read_text()
+    assert "--require-hashes" in dockerfile
+    assert len(pins(image)) == len(re.findall(r"^\S+==\S+.*\\\n +--hash=sha256:", text, re.M))
+
+
+def test_the_pins_are_what_the_distributions_ask_for(image: str) -> None:
+    locked = pins(image)
+    for folder, extras in INSTALLED[image].items():
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        wanted = project["dependencies"] + [d for e in extras for d in project["optional-dependencies"][e]]
+        for requirement in map(Requirement, wanted):
+            name = requirement.name.lower().replace("_", "-")
+            if not name.startswith("carnelian-"):
+                assert requirement.specifier.contains(locked[name]), f"{image}: {requirement}, locked {locked[name]}"
+
+
+def test_what_is_copied_exists_and_is_not_ignored(dockerfile: str) -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignore[1] == "*"
+    let_in = [line.removeprefix("!").replace("*", "[^/]+") for line in ignore if line.startswith("!")]
+    for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.M):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert any(re.fullmatch(rf"{pattern}(/.*)?", source) for pattern in let_in), f"{source} is ignored"
+
+
+def test_the_chart_names_these_images(render: Callable[..., Any]) -> None:
+    rendered = render(case="jobs")
+    pods = [m["spec"]["template"]["spec"] for m in rendered.manifests if m["kind"] in ("Deployment", "Job")]
+    used = {c["image"].split(":")[0] for pod in pods for c in pod["containers"]}
+    used |= {c["image"].split(":")[0] for c in rendered.one("Pod")["spec"]["containers"]}
+    assert used == {"carnelian-serving", "carnelian-training", "carnelian-perf", "carnelian-client"}
+
+
+def test_commands_of_the_chart_are_in_the_images() -> None:
+    scripts = {
+        folder: set(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["scripts"])
+        for folder in ("serving", "client", "perf", "training")
+    }
+    assert "carnelian-serve" in scripts["serving"]
+    assert "carnelian-perf" in scripts["perf"]
+    assert "torch" in pins("training")  # brings torchrun

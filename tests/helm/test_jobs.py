@@ -1,0 +1,137 @@
+"""`helm test`, training and measuring: what the Pods start is what exists, with options it takes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from carnelian_perf.grid import Grid
+from pydantic import TypeAdapter
+from torch.distributed.run import parse_args
+
+ROOT = Path(__file__).parents[2]
+Render = Callable[..., Any]
+
+
+@pytest.fixture
+def check_transcript(
+    render: Render, chart: Path, container: Any, secrets: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the test Pod's command, on the server that the chart's other arguments started."""
+
+    def check_transcript(*values: str) -> subprocess.CompletedProcess[str]:
+        (pod,) = render("tls.secretName=tls", *values).one("Pod")["spec"]["containers"]
+        assert pod["command"] == ["python3", "/scripts/check_transcript.py"]
+        arguments = [argument.replace("=/clips", f"={ROOT}/demo/clips") for argument in pod["args"]]
+        arguments = [argument.replace("=/tls", f"={secrets}") for argument in arguments]
+        arguments = [f"--url={container.grpc}" if a.startswith("--url") else a for a in arguments]
+        command = [sys.executable, str(chart / "files" / "check_transcript.py"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    return check_transcript
+
+
+def test_helm_test_transcribes_a_recording(check_transcript: Callable[..., Any]) -> None:
+    done = check_transcript()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "character error rate" in done.stdout
+
+
+def test_helm_test_fails_where_something_else_is_heard(check_transcript: Callable[..., Any]) -> None:
+    done = check_transcript("test.reference=quick brown foxes jump over nothing at all")
+    assert done.returncode == 1
+
+
+def test_helm_test_says_what_is_wrong(check_transcript: Callable[..., Any]) -> None:
+    done = check_transcript("model.name=absent")
+    assert done.returncode == 1
+    assert "must transcribe" in done.stderr
+    assert "absent" in done.stderr
+
+
+def test_the_reference_is_what_the_clip_s_manifest_says(render: Render) -> None:
+    arguments = render().one("Pod")["spec"]["containers"][0]["args"]
+    clips = [json.loads(line) for line in (ROOT / "demo" / "clips" / "manifest.jsonl").read_text().splitlines()]
+    texts = {clip["audio_filepath"]: clip["text"] for clip in clips}
+    options = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
+    assert texts[Path(options["clip"]).name] == options["reference"]
+
+
+def test_the_test_pod_and_its_script_are_hooks(render: Render) -> None:
+    for manifest in (render().one("Pod"), render().one("ConfigMap", "-test")):
+        assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
+def test_jobs_are_off_by_default(render: Render) -> None:
+    assert render().all("Job") == []
+
+
+def test_torchrun_takes_the_training_job_s_arguments(render: Render) -> None:
+    job = render(case="jobs").one("Job", "-quartznet")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["torchrun"]
+    options = parse_args(container["args"])
+    assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 20)
+    assert options.training_script == "carnelian_training.cli"
+    assert options.training_script_args[:3] == ["fit", "/configs/quartznet_15x5.yaml", "--out=/data/runs/quartznet"]
+    assert "--set=data.train=[{path: /data/train.jsonl}]" in options.training_script_args
+
+
+def test_training_pods_find_each_other_by_name(render: Render) -> None:
+    rendered = render(case="jobs")
+    job, service = rendered.one("Job", "-quartznet"), rendered.one("Service", "-quartznet")
+    pod = job["spec"]["template"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    (endpoint,) = (a for a in pod["spec"]["containers"][0]["args"] if a.startswith("--rdzv-endpoint="))
+    name = job["metadata"]["name"]
+    assert endpoint == f"--rdzv-endpoint={name}-0.{name}.speech.svc:29400"
+
+
+def test_serving_does_not_select_training_pods(render: Render) -> None:
+    rendered = render(case="jobs")
+    labels = rendered.one("Job", "-quartznet")["spec"]["template"]["metadata"]["labels"]
+    assert not rendered.one("Service", "carnelian")["spec"]["selector"].items() <= labels.items()
+
+
+def test_training_survives_the_loss_of_a_node(render: Render) -> None:
+    spec = render(case="jobs").one("Job", "-quartznet")["spec"]
+    assert spec["backoffLimit"] == 20
+    assert spec["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
+
+
+def test_training_on_the_cpu_asks_for_no_gpu(render: Render) -> None:
+    (container,) = render("training.gpusPerNode=0", case="jobs").one("Job", "-quartznet")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert set(container["resources"]["limits"]) == {"memory"}
+    assert "--nproc-per-node=1" in container["args"]
+
+
+def test_training_without_a_volume_is_refused(refusal: Callable[..., str]) -> None:
+    assert "name a claim" in refusal("training.enabled=true")
+
+
+def test_carnelian_perf_takes_the_grid(render: Render) -> None:
+    grid = yaml.safe_load(render(case="jobs").one("ConfigMap", "-sweep")["data"]["grid.yaml"])
+    checked = TypeAdapter(Grid).validate_python(grid)
+    assert checked.server is not None
+    assert checked.server.grpc == "speech-eu-carnelian.speech.svc:8001"
+    assert checked.durations_s == [2, 7]
+
+
+def test_the_report_is_made_after_the_sweep_and_kept(render: Render) -> None:
+    pod = render(case="jobs").one("Job", "-sweep")["spec"]["template"]["spec"]
+    assert pod["initContainers"][0]["args"] == ["sweep", "/grid/grid.yaml", "--out=/results/sweep"]
+    assert pod["containers"][0]["args"] == ["report", "/results/sweep"]
+    (results,) = (volume for volume in pod["volumes"] if volume["name"] == "results")
+    assert results["persistentVolumeClaim"] == {"claimName": "results"}
