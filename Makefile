@@ -24,7 +24,7 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm .ci/run tests/native/run
+	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm setup/lock-images .ci/run tests/native/run
 
 # Batches as published, and larger ones; 16.7 s is what a published batch is padded to at most. Each form in a process of
 # its own, so that none finds the memory of the one before.
