@@ -30,6 +30,9 @@ class ModelUnderTest(_Strict):
 
     precision: str = "fp32"
     """Of its network, in words: the interface does not tell."""
+    random_weights: Path | None = None
+    """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
+    that of a trained one; its texts are none."""
 
 
 class Static(_Strict):
@@ -90,9 +93,18 @@ class Grid(_Strict):
             raise ValueError("at least one of `static` and `files` must be there; `static: {}` takes the defaults")
         if self.server is not None and self.server.http is None and "http" in self.protocols:
             raise ValueError("`server.http` must be given where `protocols` has http")
+        if len({tested.random_weights is None for tested in self.models.values()}) > 1:
+            raise ValueError("either all of `models` or none must have `random_weights`: they are one repository")
+        if self.server is not None and self.has_random_weights:
+            raise ValueError("`server` must not be given where `models` have `random_weights`: those are served here")
         if self.files is not None and self.files.poisson and not self.files.concurrency:
             raise ValueError("`files.concurrency` must not be empty where `poisson` shares its throughput")
         return self
+
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether the models are exported for the sweep."""
+        return any(tested.random_weights for tested in self.models.values())
 
 
 @dataclass(frozen=True, kw_only=True)

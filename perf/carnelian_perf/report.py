@@ -94,7 +94,7 @@ def render_static(rows: Sequence[Row], published: Published, unserved: Unserved)
         cells += [_show(latency[name]) for name in PERCENTILES] + theirs
         if published:
             cells.append(f"{beside.avg / latency['avg']:.2f}" if beside else "-")
-        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", f"{100 * row.wer:.1f}", _cpu(row)]
+        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _cpu(row)]
         alone = unserved.get((row.cell.duration_s, row.cell.batch))
         lines.append([*cells, *([_show(alone), f"{latency['p50'] / alone - 1:+.0%}"] if alone else [])])
     note = (
@@ -125,7 +125,7 @@ def render_files(rows: Sequence[Row]) -> str:
             continue
         latency = row.latency_ms
         cells += [_show(latency[name]) for name in ("p50", *PERCENTILES)]
-        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", f"{100 * row.wer:.1f}", f"{row.mean_batch:.1f}"]
+        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), f"{row.mean_batch:.1f}"]
         lines.append([*cells, f"{row.delayed_percent:.0f}" if row.cell.poisson_share else "", _cpu(row)])
     return _table(head, lines) + _reasons(rows)
 
@@ -183,8 +183,12 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         f"{max(len(row.results) for row in rows)} rounds, by Triton's perf_analyzer; RTFx: seconds of audio per "
         "second. A batch has clips of equal length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}. Each checked its transcripts.",
-        f"WER: of the whole clips of {speech['manifest']}, {accuracy['utterances']:.0f} with {accuracy['words']:.0f} "
-        f"words; the timed ones are {speech['clips']} of each duration, cut from them.",
+        f"The timed clips are {speech['clips']} of each duration, cut from {speech['manifest']}. "
+        + (
+            f"WER: of its whole clips, {accuracy['utterances']:.0f} with {accuracy['words']:.0f} words."
+            if accuracy
+            else "The weights are random, so there is no WER: speed does not depend on them."
+        ),
         f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
         f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
@@ -218,6 +222,10 @@ def _load_words(row: Row) -> str:
 
 def _split(split: Split) -> str:
     return f"{split.queue:.1f} + {split.input:.1f} + **{split.infer:.1f}** + {split.output:.1f}"
+
+
+def _wer(row: Row) -> str:
+    return "-" if row.wer is None else f"{100 * row.wer:.1f}"
 
 
 def _cpu(row: Row) -> str:

@@ -81,7 +81,7 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     if missing:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
-            target = stack.enter_context(_open_target(grid))
+            target = stack.enter_context(_open_target(grid, scratch))
             sweep = Sweep(
                 grid=grid, out=out, target=target, program=program, scratch=scratch, facts=_find_facts(target, program)
             )
@@ -111,20 +111,32 @@ def _find_result(folder: Path, retry: bool) -> Result | None:
 
 
 @contextlib.contextmanager
-def _open_target(grid: Grid) -> Iterator[Target]:
+def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
     with contextlib.ExitStack() as stack:
         if grid.server is not None:
             urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
         else:
             from carnelian_serving.launcher import Server
 
+            repository = _export_random(grid, scratch / "models") if grid.has_random_weights else grid.repository
             server = stack.enter_context(
-                Server(grid.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+                Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
             )
             urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
         client = grpc.InferenceServerClient(urls["grpc"])
         stack.callback(client.close)
         yield Target(client=client, urls=urls, pid=pid)
+
+
+def _export_random(grid: Grid, repository: Path) -> Path:
+    from carnelian_export.repository import write_model
+
+    from carnelian_perf.infer import load_network
+
+    for name, tested in grid.models.items():
+        assert tested.random_weights is not None
+        write_model(repository, name, *load_network(tested.random_weights))
+    return repository
 
 
 def _find_facts(target: Target, program: Path) -> dict[str, Any]:
@@ -141,12 +153,14 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
         if not _ask(sweep.target, lambda name=name: client.is_model_ready(name)):
             found = ", ".join(entry.name for entry in client.get_model_repository_index().models)
             raise RuntimeError(f"`models` must be served and ready, but {name!r} is not; the server has {found}")
-    accuracy = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model)
-    rates = accuracy.error_rates()
+    accuracy: dict[str, float] = {}
+    if not sweep.grid.has_random_weights:
+        rates = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model).error_rates()
+        accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
     return {
         "backend": client.get_model_config(f"{model}_acoustic").config.backend,
         "stages": [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step],
-        "accuracy": {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words},
+        "accuracy": accuracy,
     }
 
 

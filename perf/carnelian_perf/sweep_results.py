@@ -34,7 +34,8 @@ class Result:
     backend: str
     """Of the acoustic stage."""
     accuracy: dict[str, float]
-    """wer, cer, utterances and words of the manifest's whole clips, through the same server."""
+    """wer, cer, utterances and words of the manifest's whole clips, through the same server; empty of a network with
+    random weights."""
     speech: dict[str, Any]
     """Where the clips are from."""
     others_busy_cores: float

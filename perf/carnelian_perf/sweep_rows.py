@@ -96,9 +96,9 @@ class Row:
         return sum(size * count for size, count in batches.items()) / sum(batches.values())
 
     @property
-    def wer(self) -> float:
-        """Of the model, on the manifest of the sweep."""
-        return self.results[-1].accuracy["wer"]
+    def wer(self) -> float | None:
+        """Of the model, on the manifest of the sweep; None of random weights."""
+        return self.results[-1].accuracy.get("wer")
 
     def _median(self, value: Callable[[Report], float]) -> float:
         return statistics.median(value(report) for report in self.stable)

@@ -52,6 +52,7 @@ def test_repeated_values_are_one_cell(tmp_path):
         (SMALL + "static: {}\nprotocols: [carrier pigeon]\n", "protocols.0"),
         (SMALL + "static: {}\nprotocols: [http]\nserver: {grpc: 'a:1'}\n", "server.http"),
         (SMALL + "files: {concurrency: [], poisson: [0.5]}\n", "files.concurrency"),
+        ("name: small\nmodels: {a: {random_weights: a.yaml}, b: {}}\nstatic: {}\n", "one repository"),
         ("name: small\nmodels: {}\nstatic: {}\n", "models"),
         ("- a list\n", "must be a grid"),
         ("name: [", "must be YAML"),

@@ -83,6 +83,16 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(pr
     assert again.status == "stable"
 
 
+def test_random_weights_are_exported_and_served(program, make_grid, tmp_path):
+    config = MANIFEST.parents[2] / "training/configs/quartznet_demo.yaml"
+    (result,) = run_grid(
+        make_grid(server=None, models={"quartznet_demo": {"random_weights": config}}, static={"batches": [2]}), tmp_path
+    )
+    assert result.status == "stable", result.reason
+    assert result.accuracy == {}
+    assert result.cpu_ms_per_clip > 0
+
+
 def test_wrong_transcript_fails_the_cell(program, server, tmp_path):
     cuts = cut_equal(MANIFEST, 1.0, 2, "flac")
     client = grpc.InferenceServerClient(server.grpc_url)
