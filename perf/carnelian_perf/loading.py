@@ -17,7 +17,7 @@ from carnelian_training.defects import Limits
 from carnelian_training.loading import Batch, load, plan_epoch, trainable
 from carnelian_training.manifest import read_manifest
 from carnelian_training.optim import build_optimizer
-from carnelian_training.train import forward
+from carnelian_training.transcription import forward
 
 from carnelian_perf.machine import describe_machine, find_commit, find_versions
 

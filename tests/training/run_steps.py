@@ -29,7 +29,8 @@ def main(steps: int, paths: list[str]) -> None:
                 state.step += 1
                 parts += share.parts
                 empty += len(share.clips) < process.size
-            statistics = float(state.model.blocks[-1].sub_blocks[-1].norm.running_mean.sum())
+            buffers = state.model.named_buffers()
+            statistics = sum(float(buffer.sum()) for name, buffer in buffers if name.endswith("running_mean"))
             if process.leads:
                 found = {"losses": losses, "parts": parts, "empty": empty, "statistics": statistics}
                 sys.stdout.write(json.dumps(found) + "\n")

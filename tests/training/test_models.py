@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import build_model
+from carnelian_training.checkpoint import build_network
 from carnelian_training.config import load_config
 from carnelian_training.models import masked, network
 from carnelian_training.models.blocks import StageConfig
@@ -48,12 +48,15 @@ MODELS = {"quartznet": tiny, "quartznet, two frames": lambda: tiny(head_frames=2
         ("quartznet_5x3", 6_407_005, 2),  # 6.4 M in the paper's results for WSJ
         ("jasper_10x5dr", 332_632_349, 2),  # as NVIDIA's "Jasper Large"
         ("quartznet_demo", 3_235_578, 2),
+        ("wav2vec2_base", 95_044_608, 320),  # as facebook/wav2vec2-base
+        ("wav2vec2_large", 317_390_592, 320),  # as facebook/wav2vec2-large-lv60
+        ("wav2vec2_base_100h", 94_394_013, 320),  # 32 rows of the head in transformers, 29 here
     ],
 )
 def test_parameter_counts(name, parameters, stride):
     config = load_config(CONFIGS / f"{name}.yaml")
     with torch.device("meta"):
-        assert sum(p.numel() for p in build_model(config).parameters()) == parameters
+        assert sum(p.numel() for p in build_network(config).parameters()) == parameters
     assert config.model.stride == stride
 
 

@@ -24,6 +24,18 @@ def test_the_exponential_schedule_is_nvidias(tiny_config):
     assert found == pytest.approx([0.1, 0.1, 0.1 * 0.981, 0.1 * 0.981**2, 0.01])
 
 
+def test_linear_falls_to_the_end(tiny_config):
+    found = rates(tiny_config, (9, 10, 70, 130, 500), schedule="linear", min_lr=0.0)
+    assert found == pytest.approx([0.1, 0.1, 0.05, 0.0, 0.0])
+
+
+def test_tri_stage_is_fairseqs(tiny_config):
+    settings = {"hold_steps": 20, "schedule": "tri_stage", "start_share": 0.01}
+    found = rates(tiny_config, (0, 4, 9, 29, 30, 80, 130, 500), **settings)
+    expected = [0.0109, 0.0505, 0.1, 0.1, 0.1, 0.1 * 0.05**0.5, 0.005, 0.005]
+    assert found == pytest.approx(expected)
+
+
 def test_another_batch_scales_the_rate_by_the_square_root(tiny_config):
     assert rates(tiny_config, (50,), lr_batch_s=tiny_config.data.batch_s / 4, hold_steps=100) == pytest.approx([0.2])
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
 from carnelian_training.features import FeatureSettings
-from carnelian_training.front_end import channels
+from carnelian_training.front_end import Features, channels
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
@@ -157,11 +157,17 @@ class OptimizerConfig:
     """The `data.batch_s` that `lr` is meant for; with another one it is scaled by the square root of their ratio, as
     suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). None: `lr` as it is."""
     betas: tuple[float, float] = (0.95, 0.0)
+    eps: float = 1e-8
+    """Of AdamW."""
     weight_decay: float = 1e-3
     warmup_steps: int = 1000
     hold_steps: int = 0
-    schedule: Literal["cosine", "exponential"] = "cosine"
-    """Cosine falls to `min_lr` at `loop.steps`; exponential by `decay` every `decay_steps`, but not below `min_lr`."""
+    schedule: Literal["cosine", "linear", "exponential", "tri_stage"] = "cosine"
+    """Cosine and linear fall to `min_lr` at `loop.steps`; exponential by `decay` every `decay_steps`, but not below
+    `min_lr`; tri-stage, fairseq's, exponentially to `final_share` of `lr` at `loop.steps`."""
+    start_share: float = 0.0
+    """Of `lr`, where the warm-up begins."""
+    final_share: float = 0.05
     decay: float = 0.981
     """As in NVIDIA's recipes, where it is per epoch."""
     decay_steps: int = 1000
@@ -183,7 +189,10 @@ class OptimizerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, but is {value}")
-        check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm")
+        check_probability("start_share", self.start_share)
+        if not 0 < self.final_share <= 1:
+            raise ValueError(f"`final_share` must be above 0 and at most 1, but is {self.final_share}")
+        check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm", "eps")
         check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
 
 
@@ -255,11 +264,6 @@ class LoopConfig:
         check_not_negative(self, "max_skipped_steps")
 
 
-def _kind_of_features(found: Any) -> str:
-    name = found.get("name", "log_mel") if isinstance(found, dict) else getattr(found, "name", "log_mel")
-    return str(name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that makes a model. Written beside and into each checkpoint."""
@@ -270,10 +274,7 @@ class Config:
     """The architecture that `model.name` says."""
     labels: tuple[str, ...] = LABELS
     """One character each; the CTC blank comes after the last and is not listed."""
-    features: Annotated[
-        Annotated[FeatureSettings, Tag("log_mel")] | Annotated[WaveformSettings, Tag("waveform")],
-        Discriminator(_kind_of_features),
-    ] = field(default_factory=FeatureSettings)
+    features: Features = field(default_factory=FeatureSettings)
     """Log-mel, or `name: waveform`, which wav2vec 2.0 has by default."""
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -357,7 +358,8 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
 def _inherit(tree: dict[str, Any]) -> None:
     """Complete the tree of a fine-tuning by what its checkpoint says of the network."""
     init = tree.get("init")
-    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str):
+    is_complete = {"model", "labels", "features"} <= tree.keys()
+    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not is_complete:
         from carnelian_training.checkpoint import load  # which needs this module
 
         source = config_to_dict(load(Path(init["checkpoint"]))[0])

@@ -19,7 +19,8 @@ SILENT_RMS = 10 ** (-90 / 20)
 class Limits:
     """What a clip to train on must keep."""
 
-    labels: frozenset[str]
+    labels: frozenset[str] | None
+    """None: transcripts are not read."""
     hop_samples: int
     output_frames: Callable[[int], int]
     """Output frames of the network for a clip's frames of features."""
@@ -31,8 +32,8 @@ class Limits:
     @classmethod
     def of(cls, config: Config) -> "Limits":
         """Those of a configuration."""
-        hop_samples = config.features.hop_samples
-        return cls._of(config.labels, hop_samples, config.model.output_frames, config.data, config.augment)
+        labels, hop_samples = config.labels if config.pretraining is None else None, config.features.hop_samples
+        return cls._of(labels, hop_samples, config.model.output_frames, config.data, config.augment)
 
     @classmethod
     def by_default(cls) -> "Limits":
@@ -42,14 +43,15 @@ class Limits:
     @classmethod
     def _of(
         cls,
-        labels: tuple[str, ...],
+        labels: tuple[str, ...] | None,
         hop_samples: int,
         output_frames: Callable[[int], int],
         data: DataConfig,
         augment: AugmentConfig,
     ) -> "Limits":
         durations_s = data.min_duration_s, data.max_duration_s
-        return cls(frozenset(labels), hop_samples, output_frames, *durations_s, augment.fastest)
+        letters = None if labels is None else frozenset(labels)
+        return cls(letters, hop_samples, output_frames, *durations_s, augment.fastest)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def duration_defect(clip: Clip, limits: Limits) -> str | None:
 
 def text_defect(clip: Clip, limits: Limits) -> str | None:
     """A transcript that cannot be spelt with the labels."""
+    if limits.labels is None:
+        return None
     if not clip.text.strip():
         return "empty transcript"
     unknown = set(clip.text) - limits.labels
@@ -89,6 +93,8 @@ def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
 
     Each character takes an output frame, and a pair of equal neighbours one more, for the blank between them.
     """
+    if limits.labels is None:
+        return None
     needed = len(clip.text) + sum(a == b for a, b in zip(clip.text, clip.text[1:], strict=False))
     found = limits.output_frames(frames)
     if needed <= found:

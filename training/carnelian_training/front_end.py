@@ -1,15 +1,28 @@
 """Which features a model takes: log-mel for the convolutional ones, the waveform for wav2vec 2.0."""
 
 from types import ModuleType
+from typing import Annotated, Any
 
 from nvidia.dali import fn
 from nvidia.dali.pipeline import DataNode
+from pydantic import Discriminator, Tag
 
 from carnelian_training import features, waveform
 from carnelian_training.features import FeatureSettings
 from carnelian_training.waveform import WaveformSettings
 
 FrontEnd = FeatureSettings | WaveformSettings
+
+
+def _kind(found: Any) -> str:
+    name = found.get("name", "log_mel") if isinstance(found, dict) else getattr(found, "name", "log_mel")
+    return str(name)
+
+
+Features = Annotated[
+    Annotated[FeatureSettings, Tag("log_mel")] | Annotated[WaveformSettings, Tag("waveform")], Discriminator(_kind)
+]
+"""As a configuration has them: log-mel, which has no name in files, or `name: waveform`."""
 
 
 def channels(settings: FrontEnd) -> int:

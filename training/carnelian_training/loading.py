@@ -105,7 +105,7 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
             reason = "duration"
         elif defect := text_defect(clip, limits):
             reason = defect.partition(":")[0]
-            unknown.setdefault(reason, set()).update(set(clip.text) - limits.labels)
+            unknown.setdefault(reason, set()).update(set(clip.text) - (limits.labels or set()))
         elif alignment_defect(clip, planned_frames(clip, limits), limits):
             reason = "a transcript longer than CTC can align"
         else:
@@ -130,11 +130,22 @@ def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[I
     sounds = Sounds.find(config.augment)
     items = [Item(clip, _draw_speed(config.augment, draw), draw.getrandbits(63)) for clip in clips]
     items = [replace(item, disturbance=sounds.draw(config.augment, draw)) for item in items]
+    if config.pretraining is not None:
+        items = [crop(item, config.pretraining.crop_s, draw) for item in items]
     # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
     draw.shuffle(batches)
     return batches
+
+
+def crop(item: Item, longest_s: float, draw: random.Random) -> Item:
+    """A random stretch of a clip that is longer."""
+    cut_s = longest_s * item.speed
+    if item.clip.duration <= cut_s:
+        return item
+    offset = (item.clip.offset or 0.0) + draw.uniform(0.0, item.clip.duration - cut_s)
+    return replace(item, clip=replace(item.clip, duration=cut_s, offset=offset))
 
 
 def deal(

@@ -72,7 +72,7 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
     ]
     if optimizer.name == "novograd":
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
-    return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, fused=True)
+    return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
 
 
 def learning_rate(config: Config, step: int) -> float:
@@ -82,12 +82,17 @@ def learning_rate(config: Config, step: int) -> float:
     if optimizer.lr_batch_s is not None:
         peak *= math.sqrt(config.data.batch_s / optimizer.lr_batch_s)
     if step < optimizer.warmup_steps:
-        return peak * (step + 1) / optimizer.warmup_steps
+        share = (step + 1) / optimizer.warmup_steps
+        return peak * (optimizer.start_share + (1 - optimizer.start_share) * share)
     start = optimizer.warmup_steps + optimizer.hold_steps
     decaying = max(0, step - start)
     if optimizer.schedule == "exponential":
         return max(optimizer.min_lr, peak * math.pow(optimizer.decay, decaying / optimizer.decay_steps))
     progress = min(1.0, decaying / max(1, config.loop.steps - start))
+    if optimizer.schedule == "tri_stage":
+        return peak * math.pow(optimizer.final_share, progress)
+    if optimizer.schedule == "linear":
+        return optimizer.min_lr + (peak - optimizer.min_lr) * (1 - progress)
     return optimizer.min_lr + (peak - optimizer.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 

@@ -43,7 +43,8 @@ def draw(metrics: Path, target: Path) -> None:
     figure = Figure(figsize=(7, 5 if evaluations else 2.8), layout="constrained")
     panels = figure.subplots(2 if evaluations else 1, sharex=True, squeeze=False)[:, 0]
     panels[0].plot(*zip(*losses, strict=True) if losses else ([], []), color="tab:blue", linewidth=1)
-    panels[0].set_ylabel("CTC loss per character")
+    is_pretraining = any("accuracy" in record for record in records)
+    panels[0].set_ylabel("loss per hidden frame" if is_pretraining else "CTC loss per character")
     if evaluations:
         for name, label, style in (("dev_wer", "WER", "tab:red"), ("dev_cer", "CER", "tab:orange")):
             points = [(record["step"], record[name]) for record in evaluations]

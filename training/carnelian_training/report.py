@@ -109,6 +109,14 @@ class Report:
         self._record(record)
         return record
 
+    def record(self, step: int, found: dict[str, Any]) -> dict[str, Any]:
+        """Record what an evaluation without transcripts found, and return the record."""
+        record = {"step": step, **found}
+        if self.enabled:
+            self._say(" ".join(f"{key}={value:<8.5g}" for key, value in record.items()))
+            self._record(record)
+        return record
+
     def close(self) -> None:
         """Draw the run's curves."""
         if not self.enabled:

@@ -47,7 +47,8 @@ class State:
     epoch: int = 0
     batch: int = 0
     """Steps of the epoch that are done."""
-    best_wer: float = float("inf")
+    best_error: float = float("inf")
+    """The smallest dev WER, in pre-training the smallest share of hidden frames that were not told from others."""
     skipped_clips: int = 0
     """Clips, counted each time, that could not be learnt from."""
     skipped_steps: int = 0
@@ -126,7 +127,7 @@ class State:
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
-            "best_wer": self.best_wer,
+            "best_wer": self.best_error,
             "skipped_clips": self.skipped_clips,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -146,7 +147,7 @@ class State:
         if training.get("scaler"):  # empty unless the run was in float16
             self.scaler.load_state_dict(training["scaler"])
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
-        self.best_wer = training["best_wer"]
+        self.best_error = training["best_wer"]
         for counter in ("skipped_clips", "skipped_steps", "skipped_in_a_row"):
             setattr(self, counter, training.get(counter, 0))
 

@@ -1,25 +1,24 @@
 """The training run, top to bottom: clips -> batches -> loss -> step, with evaluation and checkpoints in between.
 
 In: a :class:`Config` and a folder. Out, in that folder: `<name>.yaml` (the resolved configuration), `<name>-<step>.pt`
-(all that resuming needs), `<name>.pt` (the best weights by dev WER) and what `report.py` writes.
+(all that resuming needs), `<name>.pt` (the best weights by dev WER, in pre-training by accuracy) and what `report.py`
+writes.
 """
 
 import logging
 import math
 import signal
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 import torch
 import yaml
 from torch import Tensor
-from torch.nn import functional as F
 
-from carnelian_training import checkpoint, finetune
-from carnelian_training.augment import spec_augment, warp_frequency
+from carnelian_training import checkpoint, contrastive, finetune
 from carnelian_training.config import Config, config_to_dict
 from carnelian_training.defects import Limits
 from carnelian_training.distributed import joined
@@ -28,16 +27,14 @@ from carnelian_training.interruption import Interruption
 from carnelian_training.loading import Batch, Item, deal, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.report import Report
-from carnelian_training.span_masks import channel_mask, time_mask
 from carnelian_training.state import State, new_state, resume, write
+from carnelian_training.transcription import Transcription
 from carnelian_training.validate import check_for_evaluation
 
 logger = logging.getLogger(__name__)
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -57,9 +54,11 @@ class Outcome:
     """What became of a step, the same in all processes."""
 
     loss: float
-    """Per character."""
+    """Per character; in pre-training per hidden frame."""
     grad_norm: float
     lr: float
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What else there is to report, where the step is logged."""
 
     @property
     def is_finite(self) -> bool:
@@ -77,10 +76,6 @@ def train(config: Config, directory: Path) -> None:
         RuntimeError: A dev clip is bad, all training clips are, or too many steps in a row were not finite.
         SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
-    if config.pretraining is not None:
-        raise ValueError(
-            "`pretraining` must be absent: networks in pre-training are imported, but cannot be trained yet"
-        )
     clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
     clips = trainable(clips, config)
     if not clips:
@@ -94,7 +89,7 @@ def train(config: Config, directory: Path) -> None:
             logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
             return
         if process.leads:
-            if config.data.dev is not None and not state.step:
+            if config.data.dev is not None and not state.step and config.pretraining is None:
                 check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
             directory.mkdir(parents=True, exist_ok=True)
             resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
@@ -110,7 +105,9 @@ def train(config: Config, directory: Path) -> None:
             report.add(outcome.loss, len(share.clips), sum(item.duration_s for item in share.clips))
             if state.step % config.loop.log_every_steps == 0:
                 skipped = {"skipped_clips": state.skipped_clips, "skipped_steps": state.skipped_steps}
-                report.log(state.step, state.epoch, lr=outcome.lr, grad_norm=outcome.grad_norm, **skipped)
+                report.log(
+                    state.step, state.epoch, lr=outcome.lr, grad_norm=outcome.grad_norm, **outcome.measured, **skipped
+                )
             stop, is_late = process.any(interruption.signal is not None, state.is_late(config))
             if not stop and state.looks(config):
                 look(state, config, directory, report)
@@ -172,30 +169,32 @@ def optimise(state: State, share: Share, config: Config) -> Outcome | None:
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
     state.optimizer.zero_grad()
-    planned = sum(len(item.clip.text) for item in share.clips)
-    heard = torch.zeros(2, dtype=torch.int64)  # characters, and clips left out
+    task = objective(state, config)
+    planned = task.planned(share.clips)
+    heard = torch.zeros(2, dtype=torch.int64)  # characters or hidden frames, and clips left out
     total = torch.zeros((), device=process.device)
     losses: list[tuple[Sequence[Item], Tensor]] = []
-    for part, batch in enumerate(share.batches, start=1):
+    for part, batch in enumerate(task.batches(share.batches, share.parts), start=1):
         with process.gathering(network, part == share.parts):
-            clip_losses = forward(network, batch, config)
+            clip_losses, weight = task.losses(network, batch)
             loss = clip_losses.sum() / planned
             # Gradients are averaged over the processes, but their sum is the gradient of the mean over characters.
             state.scaler.scale(loss * process.size).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
         losses.append((batch.items, clip_losses.detach()))
-        heard += torch.tensor([sum(len(item.clip.text) for item in batch.items), len(batch.skipped)])
-    characters, left_out = process.total(heard).tolist()
+        heard += torch.tensor([weight, len(batch.skipped)])
+    weights, left_out = process.total(heard).tolist()
     state.skipped_clips += left_out
-    if not characters:
+    if not weights:
         return None
-    correction = planned / characters  # clips that could not be read are known only now
+    correction = planned / weights  # clips that could not be read are known only now
     state.scaler.unscale_(state.optimizer)
     grad_norm = clip_gradients(state.model, config.optimizer.max_grad_norm, correction)
     loss_value, norm_value = torch.stack(
         [process.total(total) * correction, grad_norm]
     ).tolist()  # the one wait for the device
-    outcome = Outcome(loss_value, norm_value, lr)
+    measured = task.measured() if (state.step + 1) % config.loop.log_every_steps == 0 else {}
+    outcome = Outcome(loss_value, norm_value, lr, measured)
     if outcome.is_finite:
         state.optimizer.step()
         state.took_step()
@@ -208,36 +207,12 @@ def optimise(state: State, share: Share, config: Config) -> Outcome | None:
     return outcome
 
 
-def forward(network: torch.nn.Module, batch: Batch, config: Config) -> Tensor:
-    """The CTC loss of each clip, [batch] float32, by an augmented batch."""
-    device = next(network.parameters()).device
-    inputs = augmented(batch, config, device)
-    targets, target_lengths = batch.targets(config.labels)
-    precision = AUTOCAST.get(config.loop.precision)
-    with torch.autocast(device.type, precision, enabled=precision is not None):
-        log_probs, lengths = network(**inputs)
-    return F.ctc_loss(
-        log_probs.transpose(0, 1),
-        targets.to(device),
-        lengths,
-        target_lengths.to(device),
-        blank=len(config.labels),
-        reduction="none",
-    )
-
-
-def augmented(batch: Batch, config: Config, device: torch.device) -> dict[str, Tensor]:
-    """What the network is called with: features, lengths and, for wav2vec 2.0, what it is to hide from itself."""
-    inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
-    if not isinstance(config.model, Wav2Vec2Config):
-        features = warp_frequency(inputs["features"], config.augment, batch.seeds)
-        return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, batch.seeds)}
-    frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]
-    masks = {
-        "time_mask": time_mask(frames, max(1, *frames), config.augment.spans, batch.seeds),
-        "channel_mask": channel_mask(config.model.width, config.augment.spans, batch.seeds),
-    }
-    return inputs | {name: mask.to(device) for name, mask in masks.items() if mask is not None}
+def objective(state: State, config: Config) -> Transcription | contrastive.Contrastive:
+    """What the next step learns."""
+    if config.pretraining is None:
+        return Transcription(config)
+    assert isinstance(state.model, Wav2Vec2Pretraining)
+    return contrastive.Contrastive(state.model, config, state.step, state.process)
 
 
 def skip(state: State, outcome: Outcome, clips: Sequence[Item], config: Config) -> None:
@@ -271,9 +246,14 @@ def look(state: State, config: Config, directory: Path, report: Report) -> None:
     state.settle(config)
     if config.data.dev is None:
         return
-    assert isinstance(state.best_model, CtcNetwork)
-    evaluation = evaluate(state.best_model, config, config.data.dev, state.process)
-    record = report.evaluated(state.step, evaluation)
-    if state.process.leads and record["dev_wer"] < state.best_wer:
-        state.best_wer = record["dev_wer"]
+    if isinstance(state.best_model, Wav2Vec2Pretraining):
+        found = contrastive.evaluate(state.best_model, config, config.data.dev, state.process)
+        record = report.record(state.step, found)
+        error = 1 - record["dev_accuracy"]
+    else:
+        assert isinstance(state.best_model, CtcNetwork)
+        record = report.evaluated(state.step, evaluate(state.best_model, config, config.data.dev, state.process))
+        error = record["dev_wer"]
+    if state.process.leads and error < state.best_error:
+        state.best_error = error
         checkpoint.save(directory / f"{config.name}.pt", config, state.best_model.state_dict(), results=record)

@@ -1,0 +1,226 @@
+"""Pre-training of wav2vec 2.0, through the loop that trains everything."""
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_training import contrastive, finetune
+from carnelian_training.checkpoint import CheckpointError, build_model, load, load_model
+from carnelian_training.config import ConfigError, config_from_dict, config_to_dict
+from carnelian_training.distributed import Process
+from carnelian_training.loading import Item, crop, trainable
+from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.models.pretraining import (
+    PretrainingConfig,
+    Quantiser,
+    draw_others,
+    gumbel_noise,
+    hidden_frames,
+)
+from carnelian_training.state import new_state
+from carnelian_training.train import optimise, shares, train
+
+CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+CPU = Process(torch.device("cpu"))
+SETTINGS = PretrainingConfig(groups=2, codes=8, code_width=8, width=6, negatives=10)
+
+
+@pytest.fixture(scope="module")
+def config():
+    """A few thousand parameters, no dropout, six clips in one step."""
+    model = {"name": "wav2vec2", "conv_channels": [16, 16, 16], "conv_kernels": [10, 8, 4], "conv_strides": [8, 8, 4]}
+    model |= {"width": 24, "layers": 2, "heads": 2, "feed_forward": 32, "position_kernel": 16, "position_groups": 2}
+    model |= {"dropout": 0.0, "attention_dropout": 0.0}
+    pretraining = {"groups": 2, "codes": 16, "code_width": 16, "width": 12, "negatives": 20, "crop_s": 3.0}
+    pretraining |= {"feature_dropout": 0.0, "diversity_weight": 5.0, "temperature": [2.0, 0.5]}
+    tree = {
+        "name": "tiny",
+        "model": model,
+        "pretraining": pretraining,
+        "data": {"train": [{"path": str(CLIPS)}], "dev": str(CLIPS), "batch_s": 40, "num_threads": 1},
+        "augment": {"speed": [1.0, 1.0], "spans": {"time_probability": 0.5}},
+        "optimizer": {"name": "adamw", "lr": 0.005, "betas": [0.9, 0.98], "warmup_steps": 2, "max_grad_norm": 25.0},
+        "loop": {"steps": 4, "log_every_steps": 1, "evaluate_every_steps": 4, "checkpoint_every_steps": 2},
+    }
+    return config_from_dict(tree, "here")
+
+
+def changed(config, **sections):
+    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
+    return dataclasses.replace(config, **parts)
+
+
+def steps(config, count):
+    state = new_state(config, CPU)
+    outcomes = []
+    for share in islice(shares(read_manifest(CLIPS), config, state), count):
+        outcomes.append((share.parts, optimise(state, share, config)))
+        state.step += 1
+    return outcomes, state
+
+
+def test_a_step_is_the_same_however_its_clips_are_dealt_out(config):
+    whole, one = steps(config, 2)
+    parted, many = steps(changed(config, data={"device_batch_s": 3.0}), 2)
+    assert [parts for parts, _ in whole] == [1, 1]
+    assert [parts for parts, _ in parted] == [6, 6]
+    for (_, first), (_, second) in zip(whole, parted, strict=True):
+        assert second.loss == pytest.approx(first.loss, abs=1e-5)
+        assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-4)
+        assert second.measured == pytest.approx(first.measured, abs=2e-4)
+    for name, tensor in one.model.state_dict().items():
+        torch.testing.assert_close(many.model.state_dict()[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_processes_and_parts_make_no_difference(config, tmp_path):
+    # NovoGrad, for AdamW makes whole steps out of gradients that are nothing but rounding.
+    config = changed(config, optimizer={"name": "novograd", "betas": (0.95, 0.0)})
+    paths = [tmp_path / "whole.json", tmp_path / "parts.json"]
+    paths[0].write_text(json.dumps(config_to_dict(config)))
+    paths[1].write_text(json.dumps(config_to_dict(changed(config, data={"device_batch_s": 3.0}))))
+    script = [str(Path(__file__).parent / "run_steps.py"), "3", *map(str, paths)]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    found = []
+    for start in ([], launch):
+        done = subprocess.run([sys.executable, *start, *script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found += map(json.loads, done.stdout.splitlines())
+    assert len(found) == 4
+    for other in found[1:]:
+        assert other["losses"] == pytest.approx(found[0]["losses"], abs=1e-5)
+
+
+def test_the_diversity_term_has_the_gradient_of_the_whole_steps_mean():
+    torch.manual_seed(0)
+    logits = torch.randn(30, 2, 8, requires_grad=True)
+    probabilities = logits.softmax(2)
+    mean = probabilities.mean(0)
+    direct = (16 - contrastive.perplexity(mean)) / 16
+    (expected,) = torch.autograd.grad(direct, logits, retain_graph=True)
+    value, slope = contrastive.unevenness(mean)
+    assert float(value) == pytest.approx(direct.item())
+    found = torch.zeros_like(logits)
+    for part in torch.split(probabilities, 7):  # parts of different sizes
+        found += torch.autograd.grad((part * slope).sum() / 30, logits, retain_graph=True)[0]
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-4)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, tmp_path):
+    config = changed(config, optimizer={"ema": 0.9}, model={"dropout": 0.1, "layer_drop": 0.3})
+    train(config, tmp_path / "whole")
+    train(changed(config, loop={"steps": 2}), tmp_path / "parts")
+    train(config, tmp_path / "parts")
+    records = [
+        [
+            {name: value for name, value in json.loads(line).items() if not name.endswith("_per_s")}
+            for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in ("whole", "parts")
+    ]
+    assert records[0] == [record for record in records[1] if record["step"] != 2 or "loss" in record]
+    whole, parts = (load(tmp_path / run / "tiny-00000004.pt")[1]["weights"] for run in ("whole", "parts"))
+    for name, tensor in whole.items():
+        assert torch.equal(parts[name], tensor), name
+    logged = {name for record in records[0] for name in record}
+    assert {"accuracy", "perplexity", "codes_used", "contrastive_loss", "temperature", "dev_accuracy"} <= logged
+    with pytest.raises(CheckpointError, match="knows no letters yet"):
+        load_model(tmp_path / "whole" / "tiny.pt")
+
+
+def test_fine_tuning_starts_from_the_body(config, tmp_path):
+    train(changed(config, loop={"steps": 1, "evaluate_every_steps": 1}), tmp_path)
+    tree = config_to_dict(config) | {"pretraining": None}
+    tree["init"] = {"checkpoint": str(tmp_path / "tiny.pt"), "freeze": [{"stages": "body", "until_step": 2}]}
+    tuned = config_from_dict(tree, "here")
+    model = build_model(tuned)
+    head = model.head.weight.clone()
+    finetune.start_from_checkpoint(model, tuned)
+    weights = load(tmp_path / "tiny.pt")[1]["weights"]
+    assert torch.equal(model.head.weight, head)
+    for name, tensor in model.state_dict().items():
+        assert name.startswith("head.") or torch.equal(tensor, weights[name]), name
+    finetune.freeze(model, tuned, 0)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
+    finetune.freeze(model, tuned, 2)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_transcripts_are_not_read(config):
+    clips = [Clip(Path("a.wav"), 5.0, ""), Clip(Path("b.wav"), 5.0, "Ünlesbar 123" * 99), Clip(Path("c.wav"), 0.1, "")]
+    assert trainable(clips, config) == clips[:2]
+
+
+def test_long_clips_are_cropped_at_random():
+    draw = random.Random(1)
+    clip = Clip(Path("a.wav"), 10.0, "", offset=2.0)
+    assert crop(Item(clip), 15.0, draw).clip == clip
+    crops = [crop(Item(clip, speed=1.25), 4.0, draw) for _ in range(50)]
+    assert {item.duration_s for item in crops} == {4.0}
+    offsets = [item.clip.offset for item in crops]
+    assert min(offsets) < 3.0
+    assert 6.0 < max(offsets) <= 7.0  # 5 s of the file, which begin within it at most 5 s after its own beginning
+
+
+def test_hidden_frames_are_compared_with_others_of_the_same_clip_alone():
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    index, real = hidden_frames(mask)
+    assert index[0].tolist() == [1, 2, 4, 5]
+    assert index[1, 0] == 3
+    assert real.sum(1).tolist() == [4, 1, 0]
+
+    def draws():
+        return [torch.Generator().manual_seed(seed) for seed in (1, 2, 3)]
+
+    others = draw_others(draws(), real, 200)
+    for i in range(4):
+        assert set(others[0, i].tolist()) == {0, 1, 2, 3} - {i}
+    alone = draw_others([torch.Generator().manual_seed(1)], real[:1], 200)
+    assert torch.equal(others[:1], alone)
+    noise = gumbel_noise(draws(), real, SETTINGS)
+    assert torch.equal(noise[:1], gumbel_noise(draws()[:1], real[:1], SETTINGS))
+    assert noise[0].abs().min() > 0
+    assert not noise[1, 1:].any()
+
+
+def test_the_quantiser_chooses_codes_and_learns_through_the_soft_choice():
+    torch.manual_seed(0)
+    quantiser = Quantiser(4, SETTINGS)
+    x = torch.randn(2, 5, 4)
+    codes = quantiser(x, 1.0, None)
+    logits = quantiser.choose(x).view(2, 5, 2, 8)
+    assert torch.equal(codes.ids, logits.argmax(3))
+    expected = quantiser.vectors[torch.arange(2), codes.ids].flatten(2)
+    torch.testing.assert_close(codes.vectors, expected)
+    noisy = quantiser(x, 0.5, torch.randn(2, 5, 2, 8))
+    noisy.vectors.square().sum().backward()
+    assert quantiser.choose.weight.grad.abs().sum() > 0
+
+
+def test_the_temperature_falls():
+    settings = PretrainingConfig(temperature=(2.0, 0.5), temperature_decay=0.5)
+    assert [settings.temperature_at(step) for step in range(4)] == [2.0, 1.0, 0.5, 0.5]
+    with pytest.raises(ValueError, match="`temperature` must fall"):
+        PretrainingConfig(temperature=(0.5, 2.0))
+    with pytest.raises(ValueError, match="`groups` must divide `code_width`"):
+        PretrainingConfig(groups=3)
+
+
+def test_pretraining_needs_wav2vec2_and_hidden_frames(config, tiny_config):
+    for tree in (config_to_dict(config) | {"augment": {}}, config_to_dict(tiny_config) | {"pretraining": {}}):
+        with pytest.raises(ConfigError, match="`pretraining` must be of wav2vec2 and with"):
+            config_from_dict(tree, "here")
+
+
+def test_evaluation_does_not_depend_on_the_batch(config):
+    state = new_state(config, CPU)
+    one = contrastive.evaluate(state.model, config, CLIPS, CPU)
+    other = contrastive.evaluate(state.model, changed(config, data={"device_batch_s": 5.0}), CLIPS, CPU)
+    assert one == pytest.approx(other, abs=2e-4)
+    assert 0 <= one["dev_accuracy"] <= 1
+    assert 1 <= one["dev_codes_used"] <= 32

@@ -1,0 +1,163 @@
+"""What pre-training learns: to tell hidden frames from others. Its loss over a step, and its evaluation.
+
+The loss is a sum over clips but for one term: how evenly a step uses the codes is told by the mean over all its parts
+and processes. It is found first, without gradients; the term is then linear in each clip, with the same gradient.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from carnelian_training.config import Config
+from carnelian_training.distributed import Process
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.loading import Batch, Item, group, load
+from carnelian_training.manifest import read_manifest
+from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
+from carnelian_training.transcription import AUTOCAST, augmented
+
+
+class Contrastive:
+    """The loss of one step, which the loop divides by the hidden frames of all parts and processes.
+
+    Args:
+        model: the network itself, where the loop may have wrapped it.
+        config: of the run.
+        step: from 0.
+        process: this one.
+    """
+
+    def __init__(self, model: Wav2Vec2Pretraining, config: Config, step: int, process: Process) -> None:
+        assert config.pretraining is not None
+        self.model, self.config, self.settings = model, config, config.pretraining
+        self.step, self.process = step, process
+        self.part = 0
+        self.mean_usage: Tensor | None = None
+        self.sums = torch.zeros(3, device=process.device)  # loss, hits, hidden frames
+        self.codes = torch.zeros(2, self.settings.groups, self.settings.codes, device=process.device)
+
+    def planned(self, clips: Sequence[Item]) -> float:
+        """About as many frames as will be hidden; the loop corrects it by those that were."""
+        return sum(item.duration_s for item in clips) * SAMPLE_RATE_HZ / self.config.model.stride / 2
+
+    def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
+        """The parts of this process; where there are several, all are looked at first, for the use of codes."""
+        if parts == 1:
+            return batches
+        batches = list(batches)
+        total = torch.zeros(self.settings.groups * self.settings.codes + 1, device=self.process.device)
+        with torch.no_grad():
+            for part, batch in enumerate(batches, start=1):
+                self._seed(part)
+                with self._autocast():
+                    usage, hidden = self.model.usage(**augmented(batch, self.config, self.process.device))
+                total += torch.cat([usage.flatten(), hidden[None]])
+        self.mean_usage = self._mean(total)
+        return batches
+
+    def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """The loss of each clip, [batch] float32, and the hidden frames of all."""
+        self.part += 1
+        self._seed(self.part)
+        inputs = augmented(batch, self.config, self.process.device)
+        temperature = self.settings.temperature_at(self.step)
+        with self._autocast():
+            contrast: Contrast = network(**inputs, seeds=batch.seeds, temperature=temperature)
+        self._count(contrast)
+        mean = self.mean_usage
+        if mean is None:
+            usage, hidden = contrast.usage.detach().sum(0), contrast.hidden.sum()
+            mean = self._mean(torch.cat([usage.flatten(), hidden[None]]))
+        value, slope = unevenness(mean)
+        # Over the whole step the second term adds up to nothing; it is there for its gradient.
+        linear = (contrast.usage * slope).sum((1, 2)) - contrast.hidden * (mean * slope).sum()
+        diversity = self.settings.diversity_weight * (contrast.hidden * value + linear)
+        penalty = self.settings.penalty_weight * contrast.penalty * contrast.hidden
+        return contrast.loss + diversity + penalty, int(inputs["time_mask"].sum())
+
+    def measured(self) -> Mapping[str, float]:
+        """Accuracy, the contrastive loss alone, and what is used of the codes."""
+        total = self.process.total(torch.cat([self.sums, self.codes.flatten()]))
+        return figures(total[:3], total[3:].view_as(self.codes)) | {
+            "temperature": self.settings.temperature_at(self.step)
+        }
+
+    def _seed(self, part: int) -> None:
+        """Let dropout draw the same whenever a part is run."""
+        word = f"{self.config.loop.seed}/{self.step}/{self.process.rank}/{part}"
+        torch.manual_seed(zlib.crc32(word.encode()))
+
+    def _autocast(self) -> torch.autocast:
+        precision = AUTOCAST.get(self.config.loop.precision)
+        return torch.autocast(self.process.device.type, precision, enabled=precision is not None)
+
+    def _mean(self, total: Tensor) -> Tensor:
+        """[groups, codes] of this process's sums and hidden frames, over all processes."""
+        total = self.process.total(total)
+        return (total[:-1] / total[-1].clamp(min=1)).view(self.settings.groups, self.settings.codes)
+
+    def _count(self, contrast: Contrast) -> None:
+        found = [tensor.detach().sum() for tensor in (contrast.loss, contrast.hits, contrast.hidden)]
+        self.sums += torch.stack(found)
+        self.codes += torch.stack([contrast.usage.detach().sum(0), contrast.chosen.detach().sum(0)])
+
+
+@torch.enable_grad()
+def unevenness(usage: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the perplexity of codes is from their number, 0 to 1, and its gradient, both for a mean use of them.
+
+    Args:
+        usage: [groups, codes] float32, probabilities.
+    """
+    usage = usage.detach().requires_grad_()
+    value = (usage.numel() - perplexity(usage)) / usage.numel()
+    return value.detach(), torch.autograd.grad(value, usage)[0]
+
+
+def perplexity(usage: Tensor) -> Tensor:
+    """Of [groups, codes] probabilities: the sum over groups, at most as many as there are codes in all."""
+    return torch.exp(-(usage * torch.log(usage + 1e-7)).sum(1)).sum()
+
+
+def figures(sums: Tensor, codes: Tensor) -> dict[str, float]:
+    """What is reported: `sums` are loss, hits and hidden frames; `codes` [2, groups, codes] soft and hard use."""
+    loss, hits, hidden = sums.tolist()
+    if not hidden:
+        return {"contrastive_loss": math.nan, "accuracy": math.nan, "perplexity": math.nan, "codes_used": 0.0}
+    return {
+        "contrastive_loss": round(loss / hidden, 4),
+        "accuracy": round(hits / hidden, 4),
+        "perplexity": round(float(perplexity(codes[0] / hidden)), 1),
+        "codes_used": float((codes[1] > 0).sum()),
+    }
+
+
+@torch.inference_mode()
+def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process: Process) -> dict[str, Any]:
+    """The same figures on a manifest: no noise, no dropout, and what is hidden is the same each time.
+
+    Raises:
+        ValueError: The manifest is none, or has no clips.
+        RuntimeError: A clip is bad; it is named.
+    """
+    model.eval()
+    clips = read_manifest(manifest)
+    if not clips:
+        raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
+    items = [Item(clip, seed=seed) for seed, clip in enumerate(clips)]
+    items.sort(key=lambda item: item.duration_s)
+    shares = group(items, config.data.device_batch_s or config.data.batch_s)[process.rank :: process.size]
+    sums = torch.zeros(3, device=process.device)
+    settings: PretrainingConfig = model.settings
+    codes = torch.zeros(2, settings.groups, settings.codes, device=process.device)
+    for batch in load(shares, config.features, config.data.num_threads):
+        contrast = model(**augmented(batch, config, process.device), seeds=batch.seeds)
+        sums += torch.stack([contrast.loss.sum(), contrast.hits.sum(), contrast.hidden.sum()])
+        codes += torch.stack([contrast.usage.sum(0), contrast.chosen.sum(0)])
+    total = process.total(torch.cat([sums, codes.flatten()]))
+    return {f"dev_{name}": value for name, value in figures(total[:3], total[3:].view_as(codes)).items()}

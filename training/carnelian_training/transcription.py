@@ -1,0 +1,70 @@
+"""What most runs learn: to write down what is said. The CTC loss of a batch, with what hides parts of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from carnelian_training.augment import spec_augment, warp_frequency
+from carnelian_training.config import Config
+from carnelian_training.loading import Batch, Item
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.span_masks import channel_mask, time_mask
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Transcription:
+    """The loss of one step: a sum over clips, which the loop divides by the characters of all parts and processes."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def planned(self, clips: Sequence[Item]) -> float:
+        """The weight of a step's clips, by their manifest."""
+        return sum(len(item.clip.text) for item in clips)
+
+    def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
+        """The parts of this process, in the order in which :meth:`losses` will see them."""
+        return batches
+
+    def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """The loss of each clip, [batch] float32, and the weight of all."""
+        return forward(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
+
+    def measured(self) -> Mapping[str, float]:
+        """What else a step tells, over all parts and processes; every process has to call it."""
+        return {}
+
+
+def forward(network: nn.Module, batch: Batch, config: Config) -> Tensor:
+    """The CTC loss of each clip, [batch] float32, by an augmented batch."""
+    device = next(network.parameters()).device
+    inputs = augmented(batch, config, device)
+    targets, target_lengths = batch.targets(config.labels)
+    precision = AUTOCAST.get(config.loop.precision)
+    with torch.autocast(device.type, precision, enabled=precision is not None):
+        log_probs, lengths = network(**inputs)
+    return F.ctc_loss(
+        log_probs.transpose(0, 1),
+        targets.to(device),
+        lengths,
+        target_lengths.to(device),
+        blank=len(config.labels),
+        reduction="none",
+    )
+
+
+def augmented(batch: Batch, config: Config, device: torch.device) -> dict[str, Tensor]:
+    """What the network is called with: features, lengths and, for wav2vec 2.0, what it is to hide from itself."""
+    inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
+    if not isinstance(config.model, Wav2Vec2Config):
+        features = warp_frequency(inputs["features"], config.augment, batch.seeds)
+        return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, batch.seeds)}
+    frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]
+    masks = {
+        "time_mask": time_mask(frames, max(1, *frames), config.augment.spans, batch.seeds),
+        "channel_mask": channel_mask(config.model.width, config.augment.spans, batch.seeds),
+    }
+    return inputs | {name: mask.to(device) for name, mask in masks.items() if mask is not None}
