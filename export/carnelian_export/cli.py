@@ -18,7 +18,10 @@ def export(
     name: Annotated[str, typer.Option(help="The model's public name, for example quartznet_15x5.")],
     repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
     model_format: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32 or fp16; tensors at the interface stay float32.")] = "fp32",
+    provider: Annotated[
+        str | None, typer.Option("--execution-provider", help="Set ONNX Runtime up for GPUs in config.pbtxt: cuda.")
+    ] = None,
     language_model: Annotated[
         Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; deployed with the model.")
     ] = None,
@@ -27,8 +30,12 @@ def export(
     ] = None,
 ) -> None:
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch."""
-    _check_supported("--format", model_format, "onnx")
-    _check_supported("--precision", precision, "fp32")
+    from carnelian_export.target import Target, TargetError
+
+    try:
+        target = Target(format=model_format, precision=precision, provider=provider)
+    except TargetError as error:
+        raise typer.BadParameter(str(error)) from error
 
     from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model
@@ -37,13 +44,8 @@ def export(
 
     decoding = Decoding(language_model, split_assignments(options or ()))
     config, network = load_model(source, name)
-    difference = write_model(repository, name, config, network, decoding)
+    difference = write_model(repository, name, config, network, decoding, target)
     print(f"{name} and {name}_pcm are in {repository}; log-probabilities within {difference:.1e} of PyTorch's")
-
-
-def _check_supported(option: str, value: str, supported: str) -> None:
-    if value != supported:
-        raise typer.BadParameter(f"{option} must be {supported}, the only one there is yet, but is {value}")
 
 
 def main() -> None:

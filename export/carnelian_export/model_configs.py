@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from carnelian_export.target import Target
+
 WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
@@ -28,19 +30,21 @@ class TensorSizes:
     """Labels and the blank."""
 
 
-def build_configs(name: str, sizes: TensorSizes, decoding: Mapping[str, str]) -> dict[str, pb.ModelConfig]:
+def build_configs(
+    name: str, sizes: TensorSizes, decoding: Mapping[str, str], target: Target
+) -> dict[str, pb.ModelConfig]:
     """Build the five configurations of a recogniser, by folder name.
 
     Args:
         name: of the public ensemble.
         sizes: of its tensors.
         decoding: parameters of its `_ctc` stage.
+        target: what its `_acoustic` stage is exported for.
     """
-    stages = [
-        build_features(f"{name}_features", sizes),
-        build_acoustic(f"{name}_acoustic", sizes),
-        build_ctc(f"{name}_ctc", sizes, decoding),
-    ]
+    acoustic = build_acoustic(f"{name}_acoustic", sizes)
+    if target.provider == "cuda":
+        run_on_cuda(acoustic)
+    stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
     decode = pb.ModelConfig(
         name=AUDIO_DECODE,
         input=[_input("AUDIO", pb.TYPE_UINT8, -1)],
@@ -106,6 +110,16 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
                 },
             )
         ],
+    )
+
+
+def run_on_cuda(config: pb.ModelConfig) -> None:
+    """Set ONNX Runtime's CUDA provider up, in place. Without a GPU the model runs on the CPU as before.
+
+    The provider's default is to time every algorithm whenever a shape is new; here nearly every batch has a new one.
+    """
+    config.optimization.execution_accelerators.gpu_execution_accelerator.add(
+        name="cuda", parameters={"cudnn_conv_algo_search": "HEURISTIC"}
     )
 
 

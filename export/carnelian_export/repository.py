@@ -29,6 +29,8 @@ from carnelian_export.model_configs import (
     to_text,
 )
 from carnelian_export.parity import check_parity
+from carnelian_export.precision import DTYPES
+from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 
 WARMUP_S = 2.0
@@ -77,7 +79,12 @@ class Decoding:
 
 
 def write_model(
-    repository: Path, name: str, config: Config, network: CtcNetwork, decoding: Decoding | None = None
+    repository: Path,
+    name: str,
+    config: Config,
+    network: CtcNetwork,
+    decoding: Decoding | None = None,
+    target: Target | None = None,
 ) -> float:
     """Export a network and write its folders; a folder is there whole or not at all.
 
@@ -90,6 +97,7 @@ def write_model(
         config: The network's configuration.
         network: In evaluation mode.
         decoding: Greedy without a language model if None.
+        target: Format, precision and provider of the acoustic stage; ONNX in float32 if None.
 
     Returns:
         The largest difference between the exported graph's log-probabilities and the network's.
@@ -100,21 +108,22 @@ def write_model(
         LanguageModelError, OptionError: The decoding does not fit the network's labels; nothing was written.
     """
     _check_name(name)
+    target = target or Target()
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository)) as scratch:
         staged = Path(scratch)
-        _stage(staged, name, config, network, decoding or Decoding())
+        _stage(staged, name, config, network, decoding or Decoding(), target)
         _check_release(repository, staged, name)
-        difference = check_parity(staged / f"{name}_acoustic" / VERSION / "model.onnx", network)
+        difference = check_parity(staged / f"{name}_acoustic" / VERSION / "model.onnx", network, target.precision)
         replaced = staged / "replaced"
         replaced.mkdir()
         for folder in sorted(staged.iterdir()):
-            target = repository / folder.name
-            if folder == replaced or (folder.name == AUDIO_DECODE and target.exists()):
+            place = repository / folder.name
+            if folder == replaced or (folder.name == AUDIO_DECODE and place.exists()):
                 continue
-            if target.exists():
-                target.rename(replaced / folder.name)
-            folder.rename(target)
+            if place.exists():
+                place.rename(replaced / folder.name)
+            folder.rename(place)
     return difference
 
 
@@ -133,7 +142,7 @@ def read_config(path: Path) -> pb.ModelConfig:
     return text_format.Parse(path.read_text(), pb.ModelConfig())
 
 
-def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decoding: Decoding) -> None:
+def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decoding: Decoding, target: Target) -> None:
     """Write all folders of the model, audio_decode included."""
     features = front_end.served_by(config.features)
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
@@ -144,7 +153,7 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
         max_batch_size=MAX_ATTENDING if isinstance(config.model, Wav2Vec2Config) else MAX_BATCH_SIZE,
         vocabulary=len(config.labels) + 1,
     )
-    for model, message in build_configs(name, sizes, decoding.parameters(config.labels)).items():
+    for model, message in build_configs(name, sizes, decoding.parameters(config.labels), target).items():
         (folder / model / VERSION).mkdir(parents=True)
         (folder / model / "config.pbtxt").write_text(to_text(message))
     for ensemble in (name, f"{name}_pcm"):
@@ -153,7 +162,7 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
     shutil.copyfile(str(features.__file__), feature_stage / "dali.py")
     _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
-    onnx.save(export_ragged(network), acoustic / "model.onnx")
+    onnx.save(export_ragged(network, DTYPES[target.precision]), acoustic / "model.onnx")
     warmup = acoustic.parent / "warmup" / WARMUP_LENGTH_FILE
     warmup.parent.mkdir()
     warmup.write_bytes(struct.pack("<i", sizes.warmup_frames))

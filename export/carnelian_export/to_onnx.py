@@ -18,6 +18,8 @@ from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
+from carnelian_export.precision import lower
+
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
 INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH")
 OUTPUTS = ("LOG_PROBS", "LOG_PROB_LENGTH")
@@ -47,6 +49,7 @@ class RaggedAcoustic(nn.Module):
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
         starts = line_up(real, config.reach, config.body_stride)
         packed, valid = pack(features, frames, real, starts, config.num_mels)
+        packed = packed.to(next(self.network.parameters()).dtype)
         log_probs = self.network.score(packed[None], Mask(valid[None, None, None]))[0]
         unpacked = unpack(
             log_probs, strided(frames.max(), config.stride), strided(real, config.stride), starts // config.stride
@@ -112,6 +115,7 @@ class RaggedWaveforms(nn.Module):
         real = torch.minimum(lengths[:, 0].long(), samples).clamp(min=0)
         first = samples.cumsum(0) - samples
         waveforms = unpack(torch.cat([features, features.new_zeros(1)])[:, None], samples.max(), real, first)
+        waveforms = waveforms.to(self.network.head.weight.dtype)
         log_probs, ends = self.network(waveforms.transpose(1, 2), real)
         inside = torch.arange(log_probs.shape[1]) < ends[:, None]
         return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(lengths)
@@ -143,8 +147,15 @@ class PaddedAcoustic(nn.Module):
         return log_probs, log_prob_lengths[:, None].int()
 
 
-def export_ragged(network: CtcNetwork) -> onnx.ModelProto:
-    """The graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`."""
+def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> onnx.ModelProto:
+    """The graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`.
+
+    Args:
+        network: In evaluation mode.
+        dtype: What the network computes in; the tensors at the interface are float32 in any case.
+    """
+    if dtype != torch.float32:
+        network = lower(network, dtype)
     if isinstance(network, StackNetwork):
         num_mels = network.config.num_mels
         shapes = torch.tensor([[num_mels, 40], [num_mels, 64]], dtype=torch.int32)

@@ -9,6 +9,7 @@ import torch
 from carnelian_export import parity, repository
 from carnelian_export.parity import ParityError, check_parity
 from carnelian_export.repository import Decoding, RepositoryError, read_config, write_model
+from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import build_model
 
@@ -21,7 +22,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network):
     difference = write_model(tmp_path / "new" / "repository", "tiny", config, network)
-    assert 0 < difference <= parity.TOLERANCE
+    assert 0 < difference <= parity.TOLERANCES["fp32"].worst
     assert sorted(p.name for p in (tmp_path / "new" / "repository").iterdir()) == FOLDERS
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
 
@@ -127,15 +128,52 @@ def test_a_graph_with_other_weights_is_refused_with_the_numbers(tmp_path, config
     check_parity(tmp_path / "model.onnx", network)
     with torch.no_grad():
         network.head.bias += torch.linspace(0, 0.01, 29)
-    with pytest.raises(ParityError, match=r"must be within 0\.001 of PyTorch's, but differ by 0\.0\d+"):
+    with pytest.raises(ParityError, match=r"must be within 0\.001 of PyTorch's, .* but differ by 0\.0\d+"):
         check_parity(tmp_path / "model.onnx", network)
 
 
 def test_a_model_that_fails_parity_is_not_written(tmp_path, config, network, monkeypatch):
-    monkeypatch.setattr(parity, "TOLERANCE", 0.0)
+    monkeypatch.setitem(parity.TOLERANCES, "fp32", parity.Tolerance(0.0, 0.0))
     with pytest.raises(ParityError):
         write_model(tmp_path / "r", "tiny", config, network)
     assert list((tmp_path / "r").iterdir()) == []
+
+
+def test_float16_is_at_no_interface(tmp_path, config, network):
+    difference = write_model(tmp_path, "tiny", config, network, target=Target(precision="fp16"))
+    assert 1e-5 < difference <= parity.TOLERANCES["fp16"].worst
+    graph = onnx.load(tmp_path / "tiny_acoustic" / "1" / "model.onnx").graph
+    kinds = [tensor.type.tensor_type.elem_type for tensor in (*graph.input, *graph.output)]
+    assert kinds == [
+        onnx.TensorProto.FLOAT,
+        *[onnx.TensorProto.INT32] * 2,
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.INT32,
+    ]
+    write_model(tmp_path / "fp32", "tiny", config, network)
+    for model in FOLDERS:
+        assert (tmp_path / model / "config.pbtxt").read_text() == (
+            tmp_path / "fp32" / model / "config.pbtxt"
+        ).read_text()
+
+
+def test_a_wrong_weight_is_refused_in_float16_too(tmp_path, network):
+    onnx.save(export_ragged(network, torch.float16), tmp_path / "model.onnx")
+    check_parity(tmp_path / "model.onnx", network, "fp16")
+    with torch.no_grad():
+        network.head.bias += torch.linspace(0, 0.1, 29)
+    with pytest.raises(ParityError, match=r"of fp16 .* 0\.01 in the mean, but differ by"):
+        check_parity(tmp_path / "model.onnx", network, "fp16")
+
+
+def test_an_execution_provider_is_set_up_for_gpus_and_leaves_the_rest(tmp_path, config, network):
+    write_model(tmp_path / "a", "tiny", config, network)
+    write_model(tmp_path / "b", "tiny", config, network, target=Target(provider="cuda"))
+    plain, cuda = (read_config(tmp_path / name / "tiny_acoustic" / "config.pbtxt") for name in "ab")
+    (accelerator,) = cuda.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (accelerator.name, dict(accelerator.parameters)) == ("cuda", {"cudnn_conv_algo_search": "HEURISTIC"})
+    cuda.ClearField("optimization")
+    assert cuda == plain
 
 
 def test_settings_follow_the_configuration(tmp_path, config, network):

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from carnelian_export.folding import fold_batch_norms
 from carnelian_export.parity import run, score
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import build_model, load_model
@@ -148,6 +149,30 @@ def test_the_padded_form_says_the_same(network, session, clips, tmp_path):
     np.testing.assert_array_equal(ends, expected_ends)
     for row, end in enumerate(ends[:, 0]):
         np.testing.assert_allclose(log_probs[row, :end], expected[row, :end], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("fixture", ["network", "jasper"])
+def test_folded_batch_norms_change_nothing(fixture, clips, request):
+    network = request.getfixturevalue(fixture)
+    folded = fold_batch_norms(network)
+    assert not [module for module in folded.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for clip in clips:
+        expected, _ = score(network, clip, clip.shape[1])
+        np.testing.assert_allclose(score(folded, clip, clip.shape[1])[0], expected, atol=TOLERANCE)
+
+
+def test_rows_of_float16_keep_apart(network, clips, tmp_path):
+    onnx.save(export_ragged(network, torch.float16), tmp_path / "half.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "half.onnx"))
+    batch, _ = run(session, clips, FRAMES)
+    for row, clip in enumerate(clips):
+        alone, lengths = run(session, [clip], [clip.shape[1]])
+        np.testing.assert_allclose(batch[row, : lengths[0, 0]], alone[0], atol=2e-3)  # float16's steps
+    clips[1][:] = np.nan
+    after, _ = run(session, clips, FRAMES)
+    assert np.isnan(after[1]).any()
+    for row in (0, 2, 3):
+        np.testing.assert_array_equal(after[row], batch[row])
 
 
 def test_clips_start_at_multiples_of_the_stride_and_keep_the_gap():

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 from carnelian_serving import THREADS_VARIABLE
-from carnelian_serving.backends.model_config import ConfigError, read_model_config
+from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
+from carnelian_serving.backends.onnxruntime.providers import gpu_providers
 from carnelian_serving.backends.threads import thread_count
 from tritonclient.utils import InferenceServerException
 
@@ -105,6 +106,40 @@ def test_batch_input_kinds(kind: str, expected: list[object]) -> None:
 def test_what_the_backends_cannot_do_is_refused_by_name(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read(**changes)
+
+
+PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+def accelerated(name: str, **parameters: str) -> ModelConfig:
+    accelerators = {"gpu_execution_accelerator": [{"name": name, "parameters": parameters}]}
+    return read(optimization={"execution_accelerators": accelerators})
+
+
+def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> None:
+    assert gpu_providers(read(), "1", PROVIDERS) == [("CUDAExecutionProvider", {"device_id": "1"})]
+    config = accelerated("cuda", cudnn_conv_algo_search="HEURISTIC")
+    options = {"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+    assert gpu_providers(config, "0", PROVIDERS) == [("CUDAExecutionProvider", options)]
+    assert gpu_providers(config, "0", PROVIDERS[2:]) == []
+
+
+def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_them() -> None:
+    config = accelerated("tensorrt", precision_mode="FP16", max_workspace_size_bytes="9", trt_engine_cache_enable="1")
+    (first, options), (second, _) = gpu_providers(config, "0", PROVIDERS)
+    assert (first, second) == PROVIDERS[:2]
+    assert options == {
+        "device_id": "0",
+        "trt_fp16_enable": "True",
+        "trt_max_workspace_size": "9",
+        "trt_engine_cache_enable": "1",
+    }
+
+
+@pytest.mark.parametrize(("name", "key"), [("openvino", "trt_x"), ("tensorrt", "int8_calibration_table_name")])
+def test_an_unknown_accelerator_or_parameter_is_refused_by_name(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=name if name == "openvino" else key):
+        gpu_providers(accelerated(name, **{key: "1"}), "0", PROVIDERS)
 
 
 def test_an_unknown_batch_input_kind_is_refused() -> None:

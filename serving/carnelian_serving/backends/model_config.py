@@ -72,6 +72,7 @@ class ModelConfig:
         batch_inputs: The `batch_input` messages, as Triton's JSON has them.
         parameters: Key -> string value.
         graph_level: `optimization { graph { level } }`, or None.
+        gpu_accelerators: `optimization { execution_accelerators { gpu_execution_accelerator } }`: name -> parameters.
         model_filename: `default_model_filename`, or the backend's own.
         folder: The version's folder.
     """
@@ -85,6 +86,7 @@ class ModelConfig:
     graph_level: int | None
     model_filename: str
     folder: Path = field(default_factory=Path)
+    gpu_accelerators: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def integer(self, key: str, default: int) -> int:
         """Returns a parameter as an integer.
@@ -157,6 +159,12 @@ def read_model_config(
         graph_level=config.get("optimization", {}).get("graph", {}).get("level"),
         model_filename=config.get("default_model_filename") or default_filename,
         folder=folder,
+        gpu_accelerators={
+            accelerator["name"]: accelerator.get("parameters", {})
+            for accelerator in config.get("optimization", {})
+            .get("execution_accelerators", {})
+            .get("gpu_execution_accelerator", [])
+        },
     )
 
 

@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
+from carnelian_serving.backends.onnxruntime.providers import gpu_providers
 from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = (
@@ -143,8 +144,8 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     if config.graph_level in GRAPH_LEVELS:
         options.graph_optimization_level = GRAPH_LEVELS[config.graph_level]
     providers: list[Any] = ["CPUExecutionProvider"]
-    if instance_kind == "GPU" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device_id}))
+    if instance_kind == "GPU":
+        providers = [*gpu_providers(config, device_id, onnxruntime.get_available_providers()), *providers]
     # The stages are processes that share the cores: a thread without work must not spin.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(path), options, providers=providers)

@@ -1,0 +1,73 @@
+"""Jasper and QuartzNet as they need to be for one pass forward: no batch norms, and a mask only where it matters.
+
+A batch norm in evaluation is a scale and a shift, which the convolution before it can do. Only convolutions over
+several frames look at a clip's neighbours, so only they need the gaps zeroed; ReLU then stands right after its
+convolution, where runtimes fuse the two, and so does the residual sum.
+"""
+
+import copy
+from typing import cast
+
+from carnelian_training.models.blocks import Block, Projection, SubBlock
+from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
+from carnelian_training.models.network import StackNetwork
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+
+class FoldedSubBlock(nn.Module):
+    """A sub-block whose batch norm is in its convolution; its result is not zero in the padding."""
+
+    def __init__(self, sub_block: SubBlock) -> None:
+        super().__init__()
+        self.stride = sub_block.stride
+        self.depthwise = sub_block.depthwise
+        self.pointwise = fold(sub_block.pointwise, sub_block.norm)
+
+    def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
+        """Transform `x` [batch, in_channels, 1, frames], whatever is in its padding."""
+        for conv in (self.depthwise, self.pointwise):
+            if conv is not None:
+                x = conv(mask.apply(x) if conv.kernel_size[1] > 1 else x)
+                if conv.stride[1] > 1:
+                    mask = mask.strided(self.stride)
+        return x, mask
+
+
+class Folded(nn.Module):
+    """In the place of a batch norm that is in its convolution."""
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        """Leave `x` as it is."""
+        return x
+
+
+def fold(conv: MaskedConv, norm: MaskedBatchNorm) -> nn.Conv2d:
+    """One convolution that does what a convolution and a batch norm in evaluation do."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    folded = copy.deepcopy(conv)
+    folded.weight, folded.bias = fuse_conv_bn_weights(
+        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+    return folded
+
+
+def fold_batch_norms(network: StackNetwork) -> StackNetwork:
+    """A copy for evaluation with the same results to float32 rounding."""
+    network = copy.deepcopy(network).eval()
+    for module in list(network.modules()):
+        if isinstance(module, Block):
+            for i, sub_block in enumerate(module.sub_blocks):
+                module.sub_blocks[i] = FoldedSubBlock(cast(SubBlock, sub_block))
+            _fold_in_place(module, "projection", "projection_norm")
+        elif isinstance(module, Projection):
+            _fold_in_place(module, "conv", "norm")
+    return network
+
+
+def _fold_in_place(module: nn.Module, conv_name: str, norm_name: str) -> None:
+    conv, norm = getattr(module, conv_name), getattr(module, norm_name)
+    if conv is not None:
+        setattr(module, conv_name, fold(conv, norm))
+        setattr(module, norm_name, Folded())
