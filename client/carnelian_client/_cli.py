@@ -1,24 +1,37 @@
-"""The command `carnelian-transcribe`: audio files in, one line of text or JSON for each out."""
+"""The command `carnelian-transcribe`: audio files in; text, JSON, subtitles or CTM out."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from ._formats import render
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ._types import TLS, Audio
+    from ._types import TLS, Audio, DecodingOptions
 
 STDIN = "-"
+SUFFIXES = {"text": "txt"}
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
+
+
+class OutputFormat(str, Enum):
+    """What is printed of a transcript."""
+
+    TEXT = "text"
+    JSON = "json"
+    SRT = "srt"
+    VTT = "vtt"
+    CTM = "ctm"
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -28,7 +41,15 @@ def transcribe(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")],
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    output: Annotated[OutputFormat, typer.Option("--format", help="What to print.")] = OutputFormat.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write each file's transcript into this folder instead, as NAME.txt, .json, ...")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="Of the decoder, such as decoder=ngram or hotwords='[\"ada\"]'; repeatable."),
+    ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for one file.")] = DEFAULT_TIMEOUT_S,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = DEFAULT_CONCURRENCY,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
@@ -38,12 +59,21 @@ def transcribe(
 ) -> None:
     """Transcribe audio files with a Carnelian server.
 
-    Prints the text; with several files, the file's name, a tab and the text. A file that fails is reported on
+    Prints the text; with several files, the file's name, a tab and the text. --format prints JSON lines, SRT or WebVTT
+    subtitles, or CTM instead. A file that fails is reported on
     the standard error, the others go on, and the exit status is 1; it is 2 for wrong use.
     """
     from ._client import CarnelianClient
     from ._types import Transcript
 
+    kind = "json" if as_json else output.value
+    if kind in ("srt", "vtt") and len(files) > 1 and out is None:
+        raise typer.BadParameter(
+            f"--format {kind} must have one file, or --out for a file each; there are {len(files)}"
+        )
+    decoding = _options(options or [])
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
@@ -58,17 +88,27 @@ def transcribe(
 
     num_failed = 0
     with client:
-        outcomes = client.transcribe_many(_read(files), concurrency=concurrency)
+        outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
         for file, outcome in zip(files, outcomes, strict=True):
             if not isinstance(outcome, Transcript):
                 num_failed += 1
                 print(f"carnelian-transcribe: {_name_once(file, outcome)}", file=sys.stderr)
-            elif as_json:
-                print(json.dumps({"file": file, "request_id": outcome.request_id, **outcome.raw}), flush=True)
+            elif out is not None:
+                name = "stdin" if file == STDIN else Path(file).stem
+                (out / f"{name}.{SUFFIXES.get(kind, kind)}").write_text(render(outcome, kind, file), encoding="utf-8")
             else:
-                print(outcome.text if len(files) == 1 else f"{file}\t{outcome.text}", flush=True)
+                name = f"{file}\t" if kind == "text" and len(files) > 1 else ""
+                print(name + render(outcome, kind, file), end="", flush=True)
     if num_failed:
         raise typer.Exit(1)
+
+
+def _options(assignments: list[str]) -> DecodingOptions:
+    """`name=value` as options; the server says which are wrong."""
+    for assignment in assignments:
+        if "=" not in assignment:
+            raise typer.BadParameter(f"--option must be name=value, but is {assignment!r}")
+    return cast("DecodingOptions", {name: value for name, _, value in (a.partition("=") for a in assignments)})
 
 
 def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS | None:

@@ -157,6 +157,42 @@ def loading(
 
 
 @app.command()
+def decoding(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
+    language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
+    boosts: Annotated[str, typer.Option(help="Of hot words, comma-separated.")] = "4,6,8,10",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file.", show_default="perf/results/NAME_decoding.json"),
+    ] = None,
+) -> None:
+    """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
+    from carnelian_training.checkpoint import load_model
+
+    from carnelian_perf.decoding import measure
+
+    config, network = load_model(checkpoint)
+    out = out or Path("perf/results") / f"{config.name}_decoding.json"
+    tried = [float(boost) for boost in boosts.split(",")]
+    record = measure(config, network, manifest, language_model, tried, out)
+    for row in record["decoders"]:
+        print(
+            f"{row['decoder']:<12} WER {row['wer']:7.2%}  CER {row['cer']:7.2%}  {row['clips_per_s']:8.1f} clips/s per "
+            f"core, real-time factor {row['real_time_factor']:.5f}"
+        )
+    greedy = record["greedy_batch"]
+    print(f"greedy, {greedy['clips']} clips of {greedy['clip_s']} s: {greedy['median_cpu_ms']:.2f} ms of a core")
+    for row in record["hotwords"]:
+        print(
+            f"hot words, {row['decoder']}, boost {row['boost']:g}: F1 {row['f1']:.3f} "
+            f"(precision {row['precision']:.2f}, recall {row['recall']:.2f}), "
+            f"WER of the other words {row['wer_of_others']:.2%}"
+        )
+    print(f"wrote {out}")
+
+
+@app.command()
 def training(
     config: Annotated[
         Optional[Path],  # noqa: UP045

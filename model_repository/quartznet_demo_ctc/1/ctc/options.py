@@ -47,7 +47,7 @@ class Options:
     """Readings to return, at most."""
     hotwords: tuple[str, ...] = ()
     """Words and phrases that are expected."""
-    hotword_boost: float = 5.0
+    hotword_boost: float = 6.0
     """Added for each word of a hot phrase."""
 
 

@@ -1,0 +1,78 @@
+"""Transcripts as text files: plain, JSON lines, SRT and WebVTT subtitles, and NIST's CTM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ._types import Transcript, Word
+
+MAX_CUE_CHARACTERS = 84
+"""Two lines of 42, as broadcasters have it."""
+MAX_CUE_S = 6.0
+NEW_CUE_GAP_S = 0.8
+
+
+def render(transcript: Transcript, format: str, file: str) -> str:
+    """A transcript as one of the formats, with the end of its last line.
+
+    Args:
+        transcript: of one clip.
+        format: text, the text alone; json, the server's RESULT with `file`; ctm, a line a word; srt; or vtt.
+        file: the clip's name; CTM has its stem.
+    """
+    if format == "text":
+        return f"{transcript.text}\n"
+    if format == "json":
+        return json.dumps({"file": file, "request_id": transcript.request_id, **transcript.raw}) + "\n"
+    if format == "ctm":
+        name = Path(file).stem.replace(" ", "_") or "-"
+        return "".join(
+            f"{name} 1 {word.start_s:.2f} {word.end_s - word.start_s:.2f} {word.word} {word.confidence:.2f}\n"
+            for word in transcript.words
+        )
+    cues = list(split_cues(transcript.words))
+    if format == "srt":
+        return "".join(
+            f"{i}\n{_clock(cue[0].start_s, ',')} --> {_clock(cue[-1].end_s, ',')}\n{_lines(cue)}\n\n"
+            for i, cue in enumerate(cues, 1)
+        )
+    return "WEBVTT\n\n" + "".join(
+        f"{_clock(cue[0].start_s, '.')} --> {_clock(cue[-1].end_s, '.')}\n{_lines(cue)}\n\n" for cue in cues
+    )
+
+
+def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
+    """Words that are shown together: until a pause, or until two lines or six seconds are full."""
+    cue: list[Word] = []
+    for word in words:
+        if cue and (
+            word.start_s - cue[-1].end_s > NEW_CUE_GAP_S
+            or word.end_s - cue[0].start_s > MAX_CUE_S
+            or sum(len(shown.word) + 1 for shown in cue) + len(word.word) > MAX_CUE_CHARACTERS
+        ):
+            yield cue
+            cue = []
+        cue.append(word)
+    if cue:
+        yield cue
+
+
+def _lines(cue: list[Word]) -> str:
+    """One line, or two of about equal length."""
+    text = " ".join(word.word for word in cue)
+    if len(text) <= MAX_CUE_CHARACTERS // 2:
+        return text
+    spaces = [i for i, character in enumerate(text) if character == " "]
+    if not spaces:
+        return text
+    middle = min(spaces, key=lambda i: abs(i - len(text) // 2))
+    return f"{text[:middle]}\n{text[middle + 1 :]}"
+
+
+def _clock(seconds: float, point: str) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{milliseconds // 1000:02}{point}{milliseconds % 1000:03}"

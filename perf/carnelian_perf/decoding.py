@@ -1,0 +1,230 @@
+"""What decoders cost and what they hear: on the same log-probabilities, in CPU seconds of one core, offline.
+
+In: a checkpoint, a manifest and a language model. The decoder is the one that is served (`carnelian_training.ctc`).
+Beside it, where it is installed, runs pyctcdecode, with the same language model, weights, width and thresholds.
+"""
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import numpy as np
+import numpy.typing as npt
+import torch
+from carnelian_training import ctc
+from carnelian_training.config import Config
+from carnelian_training.ctc.language_model import read_vocabulary
+from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
+from carnelian_training.loading import Item, group, load
+from carnelian_training.manifest import Clip
+from carnelian_training.models.network import CtcNetwork
+
+from carnelian_perf.machine import describe_machine, find_commit, find_versions
+
+ROUNDS = 3
+BATCH, CLIP_S = 32, 16.7
+RARE_LETTERS, RARE_PROBABILITY = 5, 2e-6
+"""A rare word has at least so many letters and at most this unigram probability, or is unknown."""
+
+LogProbs = Sequence[npt.NDArray[np.float32]]
+Decode = Callable[[npt.NDArray[np.float32]], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One decoder over all clips."""
+
+    decoder: str
+    wer: float
+    cer: float
+    cpu_s: float
+    """Median of the rounds, all clips together."""
+    clips_per_s: float
+    """Per second of one core."""
+    real_time_factor: float
+    """CPU seconds per second of audio."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HotwordRow:
+    """Rare words as hot words, all of them for every clip."""
+
+    decoder: str
+    boost: float
+    """0: without hot words."""
+    precision: float
+    recall: float
+    f1: float
+    wer_of_others: float
+    """Rare words taken out of references and transcripts."""
+
+
+def measure(
+    config: Config, network: CtcNetwork, manifest: Path, language_model: Path, boosts: Sequence[float], out: Path
+) -> dict[str, Any]:
+    """Decode a manifest by every decoder and write the raw file.
+
+    Args:
+        config: the network's.
+        network: what gives the log-probabilities.
+        manifest: NeMo JSON lines with references.
+        language_model: for `ngram`.
+        boosts: of hot words, to try.
+        out: the raw file.
+    """
+    clips = clips_to_evaluate(manifest)
+    log_probs = score(config, network, clips)
+    references = [clip.text for clip in clips]
+    audio_s = sum(clip.duration for clip in clips)
+    labels, frame_s = list(config.labels), frame_duration_s(config)
+    decoder = ctc.Decoder(labels, frame_s, language_model)
+    ways = {name: _way(decoder, {"decoder": name}) for name in ("greedy", "beam", "ngram")}
+    if (peer := _pyctcdecode(labels, language_model)) is not None:
+        ways["pyctcdecode"] = peer
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    heard: dict[str, list[str]] = {}
+    for _ in range(ROUNDS):  # in turn, so that whatever else the machine does meets all of them
+        for name, decode in ways.items():
+            started = time.process_time()
+            heard[name] = [decode(row) for row in log_probs]
+            times[name].append(time.process_time() - started)
+    rows = [
+        Row(
+            name,
+            jiwer.wer(references, heard[name]),
+            jiwer.cer(references, heard[name]),
+            cpu_s := statistics.median(times[name]),
+            len(clips) / cpu_s,
+            cpu_s / audio_s,
+        )
+        for name in ways
+    ]
+    rare = rare_words(references, language_model)
+    record = {
+        "subject": "decoding",
+        "model": config.name,
+        "manifest": str(manifest),
+        "language_model": language_model.name,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
+        "commit": find_commit(),
+        "machine": describe_machine(),
+        "versions": find_versions(),
+        "options": {k: v for k, v in dataclasses.asdict(ctc.Options()).items() if k != "hotwords"},
+        "clips": len(clips),
+        "words": sum(len(text.split()) for text in references),
+        "audio_s": round(audio_s, 2),
+        "rounds_cpu_s": {name: [round(t, 4) for t in seconds] for name, seconds in times.items()},
+        "decoders": [dataclasses.asdict(row) for row in rows],
+        "greedy_batch": measure_greedy_batch(decoder, log_probs, frame_s),
+        "rare_words": rare,
+        "hotwords": [dataclasses.asdict(row) for row in measure_hotwords(decoder, log_probs, references, rare, boosts)],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return record
+
+
+@torch.inference_mode()
+def score(config: Config, network: CtcNetwork, clips: Sequence[Clip]) -> LogProbs:
+    """Log-probabilities [frames, labels + 1] of each clip."""
+    network.eval()
+    order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
+    batches = group([Item(clips[i]) for i in order], config.data.batch_s)
+    found: list[npt.NDArray[np.float32]] = []
+    for batch in load(batches, config.features, 1):
+        log_probs, lengths = network(batch.features, batch.lengths)
+        found += [row[:length].numpy() for row, length in zip(log_probs, lengths.tolist(), strict=True)]
+    return [row for _, row in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+
+def measure_greedy_batch(decoder: ctc.Decoder, log_probs: LogProbs, frame_s: float) -> dict[str, float | int]:
+    """Median CPU time of greedy decoding, words and times included, of a batch of stretches of the clips in a row."""
+    frames = np.concatenate(log_probs)
+    num_frames = round(CLIP_S / frame_s)
+    starts = np.linspace(0, len(frames) - num_frames, BATCH).astype(int)
+    batch = np.stack([frames[start : start + num_frames] for start in starts])
+    lengths, options = np.full(BATCH, num_frames), [ctc.Options()] * BATCH
+    times = []
+    for _ in range(31):
+        started = time.process_time()
+        decoder.decode(batch, lengths, options)
+        times.append(time.process_time() - started)
+    return {"clips": BATCH, "clip_s": CLIP_S, "median_cpu_ms": round(1e3 * statistics.median(times), 3)}
+
+
+def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
+    """The rare words that are said, by the language model alone: no decoder has a say in it."""
+    import kenlm
+
+    model = kenlm.Model(str(language_model))
+    nowhere, after = kenlm.State(), kenlm.State()
+    model.NullContextWrite(nowhere)
+    words = sorted({word for text in references for word in text.split() if len(word) >= RARE_LETTERS})
+    return [
+        word for word in words if word not in model or 10 ** model.BaseScore(nowhere, word, after) <= RARE_PROBABILITY
+    ]
+
+
+def measure_hotwords(
+    decoder: ctc.Decoder, log_probs: LogProbs, references: Sequence[str], rare: Sequence[str], boosts: Sequence[float]
+) -> list[HotwordRow]:
+    """Give every clip all rare words as hot words, those that it has and those that it has not."""
+    rows = []
+    for name in ("beam", "ngram"):
+        for boost in (0.0, *boosts):
+            parameters = {"decoder": name}
+            if boost:
+                parameters |= {"hotwords": json.dumps(rare), "hotword_boost": str(boost)}
+            decode = _way(decoder, parameters)
+            rows.append(rate_hotwords(name, boost, references, [decode(row) for row in log_probs], rare))
+    return rows
+
+
+def rate_hotwords(
+    name: str, boost: float, references: Sequence[str], heard: Sequence[str], rare: Sequence[str]
+) -> HotwordRow:
+    """Count rare words clip by clip: said and heard, said only, heard only."""
+    hits = said = found = 0
+    known = set(rare)
+    for reference, transcript in zip(references, heard, strict=True):
+        want, have = (Counter(word for word in text.split() if word in known) for text in (reference, transcript))
+        hits, said, found = hits + (want & have).total(), said + want.total(), found + have.total()
+    others = jiwer.wer([_without(text, known) for text in references], [_without(text, known) for text in heard])
+    precision, recall = hits / max(found, 1), hits / max(said, 1)
+    return HotwordRow(name, boost, precision, recall, 2 * hits / max(said + found, 1), others)
+
+
+def _without(text: str, words: set[str]) -> str:
+    return " ".join(word for word in text.split() if word not in words)
+
+
+def _way(decoder: ctc.Decoder, parameters: dict[str, str]) -> Decode:
+    options = decoder.read_options(parameters, ctc.Options())
+    return lambda row: decoder.decode(row[None], np.array([len(row)]), [options])[0].text
+
+
+def _pyctcdecode(labels: Sequence[str], language_model: Path) -> Decode | None:
+    try:
+        from pyctcdecode.decoder import build_ctcdecoder
+    except ModuleNotFoundError:
+        return None
+    options = ctc.Options()
+    words = [word for word in read_vocabulary(language_model) if not word.startswith("<")]
+    decoder = build_ctcdecoder([*labels, ""], str(language_model), words, options.lm_weight, options.word_score)
+    return lambda row: str(
+        decoder.decode(
+            row.astype(np.float64),
+            beam_width=options.beam_width,
+            beam_prune_logp=-options.beam_threshold,
+            token_min_logp=options.token_threshold,
+        )
+    )

@@ -1,0 +1,42 @@
+from carnelian_client import Transcript, Word
+from carnelian_client._formats import render, split_cues
+
+
+def spoken(text: str, start_s: float = 0.0, word_s: float = 0.5) -> tuple[Word, ...]:
+    words = text.split()
+    return tuple(Word(word, start_s + i * word_s, start_s + (i + 1) * word_s, 0.9) for i, word in enumerate(words))
+
+
+def transcript(words: tuple[Word, ...]) -> Transcript:
+    return Transcript(" ".join(word.word for word in words), words, 0.9, 1.0, "m", "1", "7", "greedy", (), {})
+
+
+def test_a_pause_starts_a_new_cue():
+    cues = list(split_cues(spoken("one two") + spoken("three", start_s=2.0)))
+    assert [[word.word for word in cue] for cue in cues] == [["one", "two"], ["three"]]
+
+
+def test_a_cue_is_short_enough_to_be_read():
+    cues = list(split_cues(spoken("word " * 100, word_s=0.7)))
+    assert all(cue[-1].end_s - cue[0].start_s <= 6.0 for cue in cues)
+    cues = list(split_cues(spoken("abcdefgh " * 100, word_s=0.1)))
+    assert all(len(" ".join(word.word for word in cue)) <= 84 for cue in cues)
+    assert sum(map(len, cues)) == 100
+
+
+def test_a_long_cue_has_two_lines():
+    lines = render(transcript(spoken("abcdefgh " * 9, word_s=0.1)), "srt", "a.wav").splitlines()[2:4]
+    assert all(0 < len(line) <= 45 for line in lines)
+
+
+def test_hours_and_milliseconds_are_written_out():
+    text = render(transcript(spoken("late", start_s=3725.0625)), "vtt", "a.wav")
+    assert "01:02:05.062 --> 01:02:05.562" in text
+
+
+def test_silence_is_no_cue():
+    silence = transcript(())
+    assert render(silence, "srt", "a.wav") == ""
+    assert render(silence, "vtt", "a.wav") == "WEBVTT\n\n"
+    assert render(silence, "ctm", "a.wav") == ""
+    assert render(silence, "text", "a.wav") == "\n"
