@@ -153,19 +153,20 @@ def case_manifests(case: str) -> list[Manifest]:
 class Container:
     """The serving container, without a container: its command, arguments and environment on free ports."""
 
-    def __init__(self, server: dict[str, Any], secrets: Path) -> None:
+    def __init__(self, server: dict[str, Any], folder: Path, models: Path = ROOT / "model_repository") -> None:
+        """Starts it; `folder` gets its log and has what Secrets would mount."""
         self.key = ADMIN_KEY
         ports = choose_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0})
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports.values())
         self.probes = {name: server[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
         environment = {"CARNELIAN_ADMIN_KEY": ADMIN_KEY, "HOME": "/tmp"}
         arguments = [argument.replace("$(CARNELIAN_ADMIN_KEY)", ADMIN_KEY) for argument in server["args"]]
-        arguments = [argument.replace("=/models", f"={ROOT / 'model_repository'}") for argument in arguments]
-        arguments = [argument.replace("=/tls/", f"={secrets}/") for argument in arguments]
+        arguments = [argument.replace("=/models", f"={models}") for argument in arguments]
+        arguments = [argument.replace("=/tls/", f"={folder}/") for argument in arguments]
         for port, chosen in ports.items():
             arguments = [argument.replace(f"-port={port}", f"-port={chosen}") for argument in arguments]
         command = [str(Path(sys.executable).with_name(server["command"][0])), *arguments]
-        self.log = secrets / "server.log"
+        self.log = folder / "server.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
 
@@ -192,6 +193,23 @@ class Container:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., Container]:
+    """Starts the serving container of a rendering and waits for its startup probe."""
+
+    def start(server: dict[str, Any], folder: Path, models: Path) -> Container:
+        folder.mkdir()
+        running = Container(server, folder, models)
+        try:
+            running.wait_until_started()
+        except BaseException:
+            running.process.kill()
+            raise
+        return running
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,15 @@ def test_log_levels_of_tritonserver(level: str, options: set[str], render: Rende
     assert {argument for argument in server["args"] if argument.startswith("--log")} == options
 
 
+@pytest.mark.parametrize("runtime", ["wheel", "native"])
+def test_connections_end_before_a_pod_does(runtime: str, render: Render) -> None:
+    server = render(f"runtime={runtime}").server
+    (age_ms,) = (int(a.partition("=")[2]) for a in server["args"] if a.startswith("--grpc-max-connection-age="))
+    assert age_ms * 1.1 < int(server["lifecycle"]["preStop"]["exec"]["command"][1]) * 1000
+    endless = render(f"runtime={runtime}", "drain.connectionAgeSeconds=0").server
+    assert not any(argument.startswith("--grpc-max-connection-age") for argument in endless["args"])
+
+
 def test_extra_arguments_come_last(render: Render) -> None:
     server = render("server.extraArgs={--grpc-keepalive-time=30000}").server
     assert server["args"][-1] == "--grpc-keepalive-time=30000"

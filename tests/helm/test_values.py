@@ -124,6 +124,8 @@ def test_an_old_kubernetes_is_refused(helm: str, refusal: Callable[..., str]) ->
         (("model.load={other}",), "add it"),
         (("updateStrategy.maxSurge=0",), "raise one"),
         (("probes.startup.timeoutSeconds=900",), "raise it"),
+        (("drain.connectionAgeSeconds=29",), "make it smaller"),
+        (("drain.delaySeconds=0",), "make it smaller"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_with_advice(

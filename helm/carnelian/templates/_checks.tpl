@@ -52,6 +52,12 @@
 {{- fail "autoscaling.minReplicas is 0, but without pods there are no queues to see; set autoscaling.keda.activationQuery" -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.drain -}}
+{{- /* gRPC ends connections up to a tenth earlier or later. */ -}}
+{{- if gt (mul 11 .connectionAgeSeconds) (mul 10 .delaySeconds) -}}
+{{- fail (printf "drain.connectionAgeSeconds is %v, but connections must have ended within drain.delaySeconds, %v, or requests are lost when a pod leaves; make it smaller" .connectionAgeSeconds .delaySeconds) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.training.enabled (not .Values.training.claimName) -}}
 {{- fail "training.enabled is true, but training.claimName is empty, so checkpoints would be lost; name a claim" -}}
 {{- end -}}

@@ -57,6 +57,10 @@
 {{- if .Values.server.latencySummaries }}
 - --metrics-config=summary_latencies=true
 {{- end }}
+{{- with .Values.drain.connectionAgeSeconds }}
+- --grpc-max-connection-age={{ mul . 1000 }}
+- --grpc-max-connection-age-grace={{ mul $.Values.drain.timeoutSeconds 1000 }}
+{{- end }}
 {{- if .Values.tls.secretName }}
 - --grpc-use-ssl=true
 - --grpc-server-cert=/tls/tls.crt
