@@ -1,6 +1,7 @@
 """Every case of ci/: both Helms, the schemas of three Kubernetes versions, the rules that only an API server checks."""
 
 import re
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,19 @@ def test_case_files_say_what_they_are_for(case: str, chart: Path) -> None:
     text = (chart / "ci" / f"{case}-values.yaml").read_text()
     assert text.startswith("# ")
     yaml.safe_load(text)
+
+
+def test_the_packaged_chart_renders_the_same(
+    chart: Path, tmp_path: Path, helm: str, call_helm: Callable[..., Any], render: Callable[..., Any]
+) -> None:
+    assert call_helm("package", str(chart), "--destination", str(tmp_path)).returncode == 0
+    (package,) = tmp_path.glob("carnelian-*.tgz")
+    with tarfile.open(package) as tar:
+        assert not [name for name in tar.getnames() if "/ci/" in name or "/docs/" in name]
+    values = str(chart / "ci" / "monitoring-values.yaml")
+    packaged = call_helm(
+        *("template", "speech-eu", str(package), "--namespace=speech", "--kube-version=1.33.0", "--values", values)
+    )
+    rendered = [manifest for manifest in yaml.safe_load_all(packaged.stdout) if manifest]
+    dashboard = render(case="monitoring", helm=helm).one("ConfigMap", "-dashboard")
+    assert dashboard in rendered

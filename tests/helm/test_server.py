@@ -40,6 +40,7 @@ def test_both_runtimes_listen_alike(runtime: str, render: Render) -> None:
     server = render(f"runtime={runtime}").server
     assert {"--http-port=8000", "--grpc-port=8001", "--metrics-port=8002"} <= set(server["args"])
     assert [port["containerPort"] for port in server["ports"]] == [8000, 8001, 8002]
+    assert {port["protocol"] for port in server["ports"]} == {"TCP"}  # server-side apply finds list items by it
     assert any(argument.endswith("0.0.0.0") for argument in server["args"])
     assert "--metrics-config=summary_latencies=true" in server["args"]
 
