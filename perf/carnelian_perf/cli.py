@@ -244,6 +244,36 @@ def training(
     print(f"{page.read_text()}\nwrote {page}")
 
 
+@app.command()
+def hourglass(
+    config: Annotated[Path, typer.Argument(help="A training YAML of wav2vec 2.0.")],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="a.b=value, over the file; repeatable."),
+    ] = None,
+    factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
+    batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
+    duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 15.6,
+    steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_hourglass.json"),
+    ] = None,
+) -> None:
+    """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
+    from carnelian_training.config import load_config
+
+    from carnelian_perf.hourglass import Work, measure, render
+
+    check_file("CONFIG", config)
+    settings = load_config(config, tuple(overrides or ()))
+    out = out or Path("perf/results") / f"{settings.name}_hourglass.json"
+    measure(settings, counts_of("--factors", factors), Work(batch, duration, steps, threads), out)
+    page = render(out)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
