@@ -8,7 +8,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.target import Target
 
-WARMUP_LENGTH_FILE = "feature_length"  # in <model>_acoustic/warmup; a length of zero would warm nothing up
+WARMUP_LENGTH_FILE = "length"  # in <model>_{features,acoustic}/warmup; a length of zero would warm nothing up
+WARMUP_BATCHES = (1, 4)
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
 STAGES = ("features", "acoustic", "ctc")
@@ -23,6 +24,7 @@ class TensorSizes:
 
     features: tuple[int, ...]
     """Dimensions of FEATURES: [num_mels, -1], or [-1] of a waveform."""
+    warmup_samples: int
     warmup_frames: int
     """Of features."""
     max_batch_size: int
@@ -71,13 +73,12 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),
+        model_warmup=_warm_up("SIGNAL", [sizes.warmup_samples], "SIGNAL_LENGTH"),
     )
 
 
 def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     """FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded; the graph gets their shapes."""
-    sample = pb.ModelWarmup.Input
-    warmup_dims = [*sizes.features[:-1], sizes.warmup_frames]
     return pb.ModelConfig(
         name=name,
         backend="onnxruntime",
@@ -100,16 +101,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it gathers no more than it costs, see perf/README.md
-        model_warmup=[
-            pb.ModelWarmup(
-                name="clip",
-                batch_size=1,
-                inputs={
-                    "FEATURES": sample(data_type=pb.TYPE_FP32, dims=warmup_dims, zero_data=True),
-                    "FEATURE_LENGTH": sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=WARMUP_LENGTH_FILE),
-                },
-            )
-        ],
+        model_warmup=_warm_up("FEATURES", [*sizes.features[:-1], sizes.warmup_frames], "FEATURE_LENGTH"),
     )
 
 
@@ -166,6 +158,22 @@ def to_text(config: pb.ModelConfig) -> str:
     """The text of a `config.pbtxt`."""
     text: str = text_format.MessageToString(config)
     return _HEADER + text
+
+
+def _warm_up(name: str, dims: list[int], length: str) -> list[pb.ModelWarmup]:
+    """Batches of silent clips of one length, which an instance runs before it is ready."""
+    sample = pb.ModelWarmup.Input
+    return [
+        pb.ModelWarmup(
+            name=f"batch_of_{batch_size}",
+            batch_size=batch_size,
+            inputs={
+                name: sample(data_type=pb.TYPE_FP32, dims=dims, zero_data=True),
+                length: sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=WARMUP_LENGTH_FILE),
+            },
+        )
+        for batch_size in WARMUP_BATCHES
+    ]
 
 
 def _input(name: str, data_type: int, *dims: int, is_ragged: bool = False) -> pb.ModelInput:

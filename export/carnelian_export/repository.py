@@ -146,10 +146,11 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     """Write all folders of the model, audio_decode included."""
     features = front_end.served_by(config.features)
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
-    warmup_frames = round(WARMUP_S * features.SAMPLE_RATE_HZ) // config.features.hop_samples
+    warmup_samples = round(WARMUP_S * features.SAMPLE_RATE_HZ)
     sizes = TensorSizes(
         features=(*rows, -1),
-        warmup_frames=warmup_frames,
+        warmup_samples=warmup_samples,
+        warmup_frames=warmup_samples // config.features.hop_samples,
         max_batch_size=MAX_ATTENDING if isinstance(config.model, Wav2Vec2Config) else MAX_BATCH_SIZE,
         vocabulary=len(config.labels) + 1,
     )
@@ -163,9 +164,10 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     shutil.copyfile(str(features.__file__), feature_stage / "dali.py")
     _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
     onnx.save(export_ragged(network, DTYPES[target.precision]), acoustic / "model.onnx")
-    warmup = acoustic.parent / "warmup" / WARMUP_LENGTH_FILE
-    warmup.parent.mkdir()
-    warmup.write_bytes(struct.pack("<i", sizes.warmup_frames))
+    for stage, length in ((feature_stage, sizes.warmup_samples), (acoustic, sizes.warmup_frames)):
+        warmup = stage.parent / "warmup" / WARMUP_LENGTH_FILE
+        warmup.parent.mkdir()
+        warmup.write_bytes(struct.pack("<i", length))
     for source in ("model.py", "metrics.py"):
         shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
     shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
@@ -185,6 +187,7 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     (decode / VERSION).mkdir(parents=True)
     shutil.copyfile(SOURCES / AUDIO_DECODE / "config.pbtxt", decode / "config.pbtxt")
     shutil.copyfile(SOURCES / AUDIO_DECODE / "dali.py", decode / VERSION / "dali.py")
+    shutil.copytree(SOURCES / AUDIO_DECODE / "warmup", decode / "warmup")
 
 
 def _check_name(name: str) -> None:

@@ -110,11 +110,23 @@ def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
         write_model(tmp_path / "r", "tiny", config, network)
 
 
-def test_warm_up_runs_a_clip_that_fills_its_tensor(tmp_path, config, network):
+@pytest.mark.parametrize(("stage", "tensor"), [("features", "SIGNAL"), ("acoustic", "FEATURES")])
+def test_warm_up_runs_clips_that_fill_their_tensors(tmp_path, config, network, stage, tensor):
     write_model(tmp_path, "tiny", config, network)
-    (warmup,) = read_config(tmp_path / "tiny_acoustic" / "config.pbtxt").model_warmup
-    file = tmp_path / "tiny_acoustic" / "warmup" / warmup.inputs["FEATURE_LENGTH"].input_data_file
-    assert int.from_bytes(file.read_bytes(), "little") == warmup.inputs["FEATURES"].dims[1] > 0
+    warmups = read_config(tmp_path / f"tiny_{stage}" / "config.pbtxt").model_warmup
+    assert [warmup.batch_size for warmup in warmups] == [1, 4]
+    for warmup in warmups:
+        (length,) = (value for value in warmup.inputs.values() if value.input_data_file)
+        file = tmp_path / f"tiny_{stage}" / "warmup" / length.input_data_file
+        assert int.from_bytes(file.read_bytes(), "little") == warmup.inputs[tensor].dims[-1] > 0
+
+
+def test_decoding_warms_up_with_files_of_their_stated_sizes(tmp_path, config, network):
+    write_model(tmp_path, "tiny", config, network)
+    folder = tmp_path / "audio_decode"
+    samples = [warmup.inputs["AUDIO"] for warmup in read_config(folder / "config.pbtxt").model_warmup]
+    assert {sample.input_data_file for sample in samples} == {path.name for path in (folder / "warmup").iterdir()}
+    assert all((folder / "warmup" / s.input_data_file).stat().st_size == s.dims[0] for s in samples)
 
 
 @pytest.mark.parametrize("name", ["audio_decode", "tiny_pcm", "tiny_ctc", "Tiny", "../tiny", ""])
