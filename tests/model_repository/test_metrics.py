@@ -38,5 +38,5 @@ def test_clips_and_their_seconds_are_counted(models, signals, read):
 
 def test_every_outcome_is_there_from_the_start(read):
     assert {name for name in read() if name.startswith("clips")} == {
-        f"clips {outcome}" for outcome in ("ok", "no_samples", "too_long", "not_finite", "other")
+        f"clips {outcome}" for outcome in ("ok", "no_samples", "too_short", "too_long", "not_finite", "other")
     }
