@@ -27,7 +27,7 @@ from carnelian_serving.launcher import choose_ports
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "carnelian"
 ADMIN_KEY = "0123456789abcdef"
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 240
 CASES = sorted(path.stem.removesuffix("-values") for path in (CHART / "ci").glob("*-values.yaml"))
 HELMS = ("helm3", "helm4")
 RELEASE = "speech-eu"
@@ -188,7 +188,7 @@ class Container:
                     return
             except (OSError, http.client.HTTPException):
                 time.sleep(0.2)
-        pytest.fail("the startup probe must succeed in two minutes")
+        pytest.fail(f"the startup probe must succeed in {START_TIMEOUT_S} s")
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -15,7 +15,7 @@ from carnelian_client import TLS, CarnelianClient
 
 Render = Callable[..., Any]
 CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 @pytest.fixture(scope="session")
