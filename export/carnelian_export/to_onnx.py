@@ -131,7 +131,7 @@ class PlainPositions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, frames, width] -> the same shape."""
-        return self.positions.convolve(x, self.weight)
+        return self.positions.convolve(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 
 class PaddedAcoustic(nn.Module):

@@ -9,8 +9,9 @@ import onnxruntime
 import pytest
 import torch
 from carnelian_export.cli import main
-from carnelian_export.parity import run, score
+from carnelian_export.parity import TOLERANCES, run, score
 from carnelian_export.repository import read_config, write_model
+from carnelian_export.target import Target
 from carnelian_export.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
 from carnelian_training import waveform
 from carnelian_training.checkpoint import build_model
@@ -131,6 +132,13 @@ def test_the_folders_hold_a_waveform_model(tmp_path):
     assert [tensor.name for tensor in graph.input] == list(INPUTS)
     weights = {tensor.name for tensor in graph.initializer}
     assert all(node.input[1] in weights for node in graph.node if node.op_type == "Conv")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float16_stays_within_its_tolerance(kind, tmp_path):
+    config, network = built(kind)
+    difference = write_model(tmp_path, "tiny", config, network, target=Target(precision="fp16"))
+    assert 1e-5 < difference <= TOLERANCES["fp16"].worst
 
 
 def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, monkeypatch, capsys):
