@@ -25,6 +25,9 @@ def export(
     language_model: Annotated[
         Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; deployed with the model.")
     ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What `carnelian-perf words` measured: corrects times and confidences.")
+    ] = None,
     options: Annotated[
         list[str] | None, typer.Option("--option", help="Default of the decoder, such as decoder=ngram; repeatable.")
     ] = None,
@@ -42,7 +45,7 @@ def export(
 
     from carnelian_export.repository import Decoding, write_model
 
-    decoding = Decoding(language_model, split_assignments(options or ()))
+    decoding = Decoding(language_model, split_assignments(options or ()), calibration)
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)
     print(f"{name} and {name}_pcm are in {repository}; log-probabilities within {difference:.1e} of PyTorch's")

@@ -61,6 +61,8 @@ class Decoding:
     """ARPA or KenLM binary; copied beside the decoder."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of `ctc.Options`, where they differ from its defaults."""
+    calibration: Path | None = None
+    """What `carnelian-perf words` wrote for this network."""
 
     def parameters(self, labels: Sequence[str]) -> dict[str, str]:
         """What the `_ctc` stage's configuration holds: every option, and the language model's file.
@@ -173,6 +175,8 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
     if decoding.language_model:
         shutil.copyfile(decoding.language_model, decoder / decoding.language_model.name)
+    if decoding.calibration:
+        ctc.Calibration.read(decoding.calibration).write(decoder / "calibration.json")
     settings: dict[str, object] = {
         "name": name,
         "labels": list(config.labels),

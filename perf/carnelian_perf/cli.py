@@ -193,6 +193,38 @@ def decoding(
 
 
 @app.command()
+def words(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of 16 kHz clips that were not trained on.")],
+    language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
+    calibration: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Where to write the calibration, for `carnelian-export --calibration`."),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the curve goes beside it.", show_default="perf/results/NAME_words.json"),
+    ] = None,
+) -> None:
+    """Measure times of words against PocketSphinx's alignment, and whether confidences are true; calibrate both."""
+    from carnelian_training.checkpoint import load_model
+
+    from carnelian_perf.words import measure
+
+    config, network = load_model(checkpoint)
+    out = out or Path("perf/results") / f"{config.name}_words.json"
+    record = measure(config, network, manifest, language_model, out, calibration)
+    for row in record["decoders"]:
+        print(
+            f"{row['decoder']:<8} {'calibrated' if row['calibrated'] else 'as it is':<10}  start within "
+            f"{row['start_error_ms']:.0f} ms, end within {row['end_error_ms']:.0f} ms "
+            f"(medians, {row['timed_words']} words), "
+            f"confidence off by {row['calibration_error']:.3f} (ECE, {row['words']} words)"
+        )
+    print(f"wrote {out}")
+
+
+@app.command()
 def training(
     config: Annotated[
         Optional[Path],  # noqa: UP045

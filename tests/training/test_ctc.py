@@ -58,12 +58,14 @@ def test_words_have_times_in_seconds():
     assert [(w.word, w.start, w.end) for w in hypothesis.words] == [("ab", 0.08, 0.24), ("c", 0.4, 0.48)]
 
 
-def test_confidence_is_the_geometric_mean_of_the_characters():
+def test_a_word_is_as_certain_as_its_least_certain_character_and_a_text_as_its_words():
     probabilities = log_probs("a_b", certainty=0.9)
     probabilities[0, 2] = log_probs("b", certainty=0.4)[0, 0]
     (hypothesis,) = greedy(probabilities, np.array([3]), LABELS, 0.02)
-    assert hypothesis.words[0].confidence == pytest.approx((0.9 * 0.4) ** 0.5, abs=1e-3)
+    assert hypothesis.words[0].confidence == pytest.approx(0.4, abs=1e-3)
     assert hypothesis.confidence == hypothesis.words[0].confidence
+    (two,) = greedy(np.concatenate([log_probs("a "), probabilities], axis=1), np.array([5]), LABELS, 0.02)
+    assert two.confidence == pytest.approx((0.9 + 0.4) / 2, abs=1e-3)
     (silence,) = greedy(log_probs("___", certainty=0.8), np.array([3]), LABELS, 0.02)
     assert silence.confidence == pytest.approx(0.8, abs=1e-3)
 

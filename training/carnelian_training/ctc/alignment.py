@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .hypothesis import Alternative, Hypothesis, geometric_mean, make_words
+from .hypothesis import Alternative, Hypothesis, geometric_mean, make_words, mean_confidence
 
 Frames = npt.NDArray[np.int64]
 
@@ -63,4 +63,4 @@ def time_words(
     begin, end = align(log_probs, codes)
     scores = np.array([log_probs[b:e, code].max() for b, e, code in zip(begin, end, codes, strict=True)])
     words = make_words(list(text), begin, end, scores, frame_s)
-    return Hypothesis(text, words, geometric_mean(scores), tuple(readings))
+    return Hypothesis(text, words, mean_confidence(words), tuple(readings))

@@ -16,7 +16,8 @@ class Word:
     start: float
     end: float
     confidence: float
-    """Geometric mean of the probabilities of its characters, each at its most certain frame; in [0, 1]."""
+    """Probability of its least certain character, at that one's most certain frame; where the recogniser is calibrated,
+    the probability that the word is right. In [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Hypothesis:
     text: str
     words: tuple[Word, ...]
     confidence: float
-    """Geometric mean over all characters, spaces included; of an empty text, of the blanks. In [0, 1]."""
+    """Mean of the words': the share to expect right. Of an empty text, geometric mean of the blanks. In [0, 1]."""
     alternatives: tuple[Alternative, ...] = ()
     """The best first, which is `text`; none by greedy decoding."""
 
@@ -62,21 +63,21 @@ def make_words(
         scores: [characters] log-probability at its most certain frame.
         frame_s: seconds per frame.
     """
-    words, first = [], 0
-    for i in range(len(characters) + 1):
-        if i < len(characters) and characters[i] != " ":
-            continue
-        if i > first:
-            words.append(
-                Word(
-                    "".join(characters[first:i]),
-                    round(float(begin[first]) * frame_s, 3),
-                    round(float(end[i - 1]) * frame_s, 3),
-                    geometric_mean(scores[first:i]),
-                )
-            )
-        first = i + 1
-    return tuple(words)
+    text = "".join(characters)
+    is_letter = np.frombuffer(text.encode("utf-32-le"), np.uint32) != ord(" ")
+    edges = np.flatnonzero(np.diff(is_letter, prepend=False, append=False))  # of words, begin and end in turn
+    if not edges.size:
+        return ()
+    first, last = edges[::2], edges[1::2] - 1
+    least = np.minimum.reduceat(np.where(is_letter, scores, 0.0), first)
+    starts, ends = ((frames * frame_s).round(3).tolist() for frames in (begin[first], end[last]))
+    confidences = np.exp(least.astype(np.float64)).round(4).tolist()
+    return tuple(map(Word, text.split(), starts, ends, confidences))
+
+
+def mean_confidence(words: Sequence[Word]) -> float:
+    """The share of words to expect right, to four digits; of at least one."""
+    return round(sum(word.confidence for word in words) / len(words), 4)
 
 
 def geometric_mean(log_probabilities: npt.NDArray[np.floating[Any]]) -> float:

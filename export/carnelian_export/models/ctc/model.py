@@ -19,6 +19,7 @@ from . import ctc  # type: ignore[attr-defined]  # copied beside this file by ca
 from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
+CALIBRATION_FILE = "calibration.json"  # of times and confidences, where they were measured
 LANGUAGE_MODEL = "language_model"  # the parameter that names a file beside this one; the others are options
 
 
@@ -39,8 +40,12 @@ class TritonPythonModel:
         configured = json.loads(args["model_config"]).get("parameters", {})
         parameters = {name: value["string_value"] for name, value in configured.items()}
         language_model = parameters.pop(LANGUAGE_MODEL, None)
+        calibration = folder / CALIBRATION_FILE
         self._decoder = ctc.Decoder(
-            settings["labels"], self._frame_s, folder / language_model if language_model else None
+            settings["labels"],
+            self._frame_s,
+            folder / language_model if language_model else None,
+            ctc.Calibration.read(calibration) if calibration.exists() else None,
         )
         self._defaults = self._decoder.change_options(parameters)
         self._warm_up(len(settings["labels"]))

@@ -4,9 +4,20 @@
 same code. It needs numpy alone, and KenLM where there is a language model.
 """
 
+from .calibration import Calibration
 from .decoder import Decoder
 from .greedy import greedy
 from .hypothesis import Alternative, Hypothesis, Word
 from .options import OptionError, Options, split_assignments
 
-__all__ = ["Alternative", "Decoder", "Hypothesis", "OptionError", "Options", "Word", "greedy", "split_assignments"]
+__all__ = [
+    "Alternative",
+    "Calibration",
+    "Decoder",
+    "Hypothesis",
+    "OptionError",
+    "Options",
+    "Word",
+    "greedy",
+    "split_assignments",
+]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .alignment import time_words
 from .beam import beam_search
+from .calibration import Calibration
 from .greedy import greedy
 from .hotwords import Hotwords, build_hotwords
 from .hypothesis import Hypothesis
@@ -25,13 +26,20 @@ KEPT_HOTWORDS = 64
 class Decoder:
     """Turns log-probabilities into hypotheses; clips with different options may share a batch."""
 
-    def __init__(self, labels: Sequence[str], frame_s: float, language_model: Path | None = None) -> None:
+    def __init__(
+        self,
+        labels: Sequence[str],
+        frame_s: float,
+        language_model: Path | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
         """Load the language model, if there is one.
 
         Args:
             labels: one character each.
             frame_s: seconds per frame.
             language_model: ARPA or KenLM binary.
+            calibration: of times and confidences; None leaves them as the network has them.
 
         Raises:
             LanguageModelError: The language model does not fit.
@@ -39,6 +47,7 @@ class Decoder:
         """
         self._labels = list(labels)
         self._frame_s = frame_s
+        self._calibration = calibration or Calibration()
         self._language_model = self._load(language_model) if language_model else None
         self.decoders = ("greedy",) + (" " in self._labels) * ("beam",) + (language_model is not None) * ("ngram",)
         self._build_hotwords = lru_cache(KEPT_HOTWORDS)(build_hotwords)
@@ -85,7 +94,7 @@ class Decoder:
         for i, row in enumerate(options):
             if row.decoder != "greedy":
                 hypotheses[i] = self._search(log_probs[i, : int(lengths[i])], row)
-        return [hypotheses[i] for i in range(len(options))]
+        return [self._calibration.apply(hypotheses[i], row.decoder, self._frame_s) for i, row in enumerate(options)]
 
     def _search(self, log_probs: npt.NDArray[np.float32], options: Options) -> Hypothesis:
         language_model = self._language_model if options.decoder == "ngram" else None

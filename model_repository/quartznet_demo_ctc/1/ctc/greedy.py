@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .hypothesis import Hypothesis, geometric_mean, make_words
+from .hypothesis import Hypothesis, geometric_mean, make_words, mean_confidence
 
 
 def greedy(
@@ -34,16 +34,17 @@ def greedy(
     run_labels = best.ravel()[starts]
     run_scores = np.maximum.reduceat(score.ravel(), starts) if starts.size else score.ravel()
     rows = starts // max(num_frames, 1)
-    emitted = run_labels != blank
+    emitted = np.flatnonzero(run_labels != blank)
+    bounds = np.searchsorted(rows[emitted], np.arange(num_rows + 1))
     hypotheses = []
     for row in range(num_rows):
-        runs = np.flatnonzero(emitted & (rows == row))
-        if not runs.size:
-            frames = score[row][real[row]]
-            hypotheses.append(Hypothesis("", (), geometric_mean(frames)))
-            continue
+        runs = emitted[bounds[row] : bounds[row + 1]]
         characters = [labels[i] for i in run_labels[runs]]
         begin, end = starts[runs] - row * num_frames, ends[runs] - row * num_frames
         words = make_words(characters, begin, end, run_scores[runs], frame_s)
-        hypotheses.append(Hypothesis(" ".join(w.word for w in words), words, geometric_mean(run_scores[runs])))
+        if not words:
+            frames = score[row][real[row]]
+            hypotheses.append(Hypothesis("", (), geometric_mean(frames)))
+            continue
+        hypotheses.append(Hypothesis(" ".join(w.word for w in words), words, mean_confidence(words)))
     return hypotheses

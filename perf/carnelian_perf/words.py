@@ -1,0 +1,225 @@
+"""Are words where RESULT says, and as often right as it says? Measured against references and another aligner.
+
+Times are compared with PocketSphinx's forced alignment of the reference: hidden Markov models on features of its own.
+What is measured on one half of the clips corrects the other half, in turn; the calibration that is written is measured
+on all.
+"""
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from carnelian_training import ctc
+from carnelian_training.config import Config
+from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
+from carnelian_training.manifest import Clip
+from carnelian_training.models.network import CtcNetwork
+
+from carnelian_perf.decoding import score
+from carnelian_perf.machine import describe_machine, find_commit, find_versions
+
+RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
+DECODERS = ("greedy", "ngram")
+BINS = 10
+
+Times = list[tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """A word of a transcript."""
+
+    clip: int
+    decoder: str
+    confidence: float
+    is_right: bool
+    times: tuple[float, float]
+    reference: tuple[float, float] | None
+    """Start and end by the other aligner; None where the word is wrong or the clip could not be aligned."""
+
+
+def measure(
+    config: Config, network: CtcNetwork, manifest: Path, language_model: Path, out: Path, calibration: Path | None
+) -> dict[str, Any]:
+    """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
+    clips = clips_to_evaluate(manifest)
+    log_probs = score(config, network, clips)
+    frame_s = frame_duration_s(config)
+    references = [align(clip) for clip in clips]
+
+    def listen(corrections: Sequence[ctc.Calibration]) -> list[Heard]:
+        """Every word of every clip by every decoder; clips take the corrections in turn."""
+        decoders = [ctc.Decoder(config.labels, frame_s, language_model, correction) for correction in corrections]
+        return [
+            word
+            for name in DECODERS
+            for i, (clip, row) in enumerate(zip(clips, log_probs, strict=True))
+            for word in compare(i, name, clip.text, references[i], _decode(decoders[i % len(decoders)], row, name))
+        ]
+
+    plain = listen([ctc.Calibration()])
+    halves = [calibrate([word for word in plain if word.clip % 2 != half]) for half in (0, 1)]
+    corrected = listen(halves)
+    final = calibrate(plain)
+    record: dict[str, Any] = {
+        "subject": "words",
+        "model": config.name,
+        "manifest": str(manifest),
+        "language_model": language_model.name,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
+        "commit": find_commit(),
+        "machine": describe_machine(),
+        "versions": find_versions(),
+        "clips": len(clips),
+        "aligned_clips": sum(reference is not None for reference in references),
+        "calibration": dataclasses.asdict(final),
+        "decoders": [
+            rate([word for word in words if word.decoder == name], name, words is corrected)
+            for name in DECODERS
+            for words in (plain, corrected)
+        ],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    draw(record["decoders"], out.with_suffix(".png"))
+    if calibration is not None:
+        final.write(calibration)
+    return record
+
+
+def align(clip: Clip) -> Times | None:
+    """Start and end of each reference word by PocketSphinx; None if it does not know a word or finds no alignment."""
+    import pocketsphinx
+
+    samples, rate_hz = soundfile.read(clip.audio_filepath, dtype="int16")
+    words = clip.text.split()
+    decoder = pocketsphinx.Decoder(samprate=RATE_HZ, loglevel="FATAL")
+    if rate_hz != RATE_HZ or any(decoder.lookup_word(word) is None for word in words):
+        return None
+    decoder.set_align_text(clip.text)
+    decoder.start_utt()
+    decoder.process_raw(samples.tobytes(), full_utt=True)
+    decoder.end_utt()
+    found = [segment for segment in decoder.seg() or () if segment.word[0] not in "<["]
+    if [segment.word.partition("(")[0] for segment in found] != words:
+        return None
+    return [(s.start_frame / ALIGNER_FRAMES_PER_S, (s.end_frame + 1) / ALIGNER_FRAMES_PER_S) for s in found]
+
+
+def compare(i: int, name: str, said: str, times: Times | None, heard: ctc.Hypothesis) -> list[Heard]:
+    """The words of a transcript, each with the reference word that it is aligned with if it is right."""
+    if not heard.words:
+        return []
+    matches: dict[int, int] = {}
+    for chunk in jiwer.process_words(said, heard.text).alignments[0]:
+        if chunk.type == "equal":
+            first = range(chunk.hyp_start_idx, chunk.hyp_end_idx)
+            matches |= dict(zip(first, range(chunk.ref_start_idx, chunk.ref_end_idx), strict=True))
+    return [
+        Heard(
+            i,
+            name,
+            word.confidence,
+            k in matches,
+            (word.start, word.end),
+            times[matches[k]] if times is not None and k in matches else None,
+        )
+        for k, word in enumerate(heard.words)
+    ]
+
+
+def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
+    """Median delays, and for each decoder the logistic regression of right on the log-odds of confidence."""
+    late = [
+        statistics.median(word.times[side] - word.reference[side] for word in words if word.reference is not None)
+        for side in (0, 1)
+    ]
+    confidence = {}
+    for name in dict.fromkeys(word.decoder for word in words):
+        mine = [word for word in words if word.decoder == name]
+        bounded = np.clip([word.confidence for word in mine], 1e-3, 1 - 1e-3)
+        odds = np.log(bounded / (1 - bounded))
+        confidence[name] = fit_logistic(odds, np.array([word.is_right for word in mine], np.float64))
+    return ctc.Calibration(round(late[0], 3), round(late[1], 3), confidence)
+
+
+def fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Scale and offset that make y likeliest, drawn to (1, 0) as strongly as by one observation; Newton's method."""
+    design, prior = np.stack([x, np.ones_like(x)], axis=1), np.array([1.0, 0.0])
+
+    def loss(weights: npt.NDArray[np.float64]) -> float:
+        z = design @ weights
+        return float((np.logaddexp(0, z) - y * z).sum() + ((weights - prior) ** 2).sum() / 2)
+
+    weights = prior
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-design @ weights))
+        gradient = design.T @ (p - y) + weights - prior
+        step = np.linalg.solve((design * (p * (1 - p))[:, None]).T @ design + np.eye(2), gradient)
+        while loss(weights - step) > loss(weights) and np.abs(step).max() > 1e-9:
+            step = step / 2
+        weights = weights - step
+    return round(float(weights[0]), 4), round(float(weights[1]), 4)
+
+
+def rate(words: Sequence[Heard], name: str, calibrated: bool) -> dict[str, Any]:
+    """Errors of times and of confidences, and the points of the calibration curve."""
+    timed = [word for word in words if word.reference is not None]
+    starts, ends = (
+        [abs(word.times[side] - word.reference[side]) for word in timed if word.reference is not None]
+        for side in (0, 1)
+    )
+    bins: list[dict[str, float]] = []
+    for i in range(BINS):
+        inside = [word for word in words if min(int(word.confidence * BINS), BINS - 1) == i]
+        if inside:
+            expected = statistics.fmean(word.confidence for word in inside)
+            right = statistics.fmean(float(word.is_right) for word in inside)
+            bins.append({"words": len(inside), "confidence": round(expected, 4), "right": round(right, 4)})
+    return {
+        "decoder": name,
+        "calibrated": calibrated,
+        "words": len(words),
+        "right": round(statistics.fmean(float(word.is_right) for word in words), 4),
+        "timed_words": len(timed),
+        "start_error_ms": round(1e3 * statistics.median(starts), 1),
+        "end_error_ms": round(1e3 * statistics.median(ends), 1),
+        "start_error_p90_ms": round(1e3 * float(np.percentile(starts, 90)), 1),
+        "end_error_p90_ms": round(1e3 * float(np.percentile(ends, 90)), 1),
+        "calibration_error": round(sum(b["words"] * abs(b["confidence"] - b["right"]) for b in bins) / len(words), 4),
+        "curve": bins,
+    }
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """The calibration curves: share of right words over confidence."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(DECODERS), figsize=(7, 3.4), sharey=True, layout="constrained")
+    for panel, name in zip(axes, DECODERS, strict=True):
+        panel.plot([0, 1], [0, 1], color="0.8")
+        for row in rows:
+            if row["decoder"] == name:
+                label = f"{'calibrated' if row['calibrated'] else 'as it is'}, ECE {row['calibration_error']:.3f}"
+                points = [(b["confidence"], b["right"]) for b in row["curve"]]
+                panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        panel.set(title=name, xlabel="confidence", ylabel="share of words that are right" if name == "greedy" else "")
+        panel.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _decode(decoder: ctc.Decoder, row: npt.NDArray[np.float32], name: str) -> ctc.Hypothesis:
+    return decoder.decode(row[None], np.array([len(row)]), [ctc.Options(decoder=name)])[0]
