@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 from carnelian_client import TLS, CarnelianClient
+from carnelian_serving.installation import prepare_wheel
 from carnelian_serving.launcher import choose_ports
 
 ROOT = Path(__file__).parents[2]
@@ -165,10 +166,14 @@ class Container:
         arguments = [argument.replace("=/tls/", f"={folder}/") for argument in arguments]
         for port, chosen in ports.items():
             arguments = [argument.replace(f"-port={port}", f"-port={chosen}") for argument in arguments]
-        command = [str(Path(sys.executable).with_name(server["command"][0])), *arguments]
+        program = str(Path(sys.executable).with_name(server["command"][0]))
+        if server["command"] == ["tritonserver"]:  # the wheel's: the same core as the container's, with our backends
+            wheel = prepare_wheel(folder)
+            program, environment = str(wheel.binary), environment | dict(wheel.environment)
+            arguments.append(f"--backend-directory={wheel.backend_directory}")
         self.log = folder / "server.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen([program, *arguments], env=os.environ | environment, stdout=log, stderr=log)
 
     def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> int:
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers or {}, method=method)

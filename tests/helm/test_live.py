@@ -5,6 +5,7 @@ import re
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import soundfile
 from carnelian_client import TLS, AccessDenied, CarnelianClient, RetryPolicy, ServerBusy, Transcript
 
-CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
+ROOT = Path(__file__).parents[2]
+CLIP = ROOT / "demo" / "clips" / "letter.wav"
 
 
 def test_all_probes_succeed(container: Any) -> None:
@@ -84,3 +86,18 @@ def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -
     assert failed == turned_away + 1
     assert moved["quartznet_demo failure"] / 2 == failed
     assert moved["quartznet_demo failure"] / 2 - (decoded - moved["quartznet_demo success"]) == turned_away > 0
+
+
+def test_tritonserver_takes_the_native_arguments(
+    render: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    values = ("runtime=native", "server.logLevel=error", "model.load={quartznet_demo}")
+    native = start(render(*values).server, tmp_path / "native", ROOT / "model_repository")
+    try:
+        assert [native.get(path) for path in native.probes.values()] == [200, 200, 200]
+        assert native.get("/v2/repository/index", method="POST") == 403
+        with CarnelianClient(native.grpc) as client:
+            assert client.transcribe(CLIP).text
+    finally:
+        status = native.stop()
+    assert status == 0
