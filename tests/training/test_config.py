@@ -67,6 +67,12 @@ def test_overrides_reach_nested_values_before_validation(config_file):
     [
         ("loop.steps", "must look like a.b=value"),
         ("name.x=1", "is a value, not a section"),
+        ("name=a/b", "`name` must be fit to name files, without folders, but is 'a/b'"),
+        ("name=''", "`name` must be fit to name files"),
+        ("optimizer.lrate=1", r"optimizer\.lrate: unknown key \(found 1\)"),
+        ("data.train=a.jsonl", r"data\.train: must be a list \(found 'a.jsonl'\)"),
+        ("loop=", r"loop: must be a section of `key: value` \(found None\)"),
+        ("labels=[a, a]", r"are not: \['a'\]$"),
         ("labels=[ab]", "distinct single"),
         ("model.num_mels=0", r"`num_mels` must be at least 1"),
         ("features.num_mels=80", "`model.num_mels` must be `features.num_mels`, 80, but is 64"),
@@ -101,6 +107,21 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("a: [")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
         load_config(broken)
+
+
+@pytest.mark.parametrize("text", ["loop: {steps: 3}\nname: x\nloop: {seed: 2}\n", "loop: {steps: 3, steps: 4}\n"])
+def test_a_key_that_comes_twice_is_refused(config_file, text):
+    config_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"(?s)the key `(loop|steps)` must come once, but comes 2 times.*line"):
+        load_config(config_file)
+    with pytest.raises(ConfigError, match="`seed` must come once"):
+        load_config(CONFIGS[0], ("loop={seed: 1, seed: 2}",))
+
+
+def test_what_yaml_merges_may_be_overridden(config_file):
+    stages = "[&wide {filters: 8, kernel: 3}, {<<: *wide, kernel: 5}]"
+    config_file.write_text(f"name: tiny\nmodel: {{name: quartznet, stages: {stages}}}\n")
+    assert [stage.kernel for stage in load_config(config_file).model.stages] == [3, 5]
 
 
 def test_a_configuration_survives_the_way_through_plain_values(config_file):

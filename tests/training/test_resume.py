@@ -127,6 +127,19 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
         newest(tmp_path, config)
 
 
+def test_the_folder_of_another_run_is_refused(state, config, tmp_path):
+    write_at(state, config, tmp_path, 1)
+    for name in ("other", "tin"):
+        with pytest.raises(ConfigError, match=rf"tiny-00000001\.pt is not one of `{name}`: take another --out"):
+            newest(tmp_path, dataclasses.replace(config, name=name))
+
+
+def test_a_name_is_no_pattern(state, config, tmp_path):
+    config = dataclasses.replace(config, name="tiny [a]*")
+    write_at(state, config, tmp_path, 1)
+    assert newest(tmp_path, config) == tmp_path / "tiny [a]*-00000001.pt"
+
+
 def test_milestones_outlive_the_newest(state, config, tmp_path):
     config = changed(config, loop={"milestones": (3,), "keep_last": 2, "checkpoint_every_steps": 100})
     assert [state.saves(config) for state.step in (2, 3, 12, 100)] == [False, True, True, True]

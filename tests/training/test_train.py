@@ -59,6 +59,19 @@ def test_bad_dev_clips_end_a_run_before_it_begins(tiny_config, bad_clips, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dev_manifest_is_looked_at_before_any_step_of_a_resumed_run_too(tiny_config, tmp_path):
+    train(with_loop(tiny_config, steps=1), tmp_path / "run")
+    (tmp_path / "empty.jsonl").touch()
+    longer = with_loop(tiny_config, steps=4)
+    for folder in ("run", "new"):
+        with pytest.raises(ValueError, match=r"at least one clip to evaluate on, but .*empty\.jsonl has none"):
+            train(with_data(longer, dev=tmp_path / "empty.jsonl"), tmp_path / folder)
+        with pytest.raises(FileNotFoundError, match=r"absent\.jsonl"):
+            train(with_data(longer, dev=tmp_path / "absent.jsonl"), tmp_path / folder)
+    assert len(losses(tmp_path / "run")) == 1
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_loss_falls(tiny_config, tmp_path):
     optimizer = dataclasses.replace(tiny_config.optimizer, lr=0.02)
     config = dataclasses.replace(tiny_config, optimizer=optimizer)
@@ -92,10 +105,10 @@ def test_a_finished_run_stays_as_it_is(tiny_config, tmp_path):
 
 def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_config, tmp_path):
     train(tiny_config, tmp_path)
-    checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "published.pt")
-    config, model = checkpoint.load_model(tmp_path / "published.pt")
+    checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "to" / "published.pt")
+    config, model = checkpoint.load_model(tmp_path / "to" / "published.pt")
     assert config == tiny_config
-    _, content = checkpoint.load(tmp_path / "published.pt")
+    _, content = checkpoint.load(tmp_path / "to" / "published.pt")
     assert content["weights"]["head.weight"].dtype == torch.float16
     assert content["training"] is None
     assert content["results"]["dev_wer"] > 0

@@ -29,6 +29,7 @@ def manifest(bad_clips, tmp_path):
         Clip(tmp_path / "telephone.wav", 2.0, "a clip"),
         Clip(tmp_path / "music.wav", 20.0, "la la"),
         Clip(tmp_path / "good.flac", 0.5, "né", offset=0.25),
+        Clip(tmp_path / "good.flac", 0.5, "behind", offset=7.5),
     ]
     path = tmp_path / "mixed.jsonl"
     write_manifest(path, clips)
@@ -53,14 +54,15 @@ def test_each_clip_is_reported_with_what_was_found(manifest, monkeypatch, capsys
         "telephone.wav": "recorded at 8000 Hz, below 16000 Hz",
         "music.wav": "20 s, outside 0.2 to 16.7 s",
         "good.flac at 0.25 s": "characters outside the labels: 'é'",
-        "line 16": "`duration` must be a positive number of seconds, found None",
+        "good.flac at 7.5 s": "begins 7.5 s into a file that lasts 1.00 s",
+        "line 17": "`duration` must be a positive number of seconds, found None",
     }
     lines = out.splitlines()
     for clip, words in expected.items():
         assert any(f"{clip}: " in line and words in line for line in lines), (clip, words)
     assert not any("good.flac:" in line for line in lines)
     assert "1 clips without a defect" in lines[-1]
-    assert "3 unreadable" in lines[-1]
+    assert "4 unreadable" in lines[-1]
 
 
 def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, monkeypatch, capsys):

@@ -26,14 +26,18 @@ def encoded(clip: Clip) -> Encoded:
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: libsndfile cannot read a segment or an MP3 file; its words.
+        RuntimeError: A segment begins behind the file's end, or libsndfile cannot read it, or an MP3 file; its words.
     """
     if clip.offset is None and clip.audio_filepath.suffix.lower() != ".mp3":
         return np.fromfile(clip.audio_filepath, np.uint8)
     with soundfile.SoundFile(clip.audio_filepath) as file:
         frames = -1
         if clip.offset is not None:
-            file.seek(round(clip.offset * file.samplerate))
+            start = round(clip.offset * file.samplerate)
+            if start >= file.frames:
+                lasts_s = file.frames / file.samplerate
+                raise RuntimeError(f"begins {clip.offset:g} s into a file that lasts {lasts_s:.2f} s")
+            file.seek(start)
             frames = round(clip.duration * file.samplerate)
         return _wav(file.read(frames, dtype="float32", always_2d=True), file.samplerate)
 

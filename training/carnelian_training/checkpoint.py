@@ -60,7 +60,7 @@ def save(
     """Write a checkpoint; a reader sees the old file or the new one, never half of one.
 
     Args:
-        path: usually `<name>.pt`.
+        path: usually `<name>.pt`; its folder is made.
         config: stored inside.
         weights: the model's state dict.
         results: what is known about it, for example {"step": 1000, "dev_wer": 0.4}.
@@ -73,6 +73,7 @@ def save(
         "results": results,
         "training": training,
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         torch.save(content, file)

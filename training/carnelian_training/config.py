@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
+from carnelian_training import mistakes, strict_yaml
 from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
@@ -285,6 +286,8 @@ class Config:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
+        if self.name in {"", ".."} or Path(self.name).name != self.name:
+            raise ValueError(f"`name` must be fit to name files, without folders, but is {self.name!r}")
         if not self.labels:
             raise ValueError("`labels` must hold one character at least, but is empty")
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
@@ -323,7 +326,7 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         ConfigError: with every unknown key and wrong value, by path.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
@@ -350,7 +353,7 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
             if not isinstance(node, dict):
                 raise ConfigError(f"override {override!r}: `{parent}` is a value, not a section")
         try:
-            node[leaf] = yaml.safe_load(value)
+            node[leaf] = strict_yaml.load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: the value cannot be read as YAML: {error}") from error
 
@@ -379,16 +382,8 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
     try:
         return _ADAPTER.validate_python(tree)
     except ValidationError as error:
-        mistakes = [(_path(e["loc"]), e["msg"], e["input"]) for e in error.errors()]
-        lines = [f"  {path}: {message} (found {found!r})" for path, message, found in mistakes]
-        raise ConfigError("\n".join([f"{where}: {len(lines)} mistake(s)", *lines])) from error
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """A place in the file; pydantic also names the kind of model and of features, which is no key."""
-    if location[:1] in (("model",), ("features",)):
-        location = (location[0], *location[2:])
-    return ".".join(map(str, location)) or "config"
+        found = mistakes.described(error)
+        raise ConfigError("\n".join([f"{where}: {len(found)} mistake(s)", *(f"  {line}" for line in found)])) from error
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:

@@ -6,6 +6,7 @@ generator has to be kept either: a run may go on with another number of processe
 """
 
 import fnmatch
+import glob
 import logging
 import os
 import shutil
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
 FIXED = ("model.*", "labels.*", "features.*", "optimizer.name", "init.stage_lr_decay")
+STEP = f"-{'[0-9]' * 8}.pt"  # behind the name of a run
 FREE = ("model.stages.*.dropout", "model.*dropout", "model.layer_drop", "model.extractor_gradient")
 
 
@@ -199,7 +201,7 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
 
 def checkpoints(directory: Path, config: Config) -> list[Path]:
     """The checkpoints of a run by step, oldest first; the best one is not among them."""
-    return sorted(directory.glob(f"{config.name}-{'[0-9]' * 8}.pt"))
+    return sorted(directory.glob(f"{glob.escape(config.name)}{STEP}"))
 
 
 def resume(state: State, config: Config, directory: Path) -> bool:
@@ -225,8 +227,15 @@ def newest(directory: Path, config: Config) -> Path | None:
 
     Raises:
         CheckpointError: There are checkpoints, but none can be read.
+        ConfigError: There are some of another run, whose metrics a new one would replace.
     """
     saved = checkpoints(directory, config)
+    others = sorted(directory.glob(f"*{STEP}"))
+    if others and not saved:
+        raise ConfigError(
+            f"{directory} must be the folder of one run, but {others[-1].name} is not one of `{config.name}`: "
+            "take another --out, or that `name` to resume it"
+        )
     for path in reversed(saved):
         try:
             checkpoint.load(path)

@@ -89,7 +89,7 @@ def train(config: Config, directory: Path) -> None:
             logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
             return
         if process.leads:
-            if config.data.dev is not None and not state.step and config.pretraining is None:
+            if config.data.dev is not None and config.pretraining is None:
                 check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
             directory.mkdir(parents=True, exist_ok=True)
             resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)

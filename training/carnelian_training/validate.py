@@ -28,10 +28,10 @@ from carnelian_training.defects import (
     sound_defect,
     text_defect,
 )
-from carnelian_training.evaluate import warn_of_characters
+from carnelian_training.evaluate import clips_to_evaluate, warn_of_characters
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Item, group, read_clip, run_surviving
-from carnelian_training.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
+from carnelian_training.manifest import Clip, read_manifest_leniently, write_manifest
 
 SECONDS_AT_ONCE = 300.0
 
@@ -115,9 +115,10 @@ def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int
     References that hold other characters than `labels` are warned of.
 
     Raises:
+        ValueError: The manifest is none, or there is nothing to compare with.
         RuntimeError: Clips that evaluation would refuse; each is named, with why.
     """
-    clips = read_manifest(manifest)
+    clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, labels)
     bad = [
         f"{clip.audio_filepath}: {found[kind]}"

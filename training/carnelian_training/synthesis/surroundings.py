@@ -27,9 +27,9 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
     for folder in ("rooms", "noise"):
         (directory / folder).mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(seed)
-    for i in tqdm(range(rooms), "rooms"):
+    for i in tqdm(range(rooms), "rooms", disable=None):
         _write(directory / "rooms" / f"{i:04d}.wav", room(draw))
-    for i in tqdm(range(noises), "noises"):
+    for i in tqdm(range(noises), "noises", disable=None):
         noise = babble(voices, draw) if voices and i % 3 == 0 else coloured_noise(draw)
         _write(directory / "noise" / f"{i:04d}.wav", noise)
 

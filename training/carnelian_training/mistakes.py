@@ -1,0 +1,30 @@
+"""What pydantic finds wrong with a configuration, in the words of the YAML file it came from."""
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+WORDS = {
+    "unexpected_keyword_argument": "unknown key",
+    "missing": "must be given",
+    "tuple_type": "must be a list",
+    "dataclass_type": "must be a section of `key: value`",
+    "model_attributes_type": "must be a section of `key: value`",
+    "union_tag_not_found": "`name` must be given",
+}
+
+
+def described(error: ValidationError) -> list[str]:
+    """One line for each mistake: where, what must hold and, unless it is a whole section, what was found."""
+    return [f"{_path(mistake['loc'])}: {_words(mistake)}" for mistake in error.errors()]
+
+
+def _words(mistake: ErrorDetails) -> str:
+    words = WORDS.get(mistake["type"], mistake["msg"].removeprefix("Value error, "))
+    return words if isinstance(mistake["input"], dict) else f"{words} (found {mistake['input']!r})"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A place in the file; pydantic also names the kind of model and of features, which is no key."""
+    if location[:1] in (("model",), ("features",)):
+        location = (location[0], *location[2:])
+    return ".".join(map(str, location)) or "config"
