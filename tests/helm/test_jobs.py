@@ -135,3 +135,5 @@ def test_the_report_is_made_after_the_sweep_and_kept(render: Render) -> None:
     assert pod["containers"][0]["args"] == ["report", "/results/sweep"]
     (results,) = (volume for volume in pod["volumes"] if volume["name"] == "results")
     assert results["persistentVolumeClaim"] == {"claimName": "results"}
+    assert pod["nodeSelector"] == {"workload": "measuring"}
+    assert pod["tolerations"] == [{"key": "measuring", "operator": "Exists"}]

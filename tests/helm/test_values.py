@@ -12,7 +12,7 @@ import yaml
 
 # Objects whose keys are the user's, Kubernetes' or another program's own.
 OPEN = re.compile(
-    r"(global|nodeSelector|(.+\.)?resources\.(requests|limits)|monitoring\.dashboard\.labels|perf\.grid(\..+)?)"
+    r"(global|(.+\.)?nodeSelector|(.+\.)?resources\.(requests|limits)|monitoring\.dashboard\.labels|perf\.grid(\..+)?)"
 )
 
 
