@@ -17,10 +17,13 @@ def export(
     ],
     name: Annotated[str, typer.Option(help="The model's public name, for example quartznet_15x5.")],
     repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
-    model_format: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32 or fp16; tensors at the interface stay float32.")] = "fp32",
+    model_format: Annotated[str, typer.Option("--format", help="onnx or tensorrt")] = "onnx",
+    precision: Annotated[str, typer.Option(help="fp32, fp16; bf16 of tensorrt.")] = "fp32",
     provider: Annotated[
         str | None, typer.Option("--execution-provider", help="Set ONNX Runtime up for GPUs in config.pbtxt: cuda.")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None, typer.Option(help="Of TensorRT: read if it is there, and written; for one GPU and version.")
     ] = None,
     language_model: Annotated[
         Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; deployed with the model.")
@@ -36,7 +39,7 @@ def export(
     from carnelian_export.target import Target, TargetError
 
     try:
-        target = Target(format=model_format, precision=precision, provider=provider)
+        target = Target(format=model_format, precision=precision, provider=provider, timing_cache=timing_cache)
     except TargetError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from carnelian_export.profiles import choose_profiles
 from carnelian_export.target import Target
 
 WARMUP_LENGTH_FILE = "length"  # in <model>_{features,acoustic}/warmup; a length of zero would warm nothing up
@@ -46,6 +47,8 @@ def build_configs(
     acoustic = build_acoustic(f"{name}_acoustic", sizes)
     if target.provider == "cuda":
         run_on_cuda(acoustic)
+    if target.format == "tensorrt":
+        run_in_tensorrt(acoustic, len(choose_profiles(sizes.max_batch_size, 1.0)))
     stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
     decode = pb.ModelConfig(
         name=AUDIO_DECODE,
@@ -113,6 +116,24 @@ def run_on_cuda(config: pb.ModelConfig) -> None:
     config.optimization.execution_accelerators.gpu_execution_accelerator.add(
         name="cuda", parameters={"cudnn_conv_algo_search": "HEURISTIC"}
     )
+
+
+def run_in_tensorrt(config: pb.ModelConfig, num_profiles: int) -> None:
+    """Make the acoustic stage an engine of the shaped graph, in place."""
+    config.backend = "tensorrt"
+    # Triton's backend compares the flat tensor's only dimension with the first one here.
+    config.input[0].dims[:] = [-1] * len(config.input[0].dims)
+    batch_input = config.batch_input[0]
+    for target, kind, data_type in (
+        ("REQUEST_SIZES", pb.BatchInput.BATCH_ELEMENT_COUNT, pb.TYPE_INT32),
+        ("LONGEST_REQUEST", pb.BatchInput.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, pb.TYPE_FP32),
+    ):
+        config.batch_input.add(
+            kind=kind, target_name=[target], data_type=data_type, source_input=batch_input.source_input
+        )
+    (instances,) = config.instance_group
+    instances.kind = pb.ModelInstanceGroup.KIND_GPU
+    instances.profile[:] = [str(position) for position in range(num_profiles)]
 
 
 def build_ctc(name: str, sizes: TensorSizes, parameters: Mapping[str, str]) -> pb.ModelConfig:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import onnx
 from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
 from carnelian_training.evaluate import frame_duration_s
@@ -19,6 +18,7 @@ from carnelian_training.waveform import WaveformSettings
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from carnelian_export.acoustic import write_acoustic
 from carnelian_export.model_configs import (
     AUDIO_DECODE,
     STAGES,
@@ -28,10 +28,7 @@ from carnelian_export.model_configs import (
     build_configs,
     to_text,
 )
-from carnelian_export.parity import check_parity
-from carnelian_export.precision import DTYPES
 from carnelian_export.target import Target
-from carnelian_export.to_onnx import export_ragged
 
 WARMUP_S = 2.0
 MAX_BATCH_SIZE = 32
@@ -106,7 +103,8 @@ def write_model(
 
     Raises:
         RepositoryError: The name is that of a model with other labels, features or format, or no name.
-        ParityError: The graph and the network disagree; nothing was written.
+        ParityError: What was exported and the network disagree; nothing was written.
+        ArchitectureError, EngineError: TensorRT is not there, or not for this network; nothing was written.
         LanguageModelError, OptionError: The decoding does not fit the network's labels; nothing was written.
     """
     _check_name(name)
@@ -114,9 +112,11 @@ def write_model(
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository)) as scratch:
         staged = Path(scratch)
-        _stage(staged, name, config, network, decoding or Decoding(), target)
+        _stage(staged, name, config, decoding or Decoding(), target)
         _check_release(repository, staged, name)
-        difference = check_parity(staged / f"{name}_acoustic" / VERSION / "model.onnx", network, target.precision)
+        acoustic = staged / f"{name}_acoustic"
+        max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
+        difference = write_acoustic(acoustic / VERSION, network, target, max_batch_size, MAX_AUDIO_S)
         replaced = staged / "replaced"
         replaced.mkdir()
         for folder in sorted(staged.iterdir()):
@@ -144,8 +144,8 @@ def read_config(path: Path) -> pb.ModelConfig:
     return text_format.Parse(path.read_text(), pb.ModelConfig())
 
 
-def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decoding: Decoding, target: Target) -> None:
-    """Write all folders of the model, audio_decode included."""
+def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: Target) -> None:
+    """Write all folders of the model, audio_decode included, but for what the acoustic stage runs."""
     features = front_end.served_by(config.features)
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
     warmup_samples = round(WARMUP_S * features.SAMPLE_RATE_HZ)
@@ -165,7 +165,6 @@ def _stage(folder: Path, name: str, config: Config, network: CtcNetwork, decodin
     feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
     shutil.copyfile(str(features.__file__), feature_stage / "dali.py")
     _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
-    onnx.save(export_ragged(network, DTYPES[target.precision]), acoustic / "model.onnx")
     for stage, length in ((feature_stage, sizes.warmup_samples), (acoustic, sizes.warmup_frames)):
         warmup = stage.parent / "warmup" / WARMUP_LENGTH_FILE
         warmup.parent.mkdir()

@@ -1,8 +1,9 @@
 """What a network is exported for: a file format, a precision, and what runs it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-FORMATS = {"onnx": ("fp32", "fp16")}
+FORMATS = {"onnx": ("fp32", "fp16"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
 PROVIDERS = ("cuda",)
 """ONNX Runtime's execution providers that can be asked for on GPUs. Without: what the backend takes by itself."""
@@ -19,14 +20,24 @@ class Target:
     format: str = "onnx"
     precision: str = "fp32"
     provider: str | None = None
+    timing_cache: Path | None = None
+    """Of TensorRT: what the next export with the same GPU need not time again."""
 
     def __post_init__(self) -> None:
         _check("--format", self.format, tuple(FORMATS))
         _check(f"--precision of {self.format}", self.precision, FORMATS[self.format])
         if self.provider is not None:
             _check("--execution-provider", self.provider, PROVIDERS)
+            _check_only("--execution-provider", "onnx", self.format)
+        if self.timing_cache is not None:
+            _check_only("--timing-cache", "tensorrt", self.format)
 
 
 def _check(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise TargetError(f"{option} must be one of {', '.join(known)}, but is {value}")
+
+
+def _check_only(option: str, owner: str, found: str) -> None:
+    if found != owner:
+        raise TargetError(f"{option} is for --format {owner}, but that is {found}")

@@ -26,11 +26,18 @@ OUTPUTS = ("LOG_PROBS", "LOG_PROB_LENGTH")
 
 
 class RaggedAcoustic(nn.Module):
-    """A network with the tensors of the `<model>_acoustic` stage."""
+    """A network with the tensors of the `<model>_acoustic` stage.
 
-    def __init__(self, network: StackNetwork) -> None:
+    Args:
+        network: In evaluation mode.
+        marks_spoilt: Whether frames whose features are not finite are NaN whatever the network makes of them: integers
+            know no NaN, and the decoder has to tell such a clip from silence.
+    """
+
+    def __init__(self, network: StackNetwork, marks_spoilt: bool = False) -> None:
         super().__init__()
         self.network = network
+        self.marks_spoilt = marks_spoilt
 
     def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score a ragged batch.
@@ -49,8 +56,11 @@ class RaggedAcoustic(nn.Module):
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
         starts = line_up(real, config.reach, config.body_stride)
         packed, valid = pack(features, frames, real, starts, config.num_mels)
-        packed = packed.to(next(self.network.parameters()).dtype)
-        log_probs = self.network.score(packed[None], Mask(valid[None, None, None]))[0]
+        body = packed.to(next(self.network.parameters()).dtype)
+        log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
+        if self.marks_spoilt:
+            spoilt = (packed * 0).sum(0)[:: config.stride, None]  # zero or NaN
+            log_probs = log_probs[: spoilt.shape[0]] + spoilt
         unpacked = unpack(
             log_probs, strided(frames.max(), config.stride), strided(real, config.stride), starts // config.stride
         )
@@ -157,25 +167,32 @@ def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> on
     if dtype != torch.float32:
         network = lower(network, dtype)
     if isinstance(network, StackNetwork):
-        num_mels = network.config.num_mels
-        shapes = torch.tensor([[num_mels, 40], [num_mels, 64]], dtype=torch.int32)
-        module: nn.Module = RaggedAcoustic(network)
+        graph = trace_ragged(RaggedAcoustic(network), (network.config.num_mels, 40))
     else:
         assert isinstance(network, Wav2Vec2)
-        shapes = torch.tensor([[40], [64]], dtype=torch.int32) * network.config.stride
-        module = RaggedWaveforms(network)
+        graph = trace_ragged(RaggedWaveforms(network), (40 * network.config.stride,))
+    _store_as_float16(graph.graph)
+    return graph
+
+
+def trace_ragged(module: nn.Module, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """The graph of a module with the tensors :data:`INPUTS`, on two rows of this shape and of a longer one."""
+    shapes = torch.tensor([shape, (*shape[:-1], shape[-1] * 8 // 5)], dtype=torch.int32)
     features = torch.zeros(int(shapes.prod(1).sum()))
-    return _trace(module, dict(zip(INPUTS, (features, shapes, shapes[:, -1:]), strict=True)))
+    return trace(module, dict(zip(INPUTS, (features, shapes, shapes[:, -1:]), strict=True)))
 
 
 def export_padded(network: CtcNetwork) -> onnx.ModelProto:
     """The same network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1]."""
     features = torch.zeros(2, network.config.feature_channels, 64)
     lengths = torch.tensor([[40], [64]], dtype=torch.int32)
-    return _trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
+    graph = trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
+    _store_as_float16(graph.graph)
+    return graph
 
 
-def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
+def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
+    """The graph of a module that answers :data:`OUTPUTS`; the first dimension of every tensor may vary."""
     module = _with_plain_convolutions(module)
     rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
     # wav2vec 2.0: what is computed of weights alone. Runtimes want the weights of convolutions as such.
@@ -193,7 +210,8 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
             input_names=list(inputs),
             output_names=list(OUTPUTS),
             dynamic_axes={
-                **{name: {0: "rows"} for name in (*inputs, *OUTPUTS)},
+                **{name: {0: "rows" if value.ndim > 1 else f"{name}_size"} for name, value in inputs.items()},
+                "LOG_PROB_LENGTH": {0: "rows"},
                 "FEATURES": rows_and_frames,
                 "LOG_PROBS": {0: "rows", 1: "output_frames"},
             },
@@ -203,8 +221,8 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
             dynamo=False,
         )
     model = onnx.load_from_string(buffer.getvalue())
-    _store_as_float16(model.graph)
-    onnx.checker.check_model(model, full_check=True)
+    if all(weights.dtype != torch.bfloat16 for weights in module.parameters()):  # TensorRT has it, opset 17 has not
+        onnx.checker.check_model(model, full_check=True)
     return model
 
 
@@ -226,7 +244,7 @@ def _with_plain_convolutions(network: nn.Module) -> nn.Module:
                     child.groups,
                     child.bias is not None,
                 )
-                plain.load_state_dict(child.state_dict())
+                plain.to(child.weight.dtype).load_state_dict(child.state_dict())
                 setattr(parent, name, plain)
     return network
 

@@ -15,6 +15,7 @@ from carnelian_training.checkpoint import build_model, load_model
 # Kernels add the same float32 numbers in another order.
 TOLERANCE = 1e-4
 FRAMES = [1, 37, 200, 90]
+SEEN = ("Conv", "LogSoftmax")
 
 
 @pytest.fixture
@@ -159,6 +160,13 @@ def test_folded_batch_norms_change_nothing(fixture, clips, request):
     for clip in clips:
         expected, _ = score(network, clip, clip.shape[1])
         np.testing.assert_allclose(score(folded, clip, clip.shape[1])[0], expected, atol=TOLERANCE)
+
+
+def test_convolutions_compute_in_float16_and_log_softmax_in_float32(network):
+    inferred = onnx.shape_inference.infer_shapes(export_ragged(network, torch.float16), strict_mode=True).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
+    by_kind = {kind: {kinds[node.output[0]] for node in inferred.node if node.op_type == kind} for kind in SEEN}
+    assert by_kind == {"Conv": {onnx.TensorProto.FLOAT16}, "LogSoftmax": {onnx.TensorProto.FLOAT}}
 
 
 def test_rows_of_float16_keep_apart(network, clips, tmp_path):

@@ -76,6 +76,7 @@ def read(**changes: object) -> object:
         ("BATCH_ELEMENT_COUNT", [72, 20]),
         ("BATCH_ACCUMULATED_ELEMENT_COUNT", [72, 92]),
         ("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", [0, 72, 92]),
+        ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", [0] * 72),
     ],
 )
 def test_batch_input_kinds(kind: str, expected: list[object]) -> None:
@@ -143,7 +144,7 @@ def test_an_unknown_accelerator_or_parameter_is_refused_by_name(name: str, key: 
 
 
 def test_an_unknown_batch_input_kind_is_refused() -> None:
-    message = {"kind": "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "data_type": "TYPE_INT32"}
+    message = {"kind": "BATCH_UNHEARD_OF", "data_type": "TYPE_INT32"}
     with pytest.raises(ConfigError, match="must be one of BATCH_ELEMENT_COUNT"):
         read_batch_inputs(read(batch_input=[message]))
 

@@ -1,0 +1,77 @@
+"""The file of the `<model>_acoustic` stage, compared with the network before anybody may serve it."""
+
+import tempfile
+from pathlib import Path
+
+import onnx
+import torch
+from carnelian_training.models.network import CtcNetwork
+
+from carnelian_export.engine import EngineRun, build_engine
+from carnelian_export.parity import Clip, Scores, check_parity, compare, make_inputs
+from carnelian_export.precision import DTYPES
+from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
+from carnelian_export.shaped import ShapedAcoustic, export_shaped, lower_stack
+from carnelian_export.target import Target
+from carnelian_export.to_onnx import OUTPUTS, export_ragged
+
+
+def write_acoustic(folder: Path, network: CtcNetwork, target: Target, max_batch_size: int, max_audio_s: float) -> float:
+    """Write `model.onnx` or `model.plan`.
+
+    Returns:
+        The largest difference between its log-probabilities and the network's.
+
+    Raises:
+        ParityError: They differ by more than the precision explains.
+        ArchitectureError, EngineError: There is no such engine of this network, or no TensorRT.
+    """
+    if target.format == "tensorrt":
+        return _write_engine(folder / "model.plan", network, target, max_batch_size, max_audio_s)
+    path = folder / "model.onnx"
+    onnx.save(export_ragged(network, DTYPES[target.precision]), path)
+    return check_parity(path, network, target.precision)
+
+
+def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, max_audio_s: float) -> float:
+    dtype = DTYPES[target.precision]
+    graph = export_shaped(network, dtype)
+    difference = _check_graph(network, target.precision, graph)
+    profiles = choose_profiles(max_batch_size, max_audio_s)
+    plan = build_engine(graph, max_batch_size, profiles, network.config.feature_channels, target.timing_cache)
+    path.write_bytes(plan)
+    if torch.cuda.is_available():
+        run = EngineRun(plan)
+        for position in range(len(profiles)):
+
+            def score(clips: list[Clip], lengths: list[int], position: int = position) -> Scores:
+                tensors = {name: torch.from_numpy(value) for name, value in make_inputs(clips, lengths).items()}
+                found = run(tensors, position)
+                return found[OUTPUTS[0]].numpy(), found[OUTPUTS[1]].numpy()
+
+            found = compare(score, network, target.precision, f"{path} in TensorRT, profile {position}")
+            difference = max(difference, found)
+    return difference
+
+
+def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto) -> float:
+    """Compare the graph that TensorRT reads, in ONNX Runtime.
+
+    That has no bfloat16: there the graph is compared in float32, and what bfloat16 makes of it in PyTorch.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "model.onnx"
+        if precision != "bf16":
+            onnx.save(graph, path)
+            return check_parity(path, network, precision)
+        onnx.save(export_shaped(network, torch.float32), path)
+        check_parity(path, network)
+    module = ShapedAcoustic(lower_stack(network, torch.bfloat16))
+
+    @torch.inference_mode()
+    def score(clips: list[Clip], lengths: list[int]) -> Scores:
+        inputs = make_inputs(clips, lengths)
+        log_probs, ends = module(*(torch.from_numpy(inputs[name]) for name in SHAPED_INPUTS))
+        return log_probs.numpy(), ends.numpy()
+
+    return compare(score, network, precision, "the network in bfloat16")

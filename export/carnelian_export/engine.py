@@ -1,0 +1,141 @@
+"""A TensorRT engine out of the shaped graph: optimisation profiles, timing cache, and a run of it where a GPU is.
+
+`tensorrt` builds what Triton's backend loads, on the GPU that will serve it, and of the version in that container.
+`tensorrt_rtx` has the same API and builds on machines without a GPU: it shows that the graph is parsed, the profiles
+are accepted and an engine comes out, but Triton cannot load what it builds.
+"""
+
+import importlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from carnelian_export.profiles import Profile, shapes_of
+from carnelian_export.to_onnx import OUTPUTS
+
+logger = logging.getLogger(__name__)
+
+SERVABLE, PORTABLE = "tensorrt", "tensorrt_rtx"
+"""The packages, in the order in which they are tried."""
+
+
+class EngineError(RuntimeError):
+    """TensorRT is not installed, or refuses the graph; the message has its words."""
+
+
+def load_tensorrt() -> Any:
+    """The package that builds.
+
+    Raises:
+        EngineError: There is none.
+    """
+    for name in (SERVABLE, PORTABLE):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise EngineError(
+        "TensorRT must be installed to build engines: `pip install tensorrt==VERSION` on a machine with the GPU, "
+        "VERSION as in the Triton container that will serve; or, to try it without a GPU, "
+        "`pip install 'carnelian-export[tensorrt]'`"
+    )
+
+
+def build_engine(
+    graph: onnx.ModelProto, max_batch_size: int, profiles: Sequence[Profile], num_mels: int, cache: Path | None = None
+) -> bytes:
+    """Build an engine with these profiles.
+
+    Args:
+        graph: The shaped one. Its types are kept as they are (a strongly typed network).
+        max_batch_size: Of the configuration.
+        profiles: At least one.
+        num_mels: Of the features.
+        cache: Timings of kernels, read if it is there and written; of the same GPU and version.
+
+    Raises:
+        EngineError: TensorRT is not installed, or does not build it.
+    """
+    trt = load_tensorrt()
+    log = _log_of(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(graph.SerializeToString()):
+        errors = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
+        raise EngineError(f"{trt.__name__} {trt.__version__} must read the graph, but says: {errors}")
+    config = builder.create_builder_config()
+    for profile in profiles:
+        shapes = builder.create_optimization_profile()
+        for name, (least, tuned, most) in shapes_of(profile, max_batch_size, num_mels).items():
+            shapes.set_shape(name, least, tuned, most)
+        config.add_optimization_profile(shapes)
+    if trt.__name__ == PORTABLE:
+        if not torch.cuda.is_available():
+            config.num_compute_capabilities = 1
+            config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+        cache = None  # it has none, and asks for a GPU if told of one
+    if cache is not None:
+        config.set_timing_cache(config.create_timing_cache(cache.read_bytes() if cache.exists() else b""), False)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise EngineError(f"{trt.__name__} {trt.__version__} must build the graph, but says: {'; '.join(log.errors)}")
+    if cache is not None:
+        cache.write_bytes(bytes(config.get_timing_cache().serialize()))
+    if trt.__name__ == PORTABLE:
+        logger.warning(
+            "built with TensorRT-RTX, which Triton cannot load: export with `tensorrt` installed to serve it"
+        )
+    return bytes(plan)
+
+
+_logs: dict[str, Any] = {}
+
+
+def _log_of(trt: Any) -> Any:
+    """One logger for each package, for it keeps the first one that it is given."""
+    if trt.__name__ not in _logs:
+
+        class Log(trt.ILogger):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.errors: list[str] = []
+
+            def log(self, severity: Any, message: str) -> None:
+                if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                    self.errors.append(message)
+
+        _logs[trt.__name__] = Log()
+    _logs[trt.__name__].errors.clear()
+    return _logs[trt.__name__]
+
+
+class EngineRun:
+    """A built engine on a GPU: tensors by name in, tensors by name out. Not run yet by anybody, for want of a GPU."""
+
+    def __init__(self, plan: bytes) -> None:
+        self._trt = load_tensorrt()
+        self._engine = self._trt.Runtime(_log_of(self._trt)).deserialize_cuda_engine(plan)
+        self._context = self._engine.create_execution_context()
+
+    def __call__(self, inputs: dict[str, Tensor], profile: int) -> dict[str, Tensor]:
+        """Run one batch in one of the profiles."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._context.set_optimization_profile_async(profile, stream.cuda_stream)
+        tensors = {name: value.cuda().contiguous() for name, value in inputs.items()}
+        for name, value in tensors.items():
+            self._context.set_input_shape(name, tuple(value.shape))
+        for name, dtype in zip(OUTPUTS, (torch.float32, torch.int32), strict=True):
+            tensors[name] = torch.empty(tuple(self._context.get_tensor_shape(name)), dtype=dtype, device="cuda")
+        for name, value in tensors.items():
+            self._context.set_tensor_address(name, value.data_ptr())
+        torch.cuda.synchronize()
+        if not self._context.execute_async_v3(stream.cuda_stream):
+            raise EngineError("the engine must run a batch, but does not; TensorRT's log has the reason")
+        stream.synchronize()
+        return {name: tensors[name].cpu() for name in OUTPUTS}

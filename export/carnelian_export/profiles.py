@@ -1,0 +1,48 @@
+"""The optimisation profiles of a TensorRT engine: the shapes that it is tuned for, and how far they may go."""
+
+from dataclasses import dataclass
+
+FRAMES_PER_S = 100
+SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
+"""Of the engine. Triton's `batch_input` makes FEATURES_SHAPE and the last two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Shapes that an engine is tuned for, and how far they may go. Triton takes the nearest that fits a batch."""
+
+    rows: int
+    seconds: float
+    """Of each row, where it is tuned."""
+    most_s: float
+    """Of all rows together, the longest that it takes."""
+
+
+def choose_profiles(max_batch_size: int, max_audio_s: float) -> list[Profile]:
+    """Cover all batches that the configuration allows, from one frame to `max_batch_size` clips of `max_audio_s`."""
+    most_s = max_batch_size * max_audio_s
+    return [
+        Profile(rows=1, seconds=2.0, most_s=8.0),
+        Profile(rows=1, seconds=16.7, most_s=max_audio_s),
+        Profile(rows=min(8, max_batch_size), seconds=7.0, most_s=min(200.0, most_s)),
+        Profile(rows=max_batch_size, seconds=16.7, most_s=most_s),
+    ]
+
+
+def shapes_of(profile: Profile, max_batch_size: int, num_mels: int) -> dict[str, list[tuple[int, ...]]]:
+    """The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`.
+
+    Rows go to `max_batch_size` in every profile, for Triton compares that with the configuration.
+    """
+    row = round(profile.seconds * FRAMES_PER_S) * num_mels
+    # A clip has one frame more than hops.
+    most = (round(profile.most_s * FRAMES_PER_S) + max_batch_size) * num_mels
+    rows = (1, profile.rows, max_batch_size)
+    shapes: tuple[list[tuple[int, ...]], ...] = (
+        [(num_mels,), (profile.rows * row,), (most,)],
+        [(n, 2) for n in rows],
+        [(n, 1) for n in rows],
+        [(n,) for n in rows],
+        [(num_mels,), (row,), (most,)],
+    )
+    return dict(zip(SHAPED_INPUTS, shapes, strict=True))

@@ -1,0 +1,122 @@
+"""The ragged graph for TensorRT, in which every size follows from the inputs' shapes and none from their values.
+
+TensorRT plans memory and kernels from shapes. A length that is read out of a tensor would have to come back to the CPU
+first, and its kernels could not be tuned for it. So the time axis has room for all features that came and for the
+widest gap after each clip, and Triton tells the longest clip by the shape of a tensor without content
+(`BATCH_MAX_ELEMENT_COUNT_AS_SHAPE`).
+"""
+
+import onnx
+import torch
+from carnelian_training.models.masked import Mask, strided
+from carnelian_training.models.network import CtcNetwork, StackNetwork
+from torch import Tensor, nn
+
+from carnelian_export.precision import lower
+from carnelian_export.profiles import SHAPED_INPUTS
+from carnelian_export.to_onnx import trace
+
+
+class ArchitectureError(ValueError):
+    """There is no such form of this network."""
+
+
+class ShapedAcoustic(nn.Module):
+    """What :class:`carnelian_export.to_onnx.RaggedAcoustic` is, with more inputs, which only have shapes."""
+
+    def __init__(self, network: StackNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, features: Tensor, shapes: Tensor, lengths: Tensor, request_sizes: Tensor, longest_request: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score a ragged batch.
+
+        Args:
+            features: [total] float32; the rows' [num_mels, frames] tensors, flat, in order.
+            shapes: [rows, 2] int32, (num_mels, frames) of each row.
+            lengths: [rows, 1] int32, the clip's frames as its sender counts them, which may exceed `frames`.
+            request_sizes: [requests], of any values: how many requests the rows came in.
+            longest_request: [elements], of any values: as many as the largest request has features.
+
+        Returns:
+            As RaggedAcoustic, but in a batch of several requests that have several rows each, rows are as long as
+            if one of them had all the features of its request.
+        """
+        config = self.network.config
+        rows, mels = lengths.shape[0], config.num_mels
+        frames = shapes[:, 1].long()
+        real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
+        slots = strided(real + config.reach, config.body_stride) * config.body_stride
+        starts = sum_before(slots)
+        time = features.shape[0] // mels + rows * (config.reach + config.body_stride)
+        packed, valid = pack(features, frames, real, starts, time, mels)
+        body = packed.to(next(self.network.parameters()).dtype)
+        log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
+        # All rows of a request have one shape; 1 // requests is 1 if there is one request and else 0.
+        rows_of_longest = 1 + (rows - 1) * (1 // request_sizes.shape[0])
+        longest = strided(longest_request.shape[0] // mels // rows_of_longest, config.stride)  # type: ignore[arg-type]
+        unpacked = unpack(log_probs, longest, strided(real, config.stride), starts // config.stride)  # type: ignore[arg-type]
+        return unpacked, strided(lengths.clamp(min=0), config.stride)
+
+
+def sum_before(sizes: Tensor) -> Tensor:
+    """The sum of all entries before each one, [rows] -> [rows]. TensorRT 10.5 has no cumulative sum of integers."""
+    rows = torch.arange(sizes.shape[0])
+    return (sizes * (rows < rows[:, None]).long()).sum(1)
+
+
+def pack(
+    features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, time: int, num_mels: int
+) -> tuple[Tensor, Tensor]:
+    """Lay ragged rows out along one time axis of a given length: [num_mels, time] float32 and [time] bool."""
+    position = torch.arange(time)
+    row = (position[:, None] >= starts).long().sum(1) - 1
+    since_start = position - starts[row]
+    valid = since_start < real[row]
+    first = sum_before(frames * num_mels)[row] + since_start
+    index = first + torch.arange(num_mels)[:, None] * frames[row]
+    padded = torch.cat([features, torch.zeros(1)])  # gaps read the zero at the end
+    return padded[torch.where(valid, index, features.shape[0])], valid
+
+
+def unpack(packed: Tensor, longest: int, lengths: Tensor, starts: Tensor) -> Tensor:
+    """From one time axis to a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
+    time = torch.arange(longest)
+    inside = time < lengths[:, None]
+    index = torch.where(inside, starts[:, None] + time, 0)
+    return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
+
+
+def lower_stack(network: CtcNetwork, dtype: torch.dtype) -> StackNetwork:
+    """As :func:`carnelian_export.precision.lower`, of a Jasper or QuartzNet.
+
+    Raises:
+        ArchitectureError: It is another network.
+    """
+    if not isinstance(network, StackNetwork):
+        raise ArchitectureError("TensorRT is for Jasper and QuartzNet here; export this network as onnx")
+    lowered = lower(network, dtype)
+    assert isinstance(lowered, StackNetwork)
+    return lowered
+
+
+def export_shaped(network: CtcNetwork, dtype: torch.dtype) -> onnx.ModelProto:
+    """The graph of a TensorRT `<model>_acoustic` stage, with :data:`SHAPED_INPUTS`.
+
+    Raises:
+        ArchitectureError: It is not Jasper or QuartzNet.
+    """
+    module = ShapedAcoustic(lower_stack(network, dtype))
+    mels = network.config.feature_channels
+    shapes = torch.tensor([[mels, 40], [mels, 64]], dtype=torch.int32)
+    sizes = shapes.prod(1)
+    values = (
+        torch.zeros(int(sizes.sum())),
+        shapes,
+        shapes[:, 1:],
+        sizes.int(),
+        torch.zeros(int(sizes.max())),
+    )
+    return trace(module, dict(zip(SHAPED_INPUTS, values, strict=True)))

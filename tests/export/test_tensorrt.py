@@ -1,0 +1,150 @@
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from carnelian_export import engine
+from carnelian_export.engine import EngineError, build_engine
+from carnelian_export.parity import make_inputs, run, score
+from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
+from carnelian_export.repository import read_config, write_model
+from carnelian_export.shaped import ArchitectureError, export_shaped
+from carnelian_export.target import Target, TargetError
+from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+
+TOLERANCE = 1e-4
+FRAMES = [1, 37, 200, 90]
+SMALL = [Profile(rows=1, seconds=0.5, most_s=1.0), Profile(rows=2, seconds=2.0, most_s=8.0)]
+
+
+@pytest.fixture
+def tensorrt():
+    """NVIDIA's package that builds engines without a GPU; `make test` installs it."""
+    return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu12 is not installed")
+
+
+@pytest.fixture
+def clips():
+    random = np.random.default_rng(0)
+    return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
+
+
+def open_session(graph: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("fixture", ["network", "jasper"])
+def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, clips, request):
+    network = request.getfixturevalue(fixture)
+    session = open_session(export_shaped(network, torch.float32))
+    batch, lengths = run(session, clips, FRAMES)
+    assert batch.shape[1] == 100
+    assert lengths.tolist() == [[1], [19], [100], [45]]
+    for row, clip in enumerate(clips):
+        expected, end = score(network, clip, clip.shape[1])
+        np.testing.assert_allclose(batch[row, :end], expected, atol=TOLERANCE)
+        assert not batch[row, end:].any()
+
+
+def test_rows_of_one_request_are_as_long_as_its_clips(network, clips):
+    session = open_session(export_shaped(network, torch.float32))
+    inputs = make_inputs([clips[2]] * 3, [200] * 3)
+    expected, _ = session.run(None, inputs)
+    inputs["REQUEST_SIZES"] = np.array([3 * clips[2].size], np.int32)
+    inputs["LONGEST_REQUEST"] = np.zeros(3 * clips[2].size, np.float32)
+    np.testing.assert_array_equal(session.run(None, inputs)[0], expected)
+
+
+def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
+    graph = export_shaped(network, torch.float32).graph
+    made_by = {output: node for node in graph.node for output in node.output}
+
+    def sources(name: str) -> set[str]:
+        node = made_by.get(name)
+        if node is None:
+            return {name}
+        return {"shape"} if node.op_type == "Shape" else set().union(*(sources(i) for i in node.input if i))
+
+    for node in graph.node:
+        if node.op_type == "Range":
+            assert not set().union(*(sources(name) for name in node.input)) & set(SHAPED_INPUTS)
+
+
+def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips):
+    session = open_session(export_shaped(network, torch.float16))
+    before, _ = run(session, clips, FRAMES)
+    clips[1][:] = np.nan
+    after, _ = run(session, clips, FRAMES)
+    assert np.isnan(after[1]).any()
+    for row in (0, 2, 3):
+        np.testing.assert_array_equal(after[row], before[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_engine_with_several_profiles_is_built(tensorrt, network, dtype):
+    plan = build_engine(export_shaped(network, dtype), 4, SMALL, 64)
+    assert len(plan) > 10_000
+
+
+def test_what_tensorrt_refuses_is_said_in_its_words(tensorrt, network):
+    graph = export_shaped(network, torch.float32)
+    for node in graph.graph.node:
+        if node.op_type == "LogSoftmax":
+            node.op_type = "Unheard"
+    with pytest.raises(EngineError, match=r"must read the graph, but says: .*Unheard"):
+        build_engine(graph, 4, SMALL, 64)
+
+
+def test_an_export_writes_the_engine_and_its_configuration(tensorrt, tmp_path, config, network, monkeypatch):
+    monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda *sizes: SMALL)
+    write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision="bf16"))
+    folder = tmp_path / "tiny_acoustic"
+    assert [path.name for path in (folder / "1").iterdir()] == ["model.plan"]
+    acoustic = read_config(folder / "config.pbtxt")
+    assert acoustic.backend == "tensorrt"
+    assert acoustic.instance_group[0].profile == ["0", "1", "2", "3"]
+    assert list(acoustic.input[0].dims) == [-1, -1]
+    made = [name for tensor in acoustic.batch_input for name in tensor.target_name]
+    assert {*(tensor.name for tensor in acoustic.input), *made} == set(SHAPED_INPUTS)
+
+
+def test_profiles_take_every_batch_that_the_configuration_allows():
+    profiles = [shapes_of(profile, 32, 64) for profile in choose_profiles(32, 60.0)]
+    for rows, frames in ((1, 1), (1, 51), (1, 6001), (2, 800), (8, 6001), (32, 1), (32, 6001)):
+        batch = make_inputs([np.zeros((64, frames), np.float32)] * rows, [frames] * rows)
+        # As one request with all rows, too.
+        batch["LONGEST_REQUEST"] = np.zeros(rows * 64 * frames, np.float32)
+        assert any(
+            all(
+                least[axis] <= size <= most[axis]
+                for name, (least, _, most) in shapes.items()
+                for axis, size in enumerate(batch[name].shape)
+            )
+            for shapes in profiles
+        )
+    for shapes in profiles:
+        assert all(least <= tuned <= most for least, tuned, most in shapes.values())
+
+
+def test_without_tensorrt_the_export_says_what_to_install(network, monkeypatch):
+    for name in (engine.SERVABLE, engine.PORTABLE):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EngineError, match=r"pip install 'carnelian-export\[tensorrt\]'"):
+        build_engine(onnx.ModelProto(), 4, SMALL, 64)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path):
+    with pytest.raises(TargetError, match="--execution-provider is for --format onnx"):
+        Target(format="tensorrt", provider="cuda")
+    with pytest.raises(TargetError, match="--timing-cache is for --format tensorrt"):
+        Target(timing_cache=tmp_path / "cache")
+    with pytest.raises(TargetError, match="must be one of fp32, fp16, but is bf16"):
+        Target(precision="bf16")
+
+
+def test_another_architecture_is_refused_by_name():
+    small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
+    with pytest.raises(ArchitectureError, match="Jasper and QuartzNet"):
+        export_shaped(Wav2Vec2(small, 4).eval(), torch.float16)
