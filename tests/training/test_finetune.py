@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from carnelian_training.config import (
     config_to_dict,
     load_config,
 )
+from carnelian_training.evaluate import evaluate
 from carnelian_training.optim import build_optimizer
 from carnelian_training.train import train
 
@@ -60,10 +62,19 @@ def test_a_new_alphabet_keeps_the_body_and_the_rows_of_shared_labels(tiny_config
     new_rows, old_rows = rows(model, config), rows(old, tiny_config)
     for label in ("a", " ", "b", "blank"):
         assert torch.equal(new_rows[label], old_rows[label]), label
-    assert not any(torch.equal(new_rows["é"], row) for row in old_rows.values())
+    mean = torch.stack([row for label, row in old_rows.items() if label != "blank"]).mean(dim=0)
+    torch.testing.assert_close(new_rows["é"], mean)
     assert "the blank and 3 labels" in caplog.text
-    assert "start at random: 'é'" in caplog.text
+    assert "start at the mean of the old ones: 'é'" in caplog.text
     assert "has not: 'cdefghijklmnopqrstuvwxyz''" in caplog.text.replace('"', "'")
+
+
+def test_new_labels_do_not_drown_what_the_old_ones_know(tiny_config):
+    demo = Path(__file__).parents[2] / "demo" / "quartznet_demo.pt"
+    config, before = checkpoint.load_model(demo)
+    wider = dataclasses.replace(with_init(config, demo), labels=(*config.labels, *"äöüß"))
+    heard = [evaluate(model, of, tiny_config.data.dev) for model, of in ((before, config), (started(wider), wider))]
+    assert heard[0].transcripts == heard[1].transcripts
 
 
 def test_more_frames_of_the_head_repeat_the_old_ones(tiny_config, source):

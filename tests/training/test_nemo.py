@@ -276,12 +276,13 @@ def test_the_way_back_gives_the_same_file(tmp_path, name):
 def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, monkeypatch, capsys):
     model = checkpoint.build_model(tiny_config)
     checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})
-    monkeypatch.setattr("sys.argv", ["carnelian-train", "to-nemo", str(tmp_path / "tiny.pt"), str(tmp_path / "t.nemo")])
+    target = tmp_path / "to" / "t.nemo"
+    monkeypatch.setattr("sys.argv", ["carnelian-train", "to-nemo", str(tmp_path / "tiny.pt"), str(target)])
     with pytest.raises(SystemExit) as exit_status:
         main()
     assert exit_status.value.code == 0
     assert "`features.edges` is 'reflect', but NeMo has 'zero'" in capsys.readouterr().out
-    assert sources.read(tmp_path / "t.nemo")[0].model == tiny_config.model
+    assert sources.read(target)[0].model == tiny_config.model
     two = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, head_frames=2))
     with pytest.raises(CheckpointError, match="head_frames` must be 1"):
         nemo.write(tmp_path / "two.nemo", two, {})

@@ -17,9 +17,10 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
     """Give a new network the weights of `config.init.checkpoint`, if there is one; the log says what was taken.
 
     The body must be the same. In the head, a label that both alphabets have keeps its row, as does the blank, and a new
-    label gets a random one: the letters that two languages share mostly share their sounds, and a network that knows
-    when to write a blank aligns from the first step. Frames of the head (`head_frames`) are taken from the old head's
-    frame at the same time.
+    label gets the mean of the old labels' rows: the letters that two languages share mostly share their sounds, and a
+    network that knows when to write a blank aligns from the first step. A random row would drown both, for a trained
+    head holds all labels down but the one that it hears. Frames of the head (`head_frames`) are taken from the old
+    head's frame at the same time.
 
     Raises:
         CheckpointError: The file cannot be read, or its body is another; every tensor that does not fit is named.
@@ -55,7 +56,7 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
     logger.info("starting from %s: the body, and the head's rows of the blank and %d labels", path, len(kept))
     if kept != list(config.labels):
         new = "".join(label for label in config.labels if label not in kept)
-        logger.info("labels whose rows start at random: %r", new)
+        logger.info("labels whose rows start at the mean of the old ones: %r", new)
     if len(kept) < len(source.labels):
         dropped = "".join(label for label in source.labels if label not in kept)
         logger.info("labels of the checkpoint that this run has not: %r", dropped)
@@ -66,9 +67,12 @@ def _head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Ten
     head = fresh.clone().view(config.model.head_frames, len(config.labels) + 1, *fresh.shape[1:])
     old = trained.to(fresh).view(source.model.head_frames, len(source.labels) + 1, *fresh.shape[1:])
     rows = [(i, source.labels.index(label)) for i, label in enumerate(config.labels) if label in source.labels]
+    new = [i for i, label in enumerate(config.labels) if label not in source.labels]
     to, of = (list(column) for column in zip(*rows, (len(config.labels), len(source.labels)), strict=True))
     for frame in range(len(head)):
-        head[frame, to] = old[frame * len(old) // len(head), of]
+        rows_then = old[frame * len(old) // len(head)]
+        head[frame, to] = rows_then[of]
+        head[frame, new] = rows_then[:-1].mean(dim=0)
     return head.flatten(0, 1)
 
 

@@ -195,6 +195,7 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
         CONFIG_FILE: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode(),
         WEIGHTS_FILE: buffer.getvalue(),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with tarfile.open(partial, "w") as archive:
         for name, content in parts.items():
