@@ -1,0 +1,99 @@
+"""Users who send clips of mixed length through the SDK: `locust -f perf/locustfile.py --host localhost:8001`.
+
+The clips are those of `carnelian-perf mixed`: log-normal durations, cut from the demo's clips or taken from a manifest.
+Each user sends one, waits for the answer, pauses, sends the next. `--pause 0` is the closed loop of `mixed`.
+"""
+
+import logging
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc.experimental.gevent as grpc_gevent
+
+grpc_gevent.init_gevent()  # before a channel is made: gRPC's threads would block all users
+
+from carnelian_client import CarnelianClient, CarnelianClientError, RetryPolicy  # noqa: E402
+from carnelian_perf.traffic import Clip, cut_clips, load_clips  # noqa: E402
+from locust import User, events, task  # noqa: E402
+
+DEMO_MANIFEST = Path(__file__).parents[1] / "demo/clips/manifest.jsonl"
+LENGTHS_S = (4, 8, 16, 60)
+LOGGER = logging.getLogger("carnelian_perf")
+
+
+@events.init_command_line_parser.add_listener
+def add_options(parser: Any) -> None:
+    """Options beside Locust's own; its web page asks for them too."""
+    parser.add_argument("--model", default="quartznet_demo", help="Name of the model.")
+    parser.add_argument("--manifest", default="", help="Clips to send whole; without, the demo's, cut.")
+    parser.add_argument("--pause", type=float, default=0.0, help="Mean seconds between an answer and the next clip.")
+
+
+class Totals:
+    """What all users of this process were answered."""
+
+    audio_s = 0.0
+    began = 0.0
+    clips: list[Clip] = []  # noqa: RUF012  one list for all users
+
+
+@events.init.add_listener
+def make_clips(environment: Any, **_: Any) -> None:
+    """Once, before the time of the test runs."""
+    manifest = environment.parsed_options.manifest
+    Totals.clips = load_clips(Path(manifest)) if manifest else cut_clips(DEMO_MANIFEST)
+
+
+@events.test_start.add_listener
+def start(**_: Any) -> None:
+    """Begin to count."""
+    Totals.audio_s, Totals.began = 0.0, time.perf_counter()
+
+
+@events.test_stop.add_listener
+def stop(**_: Any) -> None:
+    """Say what a table of requests does not: seconds of audio."""
+    rate = Totals.audio_s / (time.perf_counter() - Totals.began)
+    LOGGER.info("%.0f s of audio answered, %.1f audio seconds per second", Totals.audio_s, rate)
+
+
+class Speaker(User):  # type: ignore[misc]
+    """Sends clips one after the other."""
+
+    host = "localhost:8001"
+
+    def wait_time(self) -> float:
+        """Exponential pauses."""
+        pause: float = self.environment.parsed_options.pause
+        return random.expovariate(1 / pause) if pause else 0.0
+
+    def on_start(self) -> None:
+        """Open a connection of one's own."""
+        options = self.environment.parsed_options
+        self._client = CarnelianClient(self.host, model=options.model, retry=RetryPolicy(num_attempts=1))
+
+    def on_stop(self) -> None:
+        """Close it: a process whose channels stay open does not end."""
+        self._client.close()
+
+    @task
+    def send(self) -> None:
+        """Send a clip; Locust's tables have a row for each range of lengths."""
+        clip = random.choice(Totals.clips)
+        longest = next(length for length in LENGTHS_S if clip.duration_s <= length)
+        text, failure = "", None
+        began = time.perf_counter()
+        try:
+            text = self._client.transcribe(clip.wav).text
+            Totals.audio_s += clip.duration_s
+        except CarnelianClientError as error:
+            failure = error
+        self.environment.events.request.fire(
+            request_type="clip",
+            name=f"up to {longest} s",
+            response_time=1e3 * (time.perf_counter() - began),
+            response_length=len(text),
+            exception=failure,
+        )

@@ -1,0 +1,24 @@
+"""The locustfile under the real Locust, on the real server."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("locust") is None, reason="needs carnelian-perf[locust]")
+def test_users_are_answered_and_the_process_ends(server):
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "perf/locustfile.py"), "--headless", "--json"]
+    load = ["-u", "2", "-r", "2", "-t", "3s", "--stop-timeout", "20", "--host", server.grpc_url]
+    result = subprocess.run([*command, *load], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "audio seconds per second" in result.stderr
+    rows = json.loads(result.stdout)
+    assert sum(row["num_requests"] for row in rows) > 0
+    assert sum(row["num_failures"] for row in rows) == 0
+    assert {row["name"] for row in rows} <= {"up to 4 s", "up to 8 s", "up to 16 s"}
