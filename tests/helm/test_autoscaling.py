@@ -1,6 +1,8 @@
 """HPA, KEDA, the rules for prometheus-adapter, and the metric of a live server under rising and falling load."""
 
 import io
+import json
+import runpy
 import threading
 import time
 from collections.abc import Callable
@@ -138,3 +140,10 @@ def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
         for caller in callers:
             caller.join()
     wait_for(lambda value: value < target)
+
+
+def test_the_table_is_that_of_the_raw_file(chart: Path) -> None:
+    script = runpy.run_path(str(chart / "docs" / "pressure.py"))
+    rows = json.loads((chart / "docs" / "pressure.json").read_text())["rows"]
+    text = (chart / "docs" / "autoscaling.md").read_text()
+    assert "\n".join(map(script["render_row"], rows)) in text

@@ -1,0 +1,107 @@
+"""What a server's metrics say at rising load: python helm/carnelian/docs/pressure.py, from the repository's root.
+
+Serves model_repository/ and sends the demo's clips from 1 to 64 callers that never pause. Writes pressure.json beside
+this file and prints the table of autoscaling.md.
+"""
+
+import asyncio
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from carnelian_serving.launcher import Server
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = "quartznet_demo"
+CALLERS = (1, 2, 4, 8, 16, 32, 64)
+SECONDS = 15.0
+WARM_UP_SECONDS = 3.0
+STAGE = re.compile(r"audio_decode|.+_(features|acoustic|ctc)")
+COUNTER = re.compile(r'^(\w+)\{model="(\w+)"(?:,version="1")?\} (\S+)$', re.M)
+
+
+def read_counters(url: str) -> dict[tuple[str, str], float]:
+    """Reads (name, model) -> value."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return {(name, model): float(value) for name, model, value in COUNTER.findall(answer.read().decode())}
+
+
+async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) -> list[float]:
+    """Calls from so many callers for so long; returns the seconds of each answer."""
+    took: list[float] = []
+    end = time.monotonic() + seconds
+
+    async def call(client: triton_aio.InferenceServerClient, number: int) -> None:
+        while time.monotonic() < end:
+            clip = clips[number % len(clips)]
+            number += 1
+            audio = triton.InferInput("AUDIO", clip.shape, "UINT8")
+            audio.set_data_from_numpy(clip)
+            began = time.monotonic()
+            await client.infer(MODEL, [audio])
+            took.append(time.monotonic() - began)
+
+    async with triton_aio.InferenceServerClient(url) as client:
+        await asyncio.gather(*(call(client, number) for number in range(callers)))
+    return took
+
+
+def measure(server: Server, clips: list[np.ndarray], callers: int) -> dict[str, float]:
+    """One row: what callers saw, and what the metrics said."""
+    before, began = read_counters(server.metrics_url), time.monotonic()
+    took = sorted(asyncio.run(send(server.grpc_url, clips, callers, SECONDS)))
+    elapsed = time.monotonic() - began
+    moved = {key: value - before[key] for key, value in read_counters(server.metrics_url).items()}
+
+    def of_stages(name: str) -> float:
+        return sum(value for (metric, model), value in moved.items() if metric == name and STAGE.fullmatch(model))
+
+    audio_s = moved["carnelian_audio_seconds_total", MODEL]
+    in_progress = moved["nv_inference_request_duration_us", MODEL] / 1e6 / elapsed
+    batches = moved["nv_inference_exec_count", f"{MODEL}_acoustic"]
+    return {
+        "callers": callers,
+        "clips_per_s": len(took) / elapsed,
+        "p50_ms": statistics.median(took) * 1e3,
+        "p95_ms": took[int(len(took) * 0.95)] * 1e3,
+        "audio_in_progress_s": in_progress * audio_s / moved["nv_inference_request_success", MODEL],
+        "queue_over_compute": of_stages("nv_inference_queue_duration_us")
+        / of_stages("nv_inference_compute_infer_duration_us"),
+        "batch": moved["nv_inference_count", f"{MODEL}_acoustic"] / batches,
+    }
+
+
+def render_row(row: dict[str, float]) -> str:
+    """A line of the table."""
+    return "| " + " | ".join(f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in row.values()) + " |"
+
+
+def main() -> None:
+    """Measures, writes, prints."""
+    paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
+    clips = [np.fromfile(path, np.uint8)[None] for path in paths]
+    with Server(ROOT / "model_repository", models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
+        asyncio.run(send(server.grpc_url, clips, 2, WARM_UP_SECONDS))
+        rows = [measure(server, clips, callers) for callers in CALLERS]
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
+        "load_average": os.getloadavg(),
+        "seconds_a_row": SECONDS,
+        "rows": rows,
+    }
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    print(*map(render_row, rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
