@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from carnelian_export.repository import write_model
+from carnelian_export.repository import Decoding, write_model
 from carnelian_training.checkpoint import load_model
 from onnx import numpy_helper
 
@@ -19,7 +19,8 @@ MAX_BYTES = 30 * 1024**2
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
-    write_model(folder, "quartznet_demo", *load_model(CHECKPOINT))
+    decoding = Decoding(REPOSITORY / "quartznet_demo_ctc" / "1" / "english.klm", {}, ROOT / "demo" / "calibration.json")
+    write_model(folder, "quartznet_demo", *load_model(CHECKPOINT), decoding)
     return folder
 
 

@@ -97,7 +97,7 @@ class TritonPythonModel:
             for i, hypothesis in zip(good, hypotheses, strict=True):
                 results[i] = {
                     "text": hypothesis.text,
-                    "words": [vars(word) for word in hypothesis.words],
+                    "words": [word._asdict() for word in hypothesis.words],
                     "confidence": hypothesis.confidence,
                     "alternatives": [vars(reading) for reading in hypothesis.alternatives],
                     "duration": round(int(lengths[i]) * self._frame_s, 3),  # in whole frames

@@ -62,5 +62,5 @@ def time_words(
     codes = np.array([numbers[character] for character in text])
     begin, end = align(log_probs, codes)
     scores = np.array([log_probs[b:e, code].max() for b, e, code in zip(begin, end, codes, strict=True)])
-    words = make_words(list(text), begin, end, scores, frame_s)
-    return Hypothesis(text, words, mean_confidence(words), tuple(readings))
+    words, _ = make_words(text, begin, end, scores, frame_s)
+    return Hypothesis(text, tuple(words), mean_confidence(words), tuple(readings))

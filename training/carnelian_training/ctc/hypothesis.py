@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """One word of a hypothesis; times in seconds from the start of the clip."""
 
     word: str
@@ -48,31 +47,38 @@ class Hypothesis:
 
 
 def make_words(
-    characters: Sequence[str],
+    text: str,
     begin: npt.NDArray[np.integer[Any]],
     end: npt.NDArray[np.integer[Any]],
     scores: npt.NDArray[np.floating[Any]],
     frame_s: float,
-) -> tuple[Word, ...]:
-    """Join characters to words at their spaces.
+    clips: npt.NDArray[np.integer[Any]] | None = None,
+) -> tuple[list[Word], npt.NDArray[np.intp]]:
+    """Cut characters into words at their spaces, and where a clip ends.
 
     Args:
-        characters: of one clip, in order.
+        text: characters, of one or several clips, in order.
         begin: [characters] first frame of each.
         end: [characters] the frame after its last.
         scores: [characters] log-probability at its most certain frame.
         frame_s: seconds per frame.
+        clips: [characters] which clip each is of; None for one clip.
+
+    Returns:
+        The words, and the place in `text` of each one's first character.
     """
-    text = "".join(characters)
     is_letter = np.frombuffer(text.encode("utf-32-le"), np.uint32) != ord(" ")
-    edges = np.flatnonzero(np.diff(is_letter, prepend=False, append=False))  # of words, begin and end in turn
-    if not edges.size:
-        return ()
-    first, last = edges[::2], edges[1::2] - 1
+    follows = is_letter[1:] & is_letter[:-1]
+    if clips is not None:
+        follows &= clips[1:] == clips[:-1]
+    first = np.flatnonzero(is_letter & ~np.concatenate(([False], follows))[: len(text)])
+    after = np.flatnonzero(is_letter & ~np.concatenate((follows, [False]))[: len(text)]) + 1
+    if not first.size:
+        return [], first
     least = np.minimum.reduceat(np.where(is_letter, scores, 0.0), first)
-    starts, ends = ((frames * frame_s).round(3).tolist() for frames in (begin[first], end[last]))
-    confidences = np.exp(least.astype(np.float64)).round(4).tolist()
-    return tuple(map(Word, text.split(), starts, ends, confidences))
+    starts, ends = ((frames * frame_s).round(3).tolist() for frames in (begin[first], end[after - 1]))
+    spelled = [text[i:j] for i, j in zip(first.tolist(), after.tolist(), strict=True)]
+    return list(map(Word, spelled, starts, ends, np.exp(least.astype(np.float64)).round(4).tolist())), first
 
 
 def mean_confidence(words: Sequence[Word]) -> float:

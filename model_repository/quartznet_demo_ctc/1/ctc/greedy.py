@@ -35,16 +35,14 @@ def greedy(
     run_scores = np.maximum.reduceat(score.ravel(), starts) if starts.size else score.ravel()
     rows = starts // max(num_frames, 1)
     emitted = np.flatnonzero(run_labels != blank)
-    bounds = np.searchsorted(rows[emitted], np.arange(num_rows + 1))
+    clips, first_frames = rows[emitted], rows[emitted] * num_frames
+    text = "".join([labels[i] for i in run_labels[emitted].tolist()])
+    begin, end = starts[emitted] - first_frames, ends[emitted] - first_frames
+    words, places = make_words(text, begin, end, run_scores[emitted], frame_s, clips)
+    bounds = np.searchsorted(clips[places], np.arange(num_rows + 1)).tolist()
     hypotheses = []
     for row in range(num_rows):
-        runs = emitted[bounds[row] : bounds[row + 1]]
-        characters = [labels[i] for i in run_labels[runs]]
-        begin, end = starts[runs] - row * num_frames, ends[runs] - row * num_frames
-        words = make_words(characters, begin, end, run_scores[runs], frame_s)
-        if not words:
-            frames = score[row][real[row]]
-            hypotheses.append(Hypothesis("", (), geometric_mean(frames)))
-            continue
-        hypotheses.append(Hypothesis(" ".join(w.word for w in words), words, mean_confidence(words)))
+        mine = tuple(words[bounds[row] : bounds[row + 1]])
+        confidence = mean_confidence(mine) if mine else geometric_mean(score[row][real[row]])
+        hypotheses.append(Hypothesis(" ".join([word.word for word in mine]), mine, confidence))
     return hypotheses
