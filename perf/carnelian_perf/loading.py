@@ -49,7 +49,10 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, 
     clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
     plan = plan_epoch(trainable(clips, config), config, 0)
     if not 0 < steps < batches < len(plan):
-        raise ValueError(f"0 < steps < batches < {len(plan)} (those of the epoch) must hold, not {steps}, {batches}")
+        raise ValueError(
+            f"`--batches` must be above `--steps`, {steps}, and below those of the epoch, {len(plan)}, "
+            f"but is {batches}: give fewer, or lower `data.batch_s`"
+        )
     loaded: list[Batch] = []
     reader = load(plan, config.features, 1, skip=Limits.of(config))
     loaded.append(next(reader))  # the pipeline is built and has begun the next batches, as it has at the end

@@ -28,20 +28,30 @@ def render(raw_path: Path) -> Path:
     ]
     lines += [_row(result, results, facts) for result in results]
     lines += ["", *_ratios(results, facts), *_amp(results), *_notes(facts, raw_path)]
-    lines += ["", f"Published by others, on other machines ({SOURCE}):", ""]
-    lines += ["| | precision | clips per process | processes | utterances/s |", "|---|---|--:|--:|--:|"]
-    lines += [
+    lines += _published(facts["model"])
+    page = raw_path.with_suffix(".md")
+    page.write_text("\n".join(lines) + "\n")
+    return page
+
+
+def _published(model: str) -> list[str]:
+    rows = [
         f"| {row['hardware']} | {row['precision']} | {row['batch_per_gpu']} | {row['gpus']} | {row['throughput']} |"
-        for row in published(facts["model"])
+        for row in published(model)
     ]
-    lines += [
+    if not rows:
+        return []
+    return [
+        "",
+        f"Published by others, on other machines ({SOURCE}):",
+        "",
+        "| | precision | clips per process | processes | utterances/s |",
+        "|---|---|--:|--:|--:|",
+        *rows,
         "",
         "Theirs are whole epochs of LibriSpeech, data loading and the optimiser's accumulated steps included; a batch "
         "there is padded to its longest clip, at most 16.7 s.",
     ]
-    page = raw_path.with_suffix(".md")
-    page.write_text("\n".join(lines) + "\n")
-    return page
 
 
 def published(model: str) -> list[dict[str, str]]:

@@ -35,7 +35,7 @@ def test_the_raw_file_holds_both_costs(tiny, tmp_path):
 
 
 def test_more_batches_than_there_are_is_an_error(tiny, tmp_path):
-    with pytest.raises(ValueError, match="those of the epoch"):
+    with pytest.raises(ValueError, match=r"be above `--steps`, 2, and below those of the epoch, \d+, but is 99"):
         CliRunner().invoke(app, ["loading", str(tiny), "--batches", "99"], catch_exceptions=False)
 
 

@@ -204,3 +204,6 @@ def test_on_a_gpu_only_the_wall_counts_and_half_precision_is_set_beside_tf32(tmp
     assert "**tf32, 4 clips: 2.50 times as fast as plain `Conv1d` in PyTorch eager** by the wall." in page
     assert "- bf16 is 2.00 times as fast as TF32: 4 clips, 1 process(es)." in page
     assert "| Carnelian | bf16 | 4 | 1 | 8.00 |" in page
+    assert "Published by others" in page
+    raw.write_text(json.dumps(facts | {"model": "mine"}))
+    assert "Published by others" not in render(raw).read_text()
