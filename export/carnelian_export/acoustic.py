@@ -5,30 +5,40 @@ from pathlib import Path
 
 import onnx
 import torch
+from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_export.engine import EngineRun, build_engine
-from carnelian_export.parity import Clip, Scores, check_parity, compare, make_inputs
+from carnelian_export.parity import Clip, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.precision import DTYPES
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
+from carnelian_export.quantise import quantise, read_clips
 from carnelian_export.shaped import ShapedAcoustic, export_shaped, lower_stack
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import OUTPUTS, export_ragged
 
 
-def write_acoustic(folder: Path, network: CtcNetwork, target: Target, max_batch_size: int, max_audio_s: float) -> float:
+def write_acoustic(
+    folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int, max_audio_s: float
+) -> float:
     """Write `model.onnx` or `model.plan`.
 
     Returns:
-        The largest difference between its log-probabilities and the network's.
+        The largest difference between its log-probabilities and the network's; of int8, the mean distance between the
+        labels' distributions, 0 to 2.
 
     Raises:
         ParityError: They differ by more than the precision explains.
         ArchitectureError, EngineError: There is no such engine of this network, or no TensorRT.
+        QuantisationError: There is nothing to calibrate on, or no int8 of this network.
     """
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, max_audio_s)
     path = folder / "model.onnx"
+    if target.int8_clips is not None:
+        clips = read_clips(target.int8_clips, config)
+        onnx.save(quantise(network, clips), path)
+        return check_distributions(path, network, clips)
     onnx.save(export_ragged(network, DTYPES[target.precision]), path)
     return check_parity(path, network, target.precision)
 

@@ -18,9 +18,13 @@ def export(
     name: Annotated[str, typer.Option(help="The model's public name, for example quartznet_15x5.")],
     repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
     model_format: Annotated[str, typer.Option("--format", help="onnx or tensorrt")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32, fp16; bf16 of tensorrt.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, fp16; int8 of onnx; bf16 of tensorrt.")] = "fp32",
     provider: Annotated[
         str | None, typer.Option("--execution-provider", help="Set ONNX Runtime up for GPUs in config.pbtxt: cuda.")
+    ] = None,
+    int8_clips: Annotated[
+        Path | None,
+        typer.Option(help="Of int8: a manifest of clips like those that will be heard, 64 at most are read."),
     ] = None,
     timing_cache: Annotated[
         Path | None, typer.Option(help="Of TensorRT: read if it is there, and written; for one GPU and version.")
@@ -39,7 +43,13 @@ def export(
     from carnelian_export.target import Target, TargetError
 
     try:
-        target = Target(format=model_format, precision=precision, provider=provider, timing_cache=timing_cache)
+        target = Target(
+            format=model_format,
+            precision=precision,
+            provider=provider,
+            int8_clips=int8_clips,
+            timing_cache=timing_cache,
+        )
     except TargetError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -51,7 +61,8 @@ def export(
     decoding = Decoding(language_model, split_assignments(options or ()), calibration)
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)
-    print(f"{name} and {name}_pcm are in {repository}; log-probabilities within {difference:.1e} of PyTorch's")
+    measure = "distributions, in the mean," if precision == "int8" else "log-probabilities"
+    print(f"{name} and {name}_pcm are in {repository}; {measure} within {difference:.1e} of PyTorch's")
 
 
 def main() -> None:

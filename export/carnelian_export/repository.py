@@ -99,7 +99,7 @@ def write_model(
         target: Format, precision and provider of the acoustic stage; ONNX in float32 if None.
 
     Returns:
-        The largest difference between the exported graph's log-probabilities and the network's.
+        How far what was exported is from the network, see :func:`carnelian_export.acoustic.write_acoustic`.
 
     Raises:
         RepositoryError: The name is that of a model with other labels, features or format, or no name.
@@ -116,7 +116,7 @@ def write_model(
         _check_release(repository, staged, name)
         acoustic = staged / f"{name}_acoustic"
         max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
-        difference = write_acoustic(acoustic / VERSION, network, target, max_batch_size, MAX_AUDIO_S)
+        difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size, MAX_AUDIO_S)
         replaced = staged / "replaced"
         replaced.mkdir()
         for folder in sorted(staged.iterdir()):

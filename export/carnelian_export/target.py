@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-FORMATS = {"onnx": ("fp32", "fp16"), "tensorrt": ("fp32", "fp16", "bf16")}
+FORMATS = {"onnx": ("fp32", "fp16", "int8"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
 PROVIDERS = ("cuda",)
 """ONNX Runtime's execution providers that can be asked for on GPUs. Without: what the backend takes by itself."""
@@ -20,6 +20,8 @@ class Target:
     format: str = "onnx"
     precision: str = "fp32"
     provider: str | None = None
+    int8_clips: Path | None = None
+    """A manifest of clips to measure int8's scales on; int8 only, and it must be there."""
     timing_cache: Path | None = None
     """Of TensorRT: what the next export with the same GPU need not time again."""
 
@@ -29,6 +31,11 @@ class Target:
         if self.provider is not None:
             _check("--execution-provider", self.provider, PROVIDERS)
             _check_only("--execution-provider", "onnx", self.format)
+        if (self.precision == "int8") != (self.int8_clips is not None):
+            raise TargetError(
+                "--int8-clips must name a manifest of clips for --precision int8, and is for that alone, but "
+                f"is {self.int8_clips} for {self.precision}"
+            )
         if self.timing_cache is not None:
             _check_only("--timing-cache", "tensorrt", self.format)
 

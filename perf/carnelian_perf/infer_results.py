@@ -15,6 +15,7 @@ TITLES = {
     "compiled_graphs": "PyTorch compiled, CUDA graphs",
     "onnx_conv1d": "ONNX Runtime, Conv1d without masks, the form of NeMo's export",
     "onnx": "ONNX Runtime, as served",
+    "onnx_int8": "ONNX Runtime, int8",
 }
 """What runs the network, by name."""
 AS_SERVED = "onnx"

@@ -75,7 +75,7 @@ def infer(
         typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
     ] = None,
     engines: Annotated[
-        str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx.")
+        str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8.")
     ] = "plain,eager,onnx_conv1d,onnx",
     durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,7,16.7",
     batches: Annotated[str, typer.Option(help="Clips.")] = "1,2,4,8,16",

@@ -22,7 +22,8 @@ def test_a_checkpoint_becomes_a_model(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--precision", "fp64"), ("--execution-provider", "rocm"), ("--format", "openvino")]
+    ("option", "value"),
+    [("--precision", "fp64"), ("--execution-provider", "rocm"), ("--precision", "int8"), ("--format", "openvino")],
 )
 def test_what_is_not_there_is_refused_by_name(checkpoint, tmp_path, option, value):
     result = export(checkpoint, "--name", "tiny", "--repository", tmp_path / "r", option, value)

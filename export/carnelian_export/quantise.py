@@ -1,0 +1,112 @@
+"""int8 for CPUs: the graph with its convolutions in integers, by scales measured on calibration clips.
+
+The scales are constants of the graph. Scales computed from each batch as it comes would be simpler, but then a clip's
+transcript would depend on its neighbours.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from carnelian_training.config import Config
+from carnelian_training.loading import Item, load
+from carnelian_training.manifest import read_manifest
+from carnelian_training.models.network import CtcNetwork, StackNetwork
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+from carnelian_export.folding import fold_batch_norms
+from carnelian_export.parity import Clip, make_inputs
+from carnelian_export.to_onnx import INPUTS, RaggedAcoustic, trace_ragged
+
+MOST_CLIPS = 64
+"""That are calibrated on: ranges hardly grow with more."""
+BODY = "/blocks."
+"""How the names of the blocks' nodes start; the head and log-softmax, whose outputs are compared, stay in float32."""
+KINDS = ("Conv", "Relu", "Add", "Where")
+
+
+class QuantisationError(ValueError):
+    """There is nothing to measure scales on, or no int8 of this architecture."""
+
+
+def read_clips(manifest: Path, config: Config) -> list[Clip]:
+    """FEATURES of a manifest's first :data:`MOST_CLIPS` clips, [num_mels, frames] each.
+
+    Raises:
+        QuantisationError: It names no clips.
+        RuntimeError: One of them cannot be read.
+    """
+    clips = read_manifest(manifest)[:MOST_CLIPS]
+    if not clips:
+        raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
+    batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
+    return [batch.features[0, :, : int(batch.lengths[0])].numpy() for batch in batches]
+
+
+def quantise(network: CtcNetwork, clips: Sequence[Clip]) -> onnx.ModelProto:
+    """The ragged graph with 8-bit weights, a scale for each channel, and 8-bit activations, a scale for each tensor.
+
+    Args:
+        network: Jasper or QuartzNet in evaluation mode.
+        clips: At least one; to measure the activations' ranges on.
+
+    Raises:
+        QuantisationError: It is another network.
+    """
+    if not isinstance(network, StackNetwork):
+        raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
+    module = RaggedAcoustic(fold_batch_norms(network), marks_spoilt=True)
+    graph = trace_ragged(module, (network.config.num_mels, 40))
+    _unshare(graph.graph)
+    body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]
+    root = logging.getLogger()
+    root.addFilter(_is_no_advice)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "model.onnx"
+            quantize_static(
+                graph,
+                path,
+                _Clips(clips),
+                quant_format=QuantFormat.QDQ,
+                nodes_to_quantize=body,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,  # with VNNI and signed weights ONNX Runtime's fastest kernels
+                weight_type=QuantType.QInt8,
+            )
+            return onnx.load(path)
+    finally:
+        root.removeFilter(_is_no_advice)
+
+
+def _unshare(graph: onnx.GraphProto) -> None:
+    """Give every layer weights of its own: the exporter stores equal ones once, which the quantiser does not follow."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Identity" and node.input[0] in stored]:
+        copied = graph.initializer.add()
+        copied.CopyFrom(stored[node.input[0]])
+        copied.name = node.output[0]
+        graph.node.remove(node)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """Not to run the pre-processing, which folds what is folded here."""
+    return "pre-processing before quantization" not in record.getMessage()
+
+
+class _Clips(CalibrationDataReader):  # type: ignore[misc]
+    """Clips one by one, as ONNX Runtime's calibration asks for them."""
+
+    def __init__(self, clips: Sequence[Clip]) -> None:
+        self._clips: Iterator[Clip] = iter(clips)
+
+    def get_next(self) -> dict[str, npt.NDArray[np.generic]] | None:
+        clip = next(self._clips, None)
+        if clip is None:
+            return None
+        inputs = make_inputs([clip], [clip.shape[1]])
+        return {name: inputs[name] for name in INPUTS}

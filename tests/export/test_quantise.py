@@ -1,0 +1,98 @@
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from carnelian_export import parity, quantise
+from carnelian_export.parity import ParityError, run, score
+from carnelian_export.quantise import QuantisationError, read_clips
+from carnelian_export.target import Target, TargetError
+from carnelian_training.models.masked import MaskedBatchNorm
+from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+
+FRAMES = [1, 37, 200, 90]
+# One step of 8 bits here or there, where kernels add float32 in another order.
+TOLERANCE = 0.05
+
+
+@pytest.fixture
+def clips():
+    random = np.random.default_rng(0)
+    return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
+
+
+@pytest.fixture
+def path(network, clips, tmp_path):
+    onnx.save(quantise.quantise(network, clips), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.fixture
+def session(path):
+    return parity.open_graph(path)
+
+
+def test_every_convolution_of_the_blocks_is_in_integers(network, clips, tmp_path):
+    for module in network.modules():
+        if isinstance(module, MaskedBatchNorm):  # equal biases, which the exporter stores once
+            torch.nn.init.zeros_(module.bias)
+            torch.nn.init.zeros_(module.running_mean)
+    path = tmp_path / "model.onnx"
+    onnx.save(quantise.quantise(network, clips), path)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path.with_suffix(".optimised.onnx"))
+    onnxruntime.InferenceSession(str(path), options)
+    kinds = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
+    assert kinds.count("QLinearConv") == 10
+    assert [kind for kind in kinds if "Conv" in kind and kind != "QLinearConv"] in (["Conv"], ["FusedConv"])  # the head
+    assert not any(kind.startswith("DynamicQuantize") for kind in kinds)
+
+
+def test_a_batch_says_what_each_clip_alone_says(session, clips):
+    batch, lengths = run(session, clips, FRAMES)
+    assert lengths.tolist() == [[1], [19], [100], [45]]
+    for row, clip in enumerate(clips):
+        alone, _ = run(session, [clip], [clip.shape[1]])
+        np.testing.assert_allclose(batch[row, : lengths[row, 0]], alone[0], atol=TOLERANCE)
+
+
+def test_it_is_near_the_network_on_clips_and_refused_if_not(path, network, clips, monkeypatch):
+    distance = parity.check_distributions(path, network, clips)
+    assert 0 < distance < parity.MEAN_DISTANCE
+    monkeypatch.setattr(parity, "MEAN_DISTANCE", distance / 2)
+    with pytest.raises(ParityError, match=r"of int8 must be within .* in the mean over 4 clips, but differ by"):
+        parity.check_distributions(path, network, clips)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_value_shows_in_its_row_alone(session, clips, value):
+    before, _ = run(session, clips, FRAMES)
+    clips[1][:] = value
+    after, _ = run(session, clips, FRAMES)
+    assert np.isnan(after[1, :19]).all()
+    for row in (0, 2, 3):
+        np.testing.assert_array_equal(after[row], before[row])
+
+
+def test_jasper_has_an_int8_form_too(jasper, clips, tmp_path):
+    onnx.save(quantise.quantise(jasper, clips), tmp_path / "model.onnx")
+    found, _ = run(parity.open_graph(tmp_path / "model.onnx"), [clips[2]], [200])
+    expected, _ = score(jasper, clips[2], 200)
+    assert np.abs(np.exp(found[0]) - np.exp(expected)).sum(1).mean() < parity.MEAN_DISTANCE
+
+
+def test_int8_needs_clips_and_nothing_else_takes_them(tmp_path, config):
+    with pytest.raises(TargetError, match="--int8-clips must name a manifest"):
+        Target(precision="int8")
+    with pytest.raises(TargetError, match="is for that alone"):
+        Target(int8_clips=tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(QuantisationError, match=r"at least one clip, but .*empty\.jsonl has none"):
+        read_clips(tmp_path / "empty.jsonl", config)
+
+
+def test_another_architecture_is_refused_by_name():
+    small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
+    with pytest.raises(QuantisationError, match="Jasper and QuartzNet"):
+        quantise.quantise(Wav2Vec2(small, 4).eval(), [])
