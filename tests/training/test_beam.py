@@ -2,11 +2,12 @@
 
 import itertools
 import math
+import sys
 
 import kenlm
 import numpy as np
 import pytest
-from carnelian_training.ctc import Decoder, OptionError, Options
+from carnelian_training.ctc import Decoder, MissingPackage, OptionError, Options
 from carnelian_training.ctc.alignment import align
 from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError
 
@@ -235,3 +236,11 @@ def test_clips_with_different_options_share_a_batch():
     alone = [decoder.decode(clips[i : i + 1, : lengths[i]], lengths[i : i + 1], [wanted[i]])[0] for i in range(4)]
     assert together == alone
     assert [len(hypothesis.alternatives) for hypothesis in together] == [0, 2, 0, 1]
+
+
+def test_without_kenlm_a_language_model_says_what_to_install(arpa, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kenlm", None)
+    monkeypatch.delitem(sys.modules, "carnelian_training.ctc.language_model", raising=False)
+    with pytest.raises(MissingPackage, match="pip install ufal-kenlm"):
+        Decoder(LABELS, 0.02, arpa)
+    assert Decoder(LABELS, 0.02).decoders == ("greedy", "beam")

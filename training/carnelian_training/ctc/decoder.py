@@ -23,6 +23,10 @@ KEPT_HOTWORDS = 64
 """Lists of hot words whose automata are kept for the next request."""
 
 
+class MissingPackage(RuntimeError):  # noqa: N818  it is a state of the installation
+    """What a language model needs is not installed; the message says how to get it."""
+
+
 class Decoder:
     """Turns log-probabilities into hypotheses; clips with different options may share a batch."""
 
@@ -43,7 +47,7 @@ class Decoder:
 
         Raises:
             LanguageModelError: The language model does not fit.
-            RuntimeError: KenLM is not installed.
+            MissingPackage: KenLM is not installed.
         """
         self._labels = list(labels)
         self._frame_s = frame_s
@@ -114,7 +118,7 @@ class Decoder:
         try:
             from .language_model import LanguageModel
         except ModuleNotFoundError as error:
-            raise RuntimeError(
+            raise MissingPackage(
                 f"{path} needs KenLM, but the module {error.name} is not installed: pip install ufal-kenlm"
             ) from error
         return LanguageModel(path, self._labels)

@@ -40,13 +40,14 @@ class TritonPythonModel:
         configured = json.loads(args["model_config"]).get("parameters", {})
         parameters = {name: value["string_value"] for name, value in configured.items()}
         language_model = parameters.pop(LANGUAGE_MODEL, None)
-        calibration = folder / CALIBRATION_FILE
-        self._decoder = ctc.Decoder(
-            settings["labels"],
-            self._frame_s,
-            folder / language_model if language_model else None,
-            ctc.Calibration.read(calibration) if calibration.exists() else None,
-        )
+        measured = folder / CALIBRATION_FILE
+        calibration = ctc.Calibration.read(measured) if measured.exists() else None
+        labels, ngrams = settings["labels"], folder / language_model if language_model else None
+        try:
+            self._decoder = ctc.Decoder(labels, self._frame_s, ngrams, calibration)
+        except ctc.MissingPackage as error:  # NGC's image as it is: there is no `ngram` then, and no default of it
+            pb_utils.Logger.log_warn(str(error))
+            self._decoder = ctc.Decoder(labels, self._frame_s, None, calibration)
         self._defaults = self._decoder.change_options(parameters)
         self._warm_up(len(settings["labels"]))
         self._metrics = Metrics(self._name)

@@ -5,7 +5,7 @@ same code. It needs numpy alone, and KenLM where there is a language model.
 """
 
 from .calibration import Calibration
-from .decoder import Decoder
+from .decoder import Decoder, MissingPackage
 from .greedy import greedy
 from .hypothesis import Alternative, Hypothesis, Word
 from .options import OptionError, Options, split_assignments
@@ -15,6 +15,7 @@ __all__ = [
     "Calibration",
     "Decoder",
     "Hypothesis",
+    "MissingPackage",
     "OptionError",
     "Options",
     "Word",
