@@ -53,7 +53,10 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
         name: tensor if name in body else _head(wanted[name], tensor, config, source) for name, tensor in found.items()
     }
     model.load_state_dict(weights)  # which converts float16 to the model's float32
-    logger.info("starting from %s: the body, and the head's rows of the blank and %d labels", path, len(kept))
+    rows = (
+        f"with the head's rows of the blank and {len(kept)} labels" if source.pretraining is None else "with a new head"
+    )
+    logger.info("starting from %s: the body, %s", path, rows)
     if kept != list(config.labels):
         new = "".join(label for label in config.labels if label not in kept)
         logger.info("labels whose rows start at the mean of the old ones: %r", new)
