@@ -4,6 +4,7 @@
 """
 
 import functools
+import http
 import http.client
 import json
 import os
@@ -277,7 +278,11 @@ class Prometheus:
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:  # its body has Prometheus' own words
+        except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:  # it is still starting
+                error.close()
+                raise ConnectionError("Prometheus is not ready") from None
+            # The body has Prometheus' own words.
             pytest.fail(f"{parameters}: {error.read().decode()}")
 
     def query(self, expression: str) -> list[Manifest]:
