@@ -2,8 +2,8 @@
 
 Systems: the repository as it is, fed clips as they are; the same with buckets; and the practice of others, in which the
 client pads each clip to whole multiples of 10 s, so that Triton's batcher can join them and the network computes the
-padding. For each, a closed loop finds the capacity, then a bisection the highest rate of Poisson arrivals whose 95th
-percentile meets the target. Systems take turns, step by step, with the same clips at the same shares of their rates.
+padding. For each, a closed loop finds the capacity, then a bisection, from there, the highest rate of Poisson arrivals
+whose 95th percentile meets the target. Systems take turns, step by step, with the same clips at the same shares of their rates.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def measure(plan: Plan) -> Measurement:
                     for answer in outcome.answers:
                         transcripts[system.name].setdefault(answer.clip, set()).add(answer.transcript)
                     if search is None:
-                        searches[system.name] = _Search(0.0, 1.2 * len(run.latencies_s) / run.wall_s)
+                        searches[system.name] = _Search(0.0, 2.0 * len(run.latencies_s) / run.wall_s)
                     elif meets(run, plan.target_ms):
                         search.low = search.middle
                     else:

@@ -37,7 +37,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     table = head + "".join(_row(measurement, summary, summaries[-1].rate_per_s, mean_s) for summary in summaries)
     notes = [
         f"Poisson arrivals for {facts['seconds']:g} s in each run; latencies are from when a clip was due. The rate is "
-        f"the highest of a bisection that met the target, in the median of {len({run.round for run in runs})} rounds.",
+        f"the highest of a bisection that met the target, in the median round of {len({run.round for run in runs})}.",
         f"Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
         f"median {durations[len(durations) // 2]:.1f} s.",
         "Padding: frames that the acoustic network went over, per frame of the clips. Closed loop: 16 clients.",

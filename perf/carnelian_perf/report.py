@@ -180,7 +180,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     machine, speech, accuracy = first.machine, first.speech, first.accuracy
     facts = [
         "Latencies are milliseconds of a request, medians of the stable ones of "
-        f"{max(len(row.results) for row in rows)} rounds, by Triton's perf_analyzer; RTFx: seconds of audio per "
+        f"{max(len(row.results) for row in rows)} round(s), by Triton's perf_analyzer; RTFx: seconds of audio per "
         "second. A batch has clips of equal length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}. Each checked its transcripts.",
         f"The timed clips are {speech['clips']} of each duration, cut from {speech['manifest']}. "

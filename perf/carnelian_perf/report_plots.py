@@ -82,7 +82,7 @@ def _draw_latency(rows: Sequence[Row], published: dict[tuple[float, int], Publis
 
 
 def _draw_stages(rows: Sequence[Row]) -> "Figure":
-    figure, (axes,) = _new("Mean milliseconds of a request, by stage", rows, columns=1)
+    figure, (axes,) = _new("Where a request's mean time goes", rows, columns=1)
     labels = [f"{row.cell.duration_s:g} s x {row.cell.batch}" for row in rows]
     bottom = [0.0] * len(rows)
     parts = {"client, network": [row.client_ms / row.latency_ms["avg"] for row in rows]}
@@ -94,7 +94,7 @@ def _draw_stages(rows: Sequence[Row]) -> "Figure":
         bottom = [below + 100 * share for below, share in zip(bottom, shares, strict=True)]
     axes.set_ylabel("% of the mean latency")
     axes.tick_params(axis="x", rotation=45)
-    axes.legend(fontsize=8, loc="lower right")
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center")
     return figure
 
 

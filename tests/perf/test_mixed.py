@@ -120,4 +120,4 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded):
     assert measurement.facts["mismatches"] == []
     shipped, others = summarise(measurement)
     assert shipped.padding_ratio < 1.2 < others.padding_ratio
-    assert shipped.rate_per_s == pytest.approx(0.6 * shipped.capacity_per_s)
+    assert shipped.rate_per_s == pytest.approx(shipped.capacity_per_s)
