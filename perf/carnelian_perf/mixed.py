@@ -3,7 +3,7 @@
 Systems: the repository as it is, fed clips as they are; the same with buckets; and the practice of others, in which the
 client pads each clip to whole multiples of 10 s, so that Triton's batcher can join them and the network computes the
 padding. For each, a closed loop finds the capacity, then a bisection, from there, the highest rate of Poisson arrivals
-whose 95th percentile meets the target. Systems take turns, step by step, with the same clips at the same shares of their rates.
+whose 95th percentile meets the target. Systems take turns, step by step, with the same clips.
 """
 
 import contextlib
