@@ -198,3 +198,29 @@ def mixed(
         measure(plan).write(render)
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_mixed.render(render)))
+
+
+@app.command()
+def int8(
+    checkpoint: Annotated[Path, typer.Argument(help="Of Jasper or QuartzNet.")],
+    clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.")],
+    manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file.", show_default="perf/results/NAME_int8.json"),
+    ] = None,
+) -> None:
+    """Measure what int8 costs: word error rates in pairs, with the interval of their difference, and agreement."""
+    from carnelian_perf.int8 import measure
+
+    for option, path in (("CHECKPOINT", checkpoint), ("--int8-clips", clips), ("--manifest", manifest)):
+        check_file(option, path)
+    out = out or Path("perf/results") / f"{checkpoint.stem}_int8.json"
+    found = measure(checkpoint, clips, manifest, out)
+    print(f"WER {found['wer_fp32']:.2%} in float32, {found['wer_int8']:.2%} in int8")
+    interval = f"{100 * found['difference_low']:.2f} to {100 * found['difference_high']:.2f}"
+    print(f"difference {100 * found['difference']:.2f} points, 95 % interval {interval}")
+    print(f"best label the same in {found['same_best']:.1%} of frames, its log-probability within")
+    print(
+        f"{found['best_distance']:.3f} in the mean; {found['times_as_fast']:.2f} times as fast in CPU time\nwrote {out}"
+    )
