@@ -39,7 +39,8 @@ def write_acoustic(
         clips = read_clips(target.int8_clips, config)
         onnx.save(quantise(network, clips), path)
         return check_distributions(path, network, clips)
-    onnx.save(export_ragged(network, DTYPES[target.precision]), path)
+    export = export_shaped if target.provider == "tensorrt" else export_ragged
+    onnx.save(export(network, DTYPES[target.precision]), path)
     return check_parity(path, network, target.precision)
 
 

@@ -20,7 +20,8 @@ def export(
     model_format: Annotated[str, typer.Option("--format", help="onnx or tensorrt")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16; int8 of onnx; bf16 of tensorrt.")] = "fp32",
     provider: Annotated[
-        str | None, typer.Option("--execution-provider", help="Set ONNX Runtime up for GPUs in config.pbtxt: cuda.")
+        str | None,
+        typer.Option("--execution-provider", help="Set ONNX Runtime up for GPUs in config.pbtxt: cuda, tensorrt."),
     ] = None,
     int8_clips: Annotated[
         Path | None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from carnelian_export.profiles import choose_profiles
+from carnelian_export.profiles import MAX_AUDIO_S, Profile, choose_profiles, shapes_of
 from carnelian_export.target import Target
 
 WARMUP_LENGTH_FILE = "length"  # in <model>_{features,acoustic}/warmup; a length of zero would warm nothing up
@@ -47,6 +47,8 @@ def build_configs(
     acoustic = build_acoustic(f"{name}_acoustic", sizes)
     if target.provider == "cuda":
         run_on_cuda(acoustic)
+    if target.provider == "tensorrt":
+        run_on_tensorrt(acoustic, target.precision)
     if target.format == "tensorrt":
         run_in_tensorrt(acoustic, len(choose_profiles(sizes.max_batch_size, 1.0)))
     stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
@@ -118,11 +120,35 @@ def run_on_cuda(config: pb.ModelConfig) -> None:
     )
 
 
+def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
+    """Set ONNX Runtime's TensorRT provider up for the shaped graph, in place; without a GPU it runs on the CPU.
+
+    One profile for all batches: shapes outside it would have an engine built while clients wait.
+    """
+    _add_shapes(config)
+    profile = Profile(rows=1, seconds=7.0, most_s=config.max_batch_size * MAX_AUDIO_S)
+    shapes = shapes_of(profile, config.max_batch_size, config.input[0].dims[0])
+    parameters = {"precision_mode": precision.upper(), "trt_engine_cache_enable": "1"}
+    for position, end in enumerate(("min", "opt", "max")):
+        parameters[f"trt_profile_{end}_shapes"] = ",".join(
+            f"{name}:{'x'.join(map(str, three[position]))}" for name, three in shapes.items()
+        )
+    config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt", parameters=parameters)
+
+
 def run_in_tensorrt(config: pb.ModelConfig, num_profiles: int) -> None:
     """Make the acoustic stage an engine of the shaped graph, in place."""
     config.backend = "tensorrt"
     # Triton's backend compares the flat tensor's only dimension with the first one here.
     config.input[0].dims[:] = [-1] * len(config.input[0].dims)
+    _add_shapes(config)
+    (instances,) = config.instance_group
+    instances.kind = pb.ModelInstanceGroup.KIND_GPU
+    instances.profile[:] = [str(position) for position in range(num_profiles)]
+
+
+def _add_shapes(config: pb.ModelConfig) -> None:
+    """The inputs that the shaped graph has beside the ragged one's."""
     batch_input = config.batch_input[0]
     for target, kind, data_type in (
         ("REQUEST_SIZES", pb.BatchInput.BATCH_ELEMENT_COUNT, pb.TYPE_INT32),
@@ -131,9 +157,6 @@ def run_in_tensorrt(config: pb.ModelConfig, num_profiles: int) -> None:
         config.batch_input.add(
             kind=kind, target_name=[target], data_type=data_type, source_input=batch_input.source_input
         )
-    (instances,) = config.instance_group
-    instances.kind = pb.ModelInstanceGroup.KIND_GPU
-    instances.profile[:] = [str(position) for position in range(num_profiles)]
 
 
 def build_ctc(name: str, sizes: TensorSizes, parameters: Mapping[str, str]) -> pb.ModelConfig:

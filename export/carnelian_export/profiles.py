@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 FRAMES_PER_S = 100
+MAX_AUDIO_S = 60.0
+"""Longest clip; audio_decode cuts at the same."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
 """Of the engine. Triton's `batch_input` makes FEATURES_SHAPE and the last two."""
 

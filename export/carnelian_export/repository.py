@@ -28,14 +28,13 @@ from carnelian_export.model_configs import (
     build_configs,
     to_text,
 )
+from carnelian_export.profiles import MAX_AUDIO_S
 from carnelian_export.target import Target
 
 WARMUP_S = 2.0
 MAX_BATCH_SIZE = 32
 MAX_ATTENDING = 8
 """Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
-MAX_AUDIO_S = 60.0
-"""Longest clip; audio_decode cuts at the same."""
 
 SOURCES = Path(__file__).parent / "models"
 VERSION = "1"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 FORMATS = {"onnx": ("fp32", "fp16", "int8"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
-PROVIDERS = ("cuda",)
+PROVIDERS = ("cuda", "tensorrt")
 """ONNX Runtime's execution providers that can be asked for on GPUs. Without: what the backend takes by itself."""
 
 
@@ -31,6 +31,8 @@ class Target:
         if self.provider is not None:
             _check("--execution-provider", self.provider, PROVIDERS)
             _check_only("--execution-provider", "onnx", self.format)
+        if self.provider is not None and self.precision == "int8":
+            raise TargetError("--precision int8 is for CPUs, and has no --execution-provider")
         if (self.precision == "int8") != (self.int8_clips is not None):
             raise TargetError(
                 "--int8-clips must name a manifest of clips for --precision int8, and is for that alone, but "

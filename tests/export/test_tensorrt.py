@@ -110,6 +110,21 @@ def test_an_export_writes_the_engine_and_its_configuration(tensorrt, tmp_path, c
     assert {*(tensor.name for tensor in acoustic.input), *made} == set(SHAPED_INPUTS)
 
 
+def test_onnxruntimes_provider_gets_the_shaped_graph_and_one_profile_for_all_batches(tmp_path, config, network):
+    write_model(tmp_path, "tiny", config, network, target=Target(provider="tensorrt", precision="fp16"))
+    folder = tmp_path / "tiny_acoustic"
+    acoustic = read_config(folder / "config.pbtxt")
+    (accelerator,) = acoustic.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (acoustic.backend, accelerator.name) == ("onnxruntime", "tensorrt")
+    assert accelerator.parameters["precision_mode"] == "FP16"
+    assert accelerator.parameters["trt_profile_max_shapes"].startswith(
+        f"FEATURES:{(192_000 + 32) * 64},FEATURES_SHAPE:32x2,"
+    )
+    made = [name for tensor in acoustic.batch_input for name in tensor.target_name]
+    graph = onnx.load(folder / "1" / "model.onnx").graph
+    assert {*(tensor.name for tensor in acoustic.input), *made} == {tensor.name for tensor in graph.input}
+
+
 def test_profiles_take_every_batch_that_the_configuration_allows():
     profiles = [shapes_of(profile, 32, 64) for profile in choose_profiles(32, 60.0)]
     for rows, frames in ((1, 1), (1, 51), (1, 6001), (2, 800), (8, 6001), (32, 1), (32, 6001)):
@@ -140,7 +155,7 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         Target(format="tensorrt", provider="cuda")
     with pytest.raises(TargetError, match="--timing-cache is for --format tensorrt"):
         Target(timing_cache=tmp_path / "cache")
-    with pytest.raises(TargetError, match="must be one of fp32, fp16, but is bf16"):
+    with pytest.raises(TargetError, match="must be one of fp32, fp16, int8, but is bf16"):
         Target(precision="bf16")
 
 
