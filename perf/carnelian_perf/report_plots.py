@@ -120,7 +120,9 @@ def _draw_throughput(rows: Sequence[Row]) -> "Figure":
         )
     throughput.set_xticks(sorted({row.cell.concurrency for row in rows if row.cell.concurrency}))
     throughput.set(xlabel="clients (closed loop)", ylabel="clips per second", ylim=(0, None))
-    latency.set(xlabel="Poisson arrivals, % of the highest throughput", ylabel="ms, p95", xlim=(0, 100), yscale="log")
+    latency.set(xlabel="Poisson arrivals, % of the highest throughput", ylabel="ms, p95", xlim=(0, 100))
+    if any(row.cell.poisson_share for row in rows):
+        latency.set_yscale("log")
     for axes in (throughput, latency):
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)

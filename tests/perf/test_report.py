@@ -125,6 +125,15 @@ def test_page_is_one_file_with_its_plots(sweep):
     assert not {'src="small', 'href="small'} & {html[start : start + 10] for start in range(len(html))}
 
 
+def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path):
+    folder = tmp_path / "files_sweep"
+    for result in (make_result(FILES, 25.0), make_result(dataclasses.replace(FILES, duration_s=7.0))):
+        (folder / result.cell.name).mkdir(parents=True)
+        result.write(folder / result.cell.name)
+    written = write_report(folder, {})
+    assert [path.name for path in written[1:-1]] == ["files_sweep_throughput.png", "files_sweep_batches.png"]
+
+
 def test_rounds_of_which_none_was_stable_have_words(sweep):
     rows = make_rows([make_result(STATIC), make_result(dataclasses.replace(STATIC, round=2), reason="gone")])
     assert len(rows) == 1
