@@ -1,11 +1,8 @@
 """Measures how batches form: each candidate on the real server, in shuffled traffic, in turns."""
 
 import contextlib
-import datetime
 import logging
 import random
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +12,10 @@ import onnx
 from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
+from carnelian_perf import raw_file
 from carnelian_perf.candidates import CANDIDATES, Candidate, build_variant
 from carnelian_perf.load import Answer, drive, read_statistics
-from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
+from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.results import Measurement, Run
 from carnelian_perf.traffic import SEED, Clip, shuffle_order
 
@@ -77,11 +75,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 def _sum_up(plan: Plan, commit: str | None, runs: Sequence[Run], transcripts: Mapping[int, set[str]]) -> Measurement:
     return Measurement(
         model=plan.model,
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        commit=commit,
-        machine=describe_machine(),
-        versions=find_versions(),
+        **raw_file.describe_origin(commit),
         concurrency=plan.concurrency,
         traffic={"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
         candidates={candidate.name: candidate.title for candidate in plan.candidates},

@@ -7,11 +7,9 @@ Beside it, where it is installed, runs pyctcdecode, with the same language model
 import dataclasses
 import json
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,8 @@ from carnelian_training.loading import Item, group, load
 from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 
-from carnelian_perf.machine import describe_machine, find_commit, find_versions
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit
 
 ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7
@@ -113,11 +112,7 @@ def measure(
         "model": config.name,
         "manifest": str(manifest),
         "language_model": language_model.name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
-        "machine": describe_machine(),
-        "versions": find_versions(),
+        **raw_file.describe_origin(find_commit()),
         "options": {k: v for k, v in dataclasses.asdict(ctc.Options()).items() if k != "hotwords"},
         "clips": len(clips),
         "words": sum(len(text.split()) for text in references),
@@ -128,8 +123,7 @@ def measure(
         "rare_words": rare,
         "hotwords": [dataclasses.asdict(row) for row in measure_hotwords(decoder, log_probs, references, rare, boosts)],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    raw_file.write(out, record)
     return record
 
 

@@ -7,10 +7,8 @@ takes. CPU seconds, summed over the threads of the process, are kept beside wall
 
 import json
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,9 @@ from carnelian_training.state import State, new_state
 from carnelian_training.train import Share, optimise
 from torch import Tensor
 
+from carnelian_perf import raw_file
 from carnelian_perf.loading import threads
-from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores
+from carnelian_perf.machine import find_commit, measure_busy_cores
 
 PUBLISHED = {2: (1.25, 0.710), 3: (1.33, 0.643), 4: (1.37, 0.624), 5: (1.39, 0.600), 6: (1.40, 0.596)}
 """Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
@@ -145,20 +144,15 @@ def _write(out: Path, config: Config, forms: list[Form], work: Work, device: tor
     record = {
         "subject": "hourglass",
         "model": config.name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
-        "machine": describe_machine(),
+        **raw_file.describe_origin(find_commit()),
         "busy_cores": round(measure_busy_cores(), 2),
         "accelerator": torch.cuda.get_device_name() if device.type == "cuda" else "none",
-        "versions": find_versions(),
         "precision": config.loop.precision,
         "objective": "pre-training" if config.pretraining is not None else "fine-tuning",
         "work": vars(work),
         "forms": [vars(form) for form in forms],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    raw_file.write(out, record)
 
 
 def render(path: Path) -> Path:

@@ -5,11 +5,8 @@ so that a machine that is busy is busy for all; CPU seconds of this process are 
 """
 
 import dataclasses
-import datetime
 import itertools
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,11 +24,12 @@ from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
 from tqdm import tqdm
 
+from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.engines import Engine, EngineError, build_engine, describe_device, make_features
 from carnelian_perf.infer_results import SUBJECT, TITLES, Common, Measurement, Timing
 from carnelian_perf.loading import threads as torch_threads
-from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores
+from carnelian_perf.machine import find_commit, measure_busy_cores
 
 LOGGER = logging.getLogger(__name__)
 
@@ -70,15 +68,12 @@ def measure(plan: Plan) -> Measurement:
     facts = {
         "subject": SUBJECT,
         "model": config.name,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": commit,
-        "machine": {**describe_machine(), "accelerator": describe_device(plan.device)},
-        "versions": find_versions(),
+        **raw_file.describe_origin(commit),
         "others_busy_cores": round(busy, 2),
         "titles": {name: TITLES[name] for name in plan.engines},
         "plan": {name: str(value) for name, value in dataclasses.asdict(plan).items()},
     }
+    facts["machine"]["accelerator"] = describe_device(plan.device)
     return Measurement(facts=facts, timings=timings, common=common)
 
 

@@ -1,11 +1,12 @@
 """The raw file of an inference benchmark."""
 
 import dataclasses
-import json
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from carnelian_perf import raw_file
 
 SUBJECT = "infer"
 TITLES = {
@@ -57,8 +58,7 @@ class Measurement:
 
 def write(measurement: Measurement, path: Path) -> None:
     """Write the raw file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dataclasses.asdict(measurement), indent=1) + "\n")
+    raw_file.write(path, dataclasses.asdict(measurement))
 
 
 def read(path: Path) -> Measurement:
@@ -67,15 +67,15 @@ def read(path: Path) -> Measurement:
     Raises:
         ValueError: it is none.
     """
-    try:
-        fields = json.loads(path.read_text())
+
+    def parse(fields: dict[str, Any]) -> Measurement:
         return Measurement(
             facts=fields["facts"],
             timings=[Timing(**row) for row in fields["timings"]],
             common=[Common(**row) for row in fields["common"]],
         )
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} must be a raw file of `carnelian-perf {SUBJECT}`, but is none: {error!r}") from error
+
+    return raw_file.read(path, SUBJECT, parse)
 
 
 def find_common(measurement: Measurement, duration_s: float, batch: int) -> Common:

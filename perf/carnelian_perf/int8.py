@@ -4,10 +4,6 @@ In: a checkpoint, clips to calibrate on, other clips with transcripts. Out: one 
 """
 
 import dataclasses
-import datetime
-import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +22,8 @@ from carnelian_training.ctc import greedy
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
 from carnelian_training.loading import Item, load
 
-from carnelian_perf.machine import describe_machine, find_commit, find_versions
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit
 
 DRAWS = 10_000
 
@@ -86,16 +83,11 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> d
     raw = {
         "subject": "int8",
         "model": config.name,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
-        "machine": describe_machine(),
-        "versions": find_versions(),
+        **raw_file.describe_origin(find_commit()),
         "summary": summary,
         "pairs": [dataclasses.asdict(pair) for pair in pairs],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(raw, indent=1) + "\n")
+    raw_file.write(out, raw)
     return summary
 
 

@@ -1,12 +1,9 @@
 """Is the loader ever the bottleneck? Batches are read, and steps trained, on one thread each, in CPU seconds."""
 
 import dataclasses
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +16,8 @@ from carnelian_training.manifest import read_manifest
 from carnelian_training.optim import build_optimizer
 from carnelian_training.transcription import forward
 
-from carnelian_perf.machine import describe_machine, find_commit, find_versions
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +65,13 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, 
     record = {
         "subject": "loading",
         "model": config.name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
-        "machine": describe_machine(),
-        "versions": find_versions(),
+        **raw_file.describe_origin(find_commit()),
         "augment": {name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
         "batch_s": config.data.batch_s,
         "loading": {"batches": batches, **dataclasses.asdict(loading), "audio_s_per_cpu_s": loading.rate},
         "training": {"steps": steps, **dataclasses.asdict(training), "audio_s_per_cpu_s": training.rate},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    raw_file.write(out, record)
     return loading, training
 
 

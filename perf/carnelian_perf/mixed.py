@@ -7,11 +7,8 @@ whose 95th percentile meets the target. Systems take turns, step by step, with t
 """
 
 import contextlib
-import datetime
 import io
 import logging
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +22,10 @@ from carnelian_serving.launcher import Server
 from tqdm import tqdm
 from tritonclient import grpc
 
+from carnelian_perf import raw_file
 from carnelian_perf.candidates import CANDIDATES, Candidate, build_variant
 from carnelian_perf.load import drive, read_statistics
-from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
+from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.mixed_results import SUBJECT, Measurement, Run, meets
 from carnelian_perf.open_loop import Outcome, draw_arrivals, drive_open
 from carnelian_perf.traffic import SAMPLE_RATE_HZ, SEED, Clip, shuffle_order
@@ -144,11 +142,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
     return {
         "subject": SUBJECT,
         "model": plan.model,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
-        "machine": describe_machine(),
-        "versions": find_versions(),
+        **raw_file.describe_origin(find_commit()),
         "target_ms": plan.target_ms,
         "seconds": plan.seconds,
         "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},

@@ -1,12 +1,13 @@
 """The raw file of a measurement of mixed traffic."""
 
 import dataclasses
-import json
 import statistics
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from carnelian_perf import raw_file
 
 SUBJECT = "mixed"
 
@@ -46,8 +47,7 @@ class Measurement:
 
     def write(self, path: Path) -> None:
         """Write the raw file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n")
+        raw_file.write(path, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Measurement":
@@ -56,17 +56,15 @@ class Measurement:
         Raises:
             ValueError: it is none.
         """
-        try:
-            fields = json.loads(path.read_text())
+
+        def parse(fields: dict[str, Any]) -> "Measurement":
             runs = [
                 Run(**{**run, "acoustic_batches": {int(k): v for k, v in run["acoustic_batches"].items()}})
                 for run in fields["runs"]
             ]
             return cls(facts=fields["facts"], runs=runs)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} must be a raw file of `carnelian-perf {SUBJECT}`, but is none: {error!r}"
-            ) from error
+
+        return raw_file.read(path, SUBJECT, parse)
 
 
 @dataclass(frozen=True, kw_only=True)

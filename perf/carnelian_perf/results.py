@@ -1,12 +1,13 @@
 """The raw file of a batching measurement: what was measured, on what, and every run of it."""
 
 import dataclasses
-import json
 import statistics
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from carnelian_perf import raw_file
 
 SUBJECT = "batching"
 
@@ -58,8 +59,7 @@ class Measurement:
 
     def write(self, path: Path) -> None:
         """Write the raw file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n")
+        raw_file.write(path, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Measurement":
@@ -68,15 +68,9 @@ class Measurement:
         Raises:
             ValueError: it is none.
         """
-        try:
-            fields = json.loads(path.read_text())
-            fields["runs"] = [_read_run(run) for run in fields["runs"]]
-            measurement = cls(**fields)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"`--render` must be a raw file of `carnelian-perf {SUBJECT}`, but {path} is not: {error!r}"
-            ) from error
-        return measurement
+        return raw_file.read(
+            path, SUBJECT, lambda fields: cls(**{**fields, "runs": [_read_run(run) for run in fields["runs"]]})
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

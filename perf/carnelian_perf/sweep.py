@@ -1,7 +1,6 @@
 """Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
 
 import contextlib
-import datetime
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 from tritonclient import grpc
 
-from carnelian_perf import perf_analyzer
+from carnelian_perf import perf_analyzer, raw_file
 from carnelian_perf.accuracy import measure as measure_accuracy
 from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
 from carnelian_perf.grid import Cell, Grid, list_cells
@@ -202,7 +201,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         status="failed" if report is None else report.status,
         reason=reason,
         report=report,
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        date=raw_file.now(),
         command=["perf_analyzer", *command[1:]] if command else [],
         backend=facts["backend"],
         accuracy=facts["accuracy"],

@@ -8,15 +8,11 @@ are kept beside wall seconds: with one thread they are what the wall would show 
 """
 
 import dataclasses
-import datetime
 import itertools
-import json
 import multiprocessing
-import platform
 import random
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -38,9 +34,10 @@ from carnelian_training.train import Share, optimise
 from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from carnelian_perf import raw_file
 from carnelian_perf.floors import find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.loading import threads
-from carnelian_perf.machine import describe_machine, find_commit, measure_busy_cores
+from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.plain import PlainQuartzNet
 
 CHARACTERS_PER_S = 14  # of read English
@@ -228,19 +225,10 @@ def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
         results = measure(config, cells, work)
         ran = sorted({result.cell.precision for result in results if result.not_run is None})
         peaks, bandwidth = {precision: measure_peak(precision) for precision in ran}, measure_bandwidth()
-    machine = describe_machine()
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    if torch.cuda.is_available():
-        machine["accelerator"] = torch.cuda.get_device_name()
-        versions |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     facts = {
         "subject": "training",
         "model": config.name,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": commit,
-        "machine": machine,
-        "versions": versions,
+        **raw_file.describe_origin(commit),
         "others_busy_cores": busy,
         "compiled": config.loop.compile,
         "work": dataclasses.asdict(work),
@@ -252,8 +240,10 @@ def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
         ],
         "results": [dataclasses.asdict(result) for result in results],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(facts, indent=1) + "\n")
+    if torch.cuda.is_available():
+        facts["machine"]["accelerator"] = torch.cuda.get_device_name()
+        facts["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+    raw_file.write(out, facts)
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
@@ -262,11 +252,9 @@ def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
     Raises:
         ValueError: It is none.
     """
-    try:
-        facts = json.loads(path.read_text())
+
+    def parse(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Result]]:
         results = [Result(**{**row, "cell": Cell(**row["cell"])}) for row in facts.pop("results")]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"`--render` must be a raw file of `carnelian-perf training`, but {path} is not: {error!r}"
-        ) from error
-    return facts, results
+        return facts, results
+
+    return raw_file.read(path, "training", parse)

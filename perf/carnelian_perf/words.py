@@ -6,11 +6,8 @@ on all.
 """
 
 import dataclasses
-import json
 import statistics
-import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,9 @@ from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
 from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 
+from carnelian_perf import raw_file
 from carnelian_perf.decoding import score
-from carnelian_perf.machine import describe_machine, find_commit, find_versions
+from carnelian_perf.machine import find_commit
 
 RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
 DECODERS = ("greedy", "ngram")
@@ -76,11 +74,7 @@ def measure(
         "model": config.name,
         "manifest": str(manifest),
         "language_model": language_model.name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["carnelian-perf", *sys.argv[1:]]),
-        "commit": find_commit(),
-        "machine": describe_machine(),
-        "versions": find_versions(),
+        **raw_file.describe_origin(find_commit()),
         "clips": len(clips),
         "aligned_clips": sum(reference is not None for reference in references),
         "calibration": dataclasses.asdict(final),
@@ -90,8 +84,7 @@ def measure(
             for words in (plain, corrected)
         ],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    raw_file.write(out, record)
     draw(record["decoders"], out.with_suffix(".png"))
     if calibration is not None:
         final.write(calibration)
