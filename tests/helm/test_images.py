@@ -1,8 +1,10 @@
 """The Dockerfiles: hadolint, what they copy and install, and that the chart starts what they hold."""
 
+import ast
+import importlib.metadata
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ except ModuleNotFoundError:  # Python 3.10; mypy brings it
 
 ROOT = Path(__file__).parents[2]
 IMAGES = sorted(path.parent.name for path in (ROOT / "images").glob("*/Dockerfile"))
-# Image -> the distributions that it installs, with their extras.
+# Image -> the distributions that it installs, with their extras; "-": the extra alone.
 INSTALLED = {
     "client": {"client": ["audio", "cli"]},
     "perf": {"client": [], "perf": ["sweep"]},
-    "serving": {},
+    "serving": {"serving": ["-", "models"]},
     "serving-cpu": {"serving": []},
     "training": {"training": [], "export": []},
 }
@@ -65,15 +67,56 @@ def test_everything_that_is_installed_has_a_hash(image: str, dockerfile: str) ->
     assert len(pins(image)) == len(re.findall(r"^\S+==\S+.*\\\n +--hash=sha256:", text, re.M))
 
 
+def normalise(name: str) -> str:
+    return re.sub(r"[._]", "-", name.lower())
+
+
+def read_project(folder: str) -> dict[str, Any]:
+    return dict(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"])
+
+
 def test_the_pins_are_what_the_distributions_ask_for(image: str) -> None:
     locked = pins(image)
     for folder, extras in INSTALLED[image].items():
-        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
-        wanted = project["dependencies"] + [d for e in extras for d in project["optional-dependencies"][e]]
+        project = read_project(folder)
+        wanted = [] if "-" in extras else project["dependencies"]
+        wanted = wanted + [d for e in extras if e != "-" for d in project["optional-dependencies"][e]]
         for requirement in map(Requirement, wanted):
-            name = re.sub(r"[._]", "-", requirement.name.lower())
+            name = normalise(requirement.name)
             if not name.startswith("carnelian-"):
-                assert requirement.specifier.contains(locked[name]), f"{image}: {requirement}, locked {locked[name]}"
+                found = locked.get(name)
+                assert found, f"images/{image} lacks {requirement}; run setup/lock-images .venv/bin"
+                assert requirement.specifier.contains(found), f"images/{image}: {requirement}, locked {found}"
+
+
+def test_the_images_are_locked_for_what_they_install() -> None:
+    script = (ROOT / "setup" / "lock-images").read_text()
+    for image, folders in INSTALLED.items():
+        arguments = [",".join([folder, *extras]) for folder, extras in folders.items()]
+        assert re.search(rf"^lock {image} 3\.\d+ {' '.join(arguments)}$", script, re.M), image
+
+
+def find_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def test_the_native_image_has_what_the_models_import() -> None:
+    project = read_project("serving")
+    extra = project["optional-dependencies"]["models"]
+    assert set(extra) <= set(project["dependencies"])
+    distributions = importlib.metadata.packages_distributions()
+    has = {normalise(Requirement(line).name) for line in extra}
+    for path in ROOT.glob("model_repository/*_ctc/1/**/*.py"):
+        for module in find_imports(path):
+            needs = {normalise(name) for name in distributions.get(module.partition(".")[0], [])}
+            assert not needs or needs & has, (
+                f"{path.relative_to(ROOT)} imports {module}: name {' or '.join(sorted(needs))} in the extra `models` "
+                "of serving/pyproject.toml as well, and run setup/lock-images .venv/bin"
+            )
 
 
 def test_what_is_copied_exists_and_is_not_ignored(dockerfile: str) -> None:
