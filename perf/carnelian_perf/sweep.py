@@ -150,8 +150,9 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
     names = [model, *([f"{model}_pcm"] if sweep.grid.static else [])]
     for name in names:
         if not _ask(sweep.target, lambda name=name: client.is_model_ready(name)):
-            found = ", ".join(entry.name for entry in client.get_model_repository_index().models)
-            raise RuntimeError(f"`models` must be served and ready, but {name!r} is not; the server has {found}")
+            raise RuntimeError(
+                f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
+            )
     accuracy: dict[str, float] = {}
     if not sweep.grid.has_random_weights:
         rates = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model).error_rates()
@@ -161,6 +162,13 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
         "stages": [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step],
         "accuracy": accuracy,
     }
+
+
+def _list_models(client: Any) -> str:
+    try:
+        return "has " + ", ".join(entry.name for entry in client.get_model_repository_index().models)
+    except grpc.InferenceServerException:  # Triton's model-repository protocol is closed, as the chart leaves it
+        return "does not tell which it has"
 
 
 def _ask(target: Target, question: Any) -> Any:
