@@ -87,9 +87,10 @@ def test_a_source_that_cannot_work_is_refused(values: tuple[str, ...], advice: s
 
 
 class Archives(http.server.SimpleHTTPRequestHandler):
-    """Serves archives to who has the key, and fails once if the path asks for it."""
+    """Serves archives to who has the key; fails once, or ends in the middle once, if the path asks for it."""
 
     failures = 0
+    cuts = 0
 
     def do_GET(self) -> None:
         if self.headers.get("Authorization") != "Bearer key":
@@ -97,6 +98,13 @@ class Archives(http.server.SimpleHTTPRequestHandler):
         elif self.path == "/flaky.tar.gz" and not Archives.failures:
             Archives.failures += 1
             self.send_error(503)
+        elif self.path == "/cut.tar.gz" and not Archives.cuts:
+            Archives.cuts += 1
+            archive = Path(self.translate_path(self.path)).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(archive)))
+            self.end_headers()
+            self.wfile.write(archive[: len(archive) // 2])
         else:
             super().do_GET()
 
@@ -180,6 +188,7 @@ def test_half_a_download_is_begun_anew(archives: Any, download: Any, tmp_path: P
     served, url = archives
     (tmp_path / "models" / "left").mkdir()
     (tmp_path / "models" / ".archive").write_text("half")
+    (tmp_path / "models" / "linked").symlink_to("left", target_is_directory=True)
     assert download(f"{url}/models.tar.gz", pack(served / "models.tar.gz", MODEL)).returncode == 0
     assert not (tmp_path / "models" / "left").exists()
 
@@ -188,3 +197,9 @@ def test_a_failing_network_is_tried_again(archives: Any, download: Any) -> None:
     served, url = archives
     assert download(f"{url}/flaky.tar.gz", pack(served / "flaky.tar.gz", MODEL)).returncode == 0
     assert Archives.failures == 1
+
+
+def test_a_connection_that_ends_in_the_middle_is_tried_again(archives: Any, download: Any) -> None:
+    served, url = archives
+    assert download(f"{url}/cut.tar.gz", pack(served / "cut.tar.gz", MODEL)).returncode == 0
+    assert Archives.cuts == 1

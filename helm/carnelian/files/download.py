@@ -5,6 +5,7 @@ was restarted in between begins anew, and one that finds it has nothing to do. A
 """
 
 import hashlib
+import http.client
 import os
 import shutil
 import sys
@@ -26,9 +27,13 @@ def fetch(url: str, archive: Path) -> str:
         request.add_unredirected_header("Authorization", authorization)
     digest = hashlib.sha256()
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, archive.open("wb") as file:
+        announced, received = answer.length, 0
         while block := answer.read(BLOCK_BYTES):
             digest.update(block)
             file.write(block)
+            received += len(block)
+    if announced is not None and received != announced:
+        raise ConnectionError(f"{announced} bytes were announced, {received} came")
     return digest.hexdigest()
 
 
@@ -37,7 +42,7 @@ def fetch_patiently(url: str, archive: Path) -> str:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return fetch(url, archive)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS:
                 raise SystemExit(f"download: {url} must be readable, but after {ATTEMPTS} attempts: {error}") from None
             time.sleep(2**attempt)
@@ -51,7 +56,7 @@ def main(url: str, sha256: str, folder: Path) -> None:
         print(f"download: {folder} holds {sha256} already")
         return
     for left in folder.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     archive = folder / ".archive"
     found = fetch_patiently(url, archive)
     if found != sha256:
