@@ -90,6 +90,15 @@ def test_keda_scales_to_zero_with_something_that_wakes_it(render: Render) -> Non
         (("autoscaling.audioSecondsInProgress=0",), "autoscaling"),
         (("autoscaling.mode=vpa",), "autoscaling"),
         (("autoscaling.windowSeconds=5",), "autoscaling"),
+        (
+            (
+                "autoscaling.mode=hpa",
+                "autoscaling.windowSeconds=30",
+                "monitoring.podMonitor.enabled=true",
+                "monitoring.podMonitor.intervalSeconds=30",
+            ),
+            "needs two scrapes",
+        ),
     ],
 )
 def test_scaling_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Callable[..., str]) -> None:

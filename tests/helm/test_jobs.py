@@ -70,15 +70,45 @@ def test_jobs_are_off_by_default(render: Render) -> None:
     assert render().all("Job") == []
 
 
-def test_torchrun_takes_the_training_job_s_arguments(render: Render) -> None:
+@pytest.fixture
+def torchrun_arguments(render: Render, tmp_path: Path) -> Callable[[int], list[str]]:
+    """What torchrun gets in the pod of an index: the container's command is run with a program that prints instead."""
+    program = tmp_path / "torchrun"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
     job = render(case="jobs").one("Job", "-quartznet")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["torchrun"]
-    options = parse_args(container["args"])
+
+    def torchrun_arguments(index: int) -> list[str]:
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": str(index)}
+        command = [*container["command"], *container["args"]]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.splitlines()
+
+    return torchrun_arguments
+
+
+def test_torchrun_takes_the_training_job_s_arguments(torchrun_arguments: Callable[[int], list[str]]) -> None:
+    options = parse_args(torchrun_arguments(0))
     assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 20)
     assert options.training_script == "carnelian_training.cli"
     assert options.training_script_args[:3] == ["fit", "/configs/quartznet_15x5.yaml", "--out=/data/runs/quartznet"]
     assert "--set=data.train=[{path: /data/train.jsonl}]" in options.training_script_args
+
+
+@pytest.mark.parametrize(("index", "hosts"), [(0, "is_host=1"), (1, "is_host=0")])
+def test_index_0_is_told_that_it_hosts_the_meeting(index: int, hosts: str, torchrun_arguments: Any) -> None:
+    settings = parse_args(torchrun_arguments(index)).rdzv_conf.split(",")
+    assert hosts in settings
+    # A pod may come this much later than another; 60 s would not be enough to pull an image.
+    assert "read_timeout=600" in settings
+
+
+def test_jobs_have_no_part_in_the_serving_pods_priority(render: Render) -> None:
+    rendered = render("priorityClassName=interactive", case="jobs")
+    assert rendered.pod["priorityClassName"] == "interactive"
+    for job in rendered.all("Job"):
+        assert "priorityClassName" not in job["spec"]["template"]["spec"]
 
 
 def test_training_pods_find_each_other_by_name(render: Render) -> None:
@@ -127,6 +157,16 @@ def test_carnelian_perf_takes_the_grid(render: Render) -> None:
     assert checked.server is not None
     assert checked.server.grpc == "speech-eu-carnelian.speech.svc:8001"
     assert checked.durations_s == [2, 7]
+    assert list(checked.models) == ["quartznet_15x5"]  # model.name, without another default beside it
+    given = render("perf.grid.models.other.precision=fp16", case="jobs").one("ConfigMap", "-sweep")["data"]["grid.yaml"]
+    assert yaml.safe_load(given)["models"] == {"other": {"precision": "fp16"}}
+
+
+def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
+    assert "choose another" in refusal("perf.name=test", case="jobs")
+    assert "choose another" in refusal("training.name=headless", case="jobs")
+    assert "choose another" in refusal("training.name=sweep", case="jobs")
+    assert "without TLS" in refusal("tls.secretName=tls", case="jobs")
 
 
 def test_the_report_is_made_after_the_sweep_and_kept(render: Render) -> None:

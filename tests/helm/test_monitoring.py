@@ -72,7 +72,9 @@ def test_every_alert_has_a_page_in_the_runbook(alerts: list[dict[str, Any]], cha
     pages = set(re.findall(r"^## (\w+)$", (chart / "docs" / "runbook.md").read_text(), re.M))
     assert {alert["alert"] for alert in alerts} == pages
     for alert in alerts:
-        assert alert["annotations"]["runbook_url"].endswith(f"#{alert['alert'].lower()}")
+        assert (
+            alert["annotations"]["runbook_url"] == f"https://runbooks.example.com/carnelian.md#{alert['alert'].lower()}"
+        )
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
         assert alert["labels"]["team"] == "speech"
 
@@ -117,6 +119,42 @@ def test_scraped_series_carry_the_release(case: str, render: Render) -> None:
     (monitor,) = rendered.all("ServiceMonitor") + rendered.all("PodMonitor")
     (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "speech-eu-carnelian"}]
+
+
+def list_alerts(rendered: Any) -> dict[str, dict[str, Any]]:
+    groups = rendered.one("PrometheusRule")["spec"]["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_alerts_have_no_link_without_a_runbook(render: Render) -> None:
+    for alert in list_alerts(render(case="keda")).values():
+        assert "runbook_url" not in alert["annotations"]
+
+
+def test_no_alert_asks_for_quantiles_that_are_off(render: Render) -> None:
+    without = list_alerts(render("server.latencySummaries=false", case="monitoring"))
+    assert len(without) == 8
+    assert not any("_summary_us" in alert["expr"] for alert in without.values())
+
+
+def test_nobody_is_woken_where_no_pod_is_wanted(render: Render, tmp_path: Path, promtool: Callable[..., str]) -> None:
+    """With KEDA at zero, the absence of pods is an outage only if the Deployment wants some."""
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(render(case="keda").one("PrometheusRule")["spec"]))
+    down = {"alertname": "CarnelianDown", "eval_time": "10m"}
+    labels = {"severity": "critical", "namespace": "speech", "release": "speech-eu-carnelian"}
+    annotations = list_alerts(render(case="keda"))["CarnelianDown"]["annotations"]
+    fires = [{"exp_labels": labels, "exp_annotations": annotations}]
+    series = 'kube_deployment_spec_replicas{namespace="speech",deployment="speech-eu-carnelian"}'
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": f"{wanted}x20"}],
+            "alert_rule_test": [down | {"exp_alerts": expected}],
+        }
+        for wanted, expected in ((0, []), (1, fires))
+    ]
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": tests}))
+    promtool("test", "rules", "tests.yaml")
 
 
 def test_two_monitors_at_once_are_refused(refusal: Callable[..., str]) -> None:

@@ -35,8 +35,18 @@ def test_clients_can_be_kept_with_one_pod(render: Render) -> None:
 
 
 def test_a_load_balancer_lets_in_what_it_is_told(render: Render) -> None:
-    spec = render(case="closed").one("Service", "carnelian")["spec"]
+    rendered = render(case="closed")
+    spec = rendered.one("Service", "carnelian")["spec"]
     assert spec["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+    # The policy sees the same addresses.
+    assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in rendered.one("NetworkPolicy")["spec"]["ingress"][0]["from"]
+
+
+def test_http_need_not_be_exposed(render: Render) -> None:
+    rendered = render(case="closed")
+    assert [port["name"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == ["grpc"]
+    assert rendered.one("NetworkPolicy")["spec"]["ingress"][0]["ports"] == [{"port": "grpc", "protocol": "TCP"}]
+    assert rendered.server["readinessProbe"]["httpGet"]["port"] == "http"  # of the pod, which the kubelet asks
 
 
 def test_tls_comes_from_a_secret(render: Render) -> None:
@@ -98,8 +108,8 @@ def test_protocols_can_be_opened(render: Render) -> None:
 def test_ingresses_are_one_for_each_protocol(render: Render) -> None:
     rendered = render(case="download")
     grpc, http = rendered.one("Ingress", "-grpc"), rendered.one("Ingress", "-http")
-    assert grpc["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}
-    assert "annotations" not in http["metadata"]
+    assert grpc["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"] == "GRPC"
+    assert "nginx.ingress.kubernetes.io/backend-protocol" not in http["metadata"]["annotations"]
     (path,) = grpc["spec"]["rules"][0]["http"]["paths"]
     assert path["path"] == "/inference.GRPCInferenceService"
     assert path["backend"]["service"] == {"name": "speech-eu-carnelian", "port": {"name": "grpc"}}
@@ -120,6 +130,12 @@ def test_gateway_routes(render: Render) -> None:
     assert grpc["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8001}]
     assert http["rules"][0]["matches"][0] == {"path": {"type": "PathPrefix", "value": "/v2/models"}}
     assert http["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8000}]
+    # A Gateway accepts one kind of route for a host name.
+    assert not set(grpc["hostnames"]) & set(http["hostnames"])
+
+
+def test_routes_with_a_common_host_name_are_refused(refusal: Refusal) -> None:
+    assert "give each its own" in refusal("gateway.http.hostnames[0]=speech.example.com", case="google")
 
 
 def test_routes_and_policies_are_off_by_default(render: Render) -> None:
@@ -137,7 +153,23 @@ def test_the_policy_lets_fetching_out(render: Render) -> None:
     egress = render(case="bucket").one("NetworkPolicy")["spec"]["egress"]
     assert [port["port"] for rule in egress for port in rule["ports"]] == [53, 53, 443]
     more = render(case="download").one("NetworkPolicy")["spec"]["egress"]
+    assert [port["port"] for port in more[0]["ports"]] == [53, 53, 8444]
     assert more[-1] == {"ports": [{"port": 8443, "protocol": "TCP"}]}
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("s3://speech/releases/1", 443),
+        ("s3://https://minio.speech:9000/speech/1", 9000),
+        ("s3://10.0.0.7:9000/speech", 9000),
+        ("gs://speech/release:2", 443),
+    ],
+)
+def test_the_policy_lets_out_to_the_port_of_the_address(url: str, port: int, render: Render) -> None:
+    values = ("runtime=native", "networkPolicy.enabled=true", "modelRepository.source=bucket")
+    egress = render(*values, f"modelRepository.bucket.url={url}").one("NetworkPolicy")["spec"]["egress"]
+    assert egress[0]["ports"][-1] == {"port": port, "protocol": "TCP"}
 
 
 def test_metrics_are_private_to_the_namespace_or_to_scrapers(render: Render) -> None:
@@ -153,7 +185,7 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
     assert "from" not in everybody
     some = render(case="closed").one("NetworkPolicy")["spec"]["ingress"][0]["from"]
     assert some[0] == {"podSelector": {"matchLabels": {"app": "caller"}}}
-    own = some[1]["podSelector"]["matchLabels"].items()
+    own = some[-1]["podSelector"]["matchLabels"].items()
     assert own <= render(case="closed").one("Pod")["metadata"]["labels"].items()
 
 
@@ -168,6 +200,11 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
         (("ingress.grpc.enabled=true",), "ingress.grpc.host is empty"),
         (("gateway.http.enabled=true",), "name a Gateway"),
         (("ingress.http.host=-x",), "ingress"),
+        (
+            ("gateway.parentRefs[0].name=a", "gateway.http.enabled=true", "gateway.grpc.enabled=true"),
+            "give each its own",
+        ),
+        (("ingress.http.enabled=true", "ingress.http.host=a.b", "service.exposeHttp=false"), "set it true"),
     ],
 )
 def test_what_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:

@@ -143,6 +143,7 @@ def test_pods_spread_over_nodes_by_this_releases_labels(render: Render) -> None:
     selector = rendered.one("Deployment")["spec"]["selector"]
     assert constraint["labelSelector"] == selector
     assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert constraint["matchLabelKeys"] == ["pod-template-hash"]  # an update does not push the new pods together
 
 
 def test_a_given_spread_selector_is_kept(render: Render) -> None:
@@ -155,7 +156,7 @@ def test_a_given_spread_selector_is_kept(render: Render) -> None:
     )
     (constraint,) = rendered.pod["topologySpreadConstraints"]
     assert constraint["maxSkew"] == 2
-    assert constraint["labelSelector"]["matchLabels"]["a"] == "b"
+    assert constraint["labelSelector"] == {"matchLabels": {"a": "b"}}
 
 
 def test_scheduling_of_the_cases_reaches_the_pod(render: Render) -> None:
@@ -198,9 +199,35 @@ def test_the_pods_labels_have_no_version_so_that_they_do_not_restart_for_one(ren
     assert not any(name.endswith(("version", "chart")) for name in labels)
 
 
-def test_long_names_are_cut(render: Render) -> None:
-    rendered = render("fullnameOverride=" + "a" * 70)
+@pytest.mark.parametrize("case", ["default", "monitoring", "download", "jobs"])
+def test_long_names_are_cut(case: str, render: Render) -> None:
+    runs = ("training.name=a-long-name1", "training.nodes=1000", "perf.name=a-long-name2") if case == "jobs" else ()
+    rendered = render("fullnameOverride=" + "a" * 70, *runs, case=case)
     assert all(len(manifest["metadata"]["name"]) <= 63 for manifest in rendered.manifests)
+    for job in rendered.all("Job"):
+        if job["spec"].get("completionMode") == "Indexed":  # the names of its pods must be host names
+            assert len(f"{job['metadata']['name']}-{job['spec']['completions'] - 1}") <= 63
+
+
+def test_a_release_called_like_the_chart_is_named_once(render: Render) -> None:
+    assert render("nameOverride=speech").one("Deployment")["metadata"]["name"] == "speech-eu"
+
+
+def test_a_release_whose_name_no_service_can_have_is_refused(call_helm: Callable[..., Any], chart: Path) -> None:
+    for release in ("2speech", "speech.eu"):
+        done = call_helm("template", release, str(chart))
+        assert done.returncode != 0
+        assert "set fullnameOverride" in done.stderr
+        assert call_helm("template", release, str(chart), "--set=fullnameOverride=speech").returncode == 0
+
+
+def test_services_without_an_address_have_the_pods_ports(render: Render) -> None:
+    rendered = render("service.grpcPort=443")
+    assert [port["port"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == [443, 8000]
+    ports = {port["name"]: port["containerPort"] for port in rendered.server["ports"]}
+    for name in ("-headless", "-metrics"):
+        for port in rendered.one("Service", name)["spec"]["ports"]:
+            assert port["port"] == ports[port["targetPort"]]
 
 
 def test_metrics_are_not_on_the_service_that_is_exposed(render: Render) -> None:

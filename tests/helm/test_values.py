@@ -79,6 +79,9 @@ def test_every_value_is_commented(chart: Path) -> None:
         ("updateStrategy.maxSurg=1", "maxSurg"),
         ("securityContext.readOnlyRootFileSystem=false", "readOnlyRootFileSystem"),
         ("affinity.nodeAfinity.a=b", "nodeAfinity"),
+        ("tolerations[0].efect=NoSchedule", "efect"),
+        ("extraEnv[0].nam=A", "nam"),
+        ("topologySpreadConstraints[0].maxSkw=1", "maxSkw"),
     ],
 )
 def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Callable[..., str]) -> None:
@@ -91,6 +94,11 @@ def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Ca
         "replicas=two",
         "replicas=-1",
         "image.tag=latest",
+        "image.tag=latest-cpu",
+        "image.repository=registry.example.com/carnelian-serving:latest",
+        "nameOverride=Speech Service",
+        "fullnameOverride=2speech",
+        "restrictedProtocols.closed={health}",
         "image.digest=sha256:1234",
         "image.pullPolicy=Sometimes",
         "runtime=docker",
@@ -116,6 +124,17 @@ def test_an_old_kubernetes_is_refused(helm: str, refusal: Callable[..., str]) ->
     assert "1.27" in refusal(kube_version="1.26.0", helm=helm)
 
 
+@pytest.mark.parametrize("value", ["image.repository=localhost:5000/speech/carnelian", "image.tag=main-3f2a1c"])
+def test_an_image_that_stays_the_same_is_taken(value: str, render: Callable[..., Any]) -> None:
+    assert value.split("=")[1] in render(value).server["image"]
+
+
+@pytest.mark.parametrize("value", ["0.50", "0.7", "10", "1.0"])
+def test_a_share_is_taken_as_set_writes_it(value: str, render: Callable[..., Any]) -> None:
+    (container,) = render(f"test.maxCharacterErrorRate={value}").one("Pod")["spec"]["containers"]
+    assert f"--max-cer={value}" in container["args"]
+
+
 @pytest.mark.parametrize(
     ("values", "advice"),
     [
@@ -123,6 +142,7 @@ def test_an_old_kubernetes_is_refused(helm: str, refusal: Callable[..., str]) ->
         (("modelRepository.source=pvc",), "name the claim"),
         (("model.load={other}",), "add it"),
         (("updateStrategy.maxSurge=0",), "raise one"),
+        (("updateStrategy.maxSurge=0%", "updateStrategy.maxUnavailable=0%"), "raise one"),
         (("probes.startup.timeoutSeconds=900",), "raise it"),
         (("drain.connectionAgeSeconds=29",), "make it smaller"),
         (("drain.delaySeconds=0",), "make it smaller"),

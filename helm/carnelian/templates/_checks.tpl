@@ -1,5 +1,9 @@
 {{/* What the schema cannot say because it concerns several values. Every message says what to change. */}}
 {{- define "carnelian.check" -}}
+{{- $name := include "carnelian.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the objects would be called %s, but a Service's name is a letter, then letters, digits and -; set fullnameOverride" $name) -}}
+{{- end -}}
 {{- if and (gt (int .Values.gpu.count) 0) (ne .Values.runtime "native") -}}
 {{- fail (printf "gpu.count is %v, but `runtime: %s` has no GPU backends; set runtime: native" .Values.gpu.count .Values.runtime) -}}
 {{- end -}}
@@ -38,10 +42,26 @@
 {{- fail (printf "gateway.%s.enabled is true, but gateway.parentRefs is empty; name a Gateway" $protocol) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.gateway -}}
+{{- $shared := or (not .grpc.hostnames) (not .http.hostnames) -}}
+{{- range .http.hostnames -}}{{- $shared = or $shared (has . $.Values.gateway.grpc.hostnames) -}}{{- end -}}
+{{- if and .grpc.enabled .http.enabled $shared -}}
+{{- fail "gateway.grpc.hostnames and gateway.http.hostnames overlap, but a Gateway accepts one kind of route for a host name; give each its own" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or .Values.ingress.http.enabled .Values.gateway.http.enabled) (not .Values.service.exposeHttp) -}}
+{{- fail "service.exposeHttp is false, but ingress.http or gateway.http leads to it; disable them, or set it true" -}}
+{{- end -}}
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
 {{- fail "monitoring.serviceMonitor and monitoring.podMonitor are both enabled, so each pod would be scraped twice; choose one" -}}
 {{- end -}}
 {{- with .Values.autoscaling -}}
+{{- $monitors := $.Values.monitoring -}}
+{{- range $monitor := list $monitors.serviceMonitor $monitors.podMonitor -}}
+{{- if and $monitor.enabled (ne $.Values.autoscaling.mode "none") (lt (int $.Values.autoscaling.windowSeconds) (mul 2 $monitor.intervalSeconds)) -}}
+{{- fail (printf "autoscaling.windowSeconds is %v, but a rate needs two scrapes, and one is made in %v s; raise it" $.Values.autoscaling.windowSeconds $monitor.intervalSeconds) -}}
+{{- end -}}
+{{- end -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "autoscaling.minReplicas is %v, above autoscaling.maxReplicas, %v; change one" .minReplicas .maxReplicas) -}}
 {{- end -}}
@@ -61,10 +81,19 @@
 {{- if and .Values.training.enabled (not .Values.training.claimName) -}}
 {{- fail "training.enabled is true, but training.claimName is empty, so checkpoints would be lost; name a claim" -}}
 {{- end -}}
+{{- if and .Values.training.enabled (has .Values.training.name (list "metrics" "headless" (ternary .Values.perf.name "" .Values.perf.enabled))) -}}
+{{- fail (printf "training.name is %s, but another object is called so; choose another" .Values.training.name) -}}
+{{- end -}}
+{{- if and .Values.perf.enabled (has .Values.perf.name (list "dashboard" "scripts" "test")) -}}
+{{- fail (printf "perf.name is %s, but another object is called so; choose another" .Values.perf.name) -}}
+{{- end -}}
+{{- if and .Values.perf.enabled .Values.tls.secretName -}}
+{{- fail "perf.enabled is true, but carnelian-perf does not encrypt and tls.secretName is set; measure a release without TLS" -}}
+{{- end -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}
-{{- if and (eq (toString .Values.updateStrategy.maxSurge) "0") (eq (toString .Values.updateStrategy.maxUnavailable) "0") -}}
+{{- if and (has (toString .Values.updateStrategy.maxSurge) (list "0" "0%")) (has (toString .Values.updateStrategy.maxUnavailable) (list "0" "0%")) -}}
 {{- fail "updateStrategy.maxSurge and updateStrategy.maxUnavailable are both 0, so no update could begin; raise one" -}}
 {{- end -}}
 {{- if le (int .Values.progressDeadlineSeconds) (int .Values.probes.startup.timeoutSeconds) -}}

@@ -1,17 +1,18 @@
-{{/* Names and labels. Names end before 50 characters, so that a suffix fits into the 63 that Kubernetes allows. */}}
+{{/* Names and labels. Names end before 46 characters: a Job's suffix of 13 and the index of its pod fit into the 63 that
+Kubernetes allows. */}}
 
 {{- define "carnelian.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 46 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "carnelian.fullname" -}}
 {{- $name := include "carnelian.name" . -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 46 | trimSuffix "-" -}}
 {{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 46 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 46 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -82,8 +83,5 @@ securityContext:
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
