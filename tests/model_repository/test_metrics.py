@@ -1,6 +1,7 @@
 """What <model>_ctc counts beside Triton's own metrics."""
 
 import re
+import time
 import urllib.request
 
 import numpy as np
@@ -23,12 +24,18 @@ def read(server):
     return read
 
 
+def settle(read):
+    """The counters once the stage has sent all that it counted."""
+    time.sleep(0.3)
+    return read()
+
+
 def test_clips_and_their_seconds_are_counted(models, signals, read):
-    before = read()
+    before = settle(read)
     signal = next(iter(signals.values()))
     rows = {"SIGNAL": np.stack([signal, signal * np.nan]), "SIGNAL_LENGTH": np.full((2, 1), len(signal), np.int32)}
     models.infer(f"{MODEL}_pcm", **rows)
-    moved = {name: value - before[name] for name, value in read().items() if value != before[name]}
+    moved = {name: value - before[name] for name, value in settle(read).items() if value != before[name]}
     assert moved["clips ok"] == 1
     assert moved["clips not_finite"] == 1
     assert moved["audio_seconds"] == pytest.approx(len(signal) / RATE_HZ, abs=0.05)

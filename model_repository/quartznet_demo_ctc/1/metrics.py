@@ -3,6 +3,8 @@
 They appear beside Triton's own metrics, labelled with the model's public name. Nothing of a clip's content is in them.
 """
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +19,8 @@ HELP = {
     "carnelian_delivered_frames_total": "The same, with padding to the longest clip of the batch",
     "carnelian_clips_total": "Clips by outcome",
 }
+INTERVAL_S = 0.05
+"""Between two messages about one counter. Each is a round trip to the server, and answers do not wait for it."""
 OK = "ok"
 OTHER = "other"
 # The first words of an error -> the outcome that its clip is counted under. Labels must stay few.
@@ -36,6 +40,11 @@ class Metrics:
         self._metrics: dict[str, Any] = {}
         # A family must outlive its metrics.
         self._families: list[Any] = []
+        self._pending: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._counted = threading.Event()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._send, daemon=True)
         try:
             seconds, frames, delivered, clips = self._families = [
                 pb_utils.MetricFamily(name=name, description=text, kind=pb_utils.MetricFamily.COUNTER)
@@ -47,6 +56,7 @@ class Metrics:
             self._metrics[name] = family.Metric(labels={"model": model})
         for outcome in (OK, *OUTCOMES.values(), OTHER):
             self._metrics[outcome] = clips.Metric(labels={"model": model, "outcome": outcome})
+        self._thread.start()
 
     def count(
         self,
@@ -54,7 +64,7 @@ class Metrics:
         scores: Sequence[npt.NDArray[np.float32]],
         lengths: Sequence[npt.NDArray[np.int32]],
     ) -> None:
-        """Counts a batch.
+        """Counts a batch. The server learns of it a moment later.
 
         Args:
             results: RESULT of each clip.
@@ -70,10 +80,30 @@ class Metrics:
         for rows, row_lengths in zip(scores, lengths, strict=True):
             values["frames"] += int(np.clip(row_lengths, 0, rows.shape[1]).sum())
             values["delivered"] += rows.shape[0] * rows.shape[1]
-        # Each increment is a message to the server: one for each counter that moves, not for each clip.
-        for name, value in values.items():
-            if value > 0:
-                self._metrics[name].increment(value)
+        with self._lock:
+            self._pending.update(values)
+        self._counted.set()
+
+    def close(self) -> None:
+        """Sends what is still to be sent."""
+        self._is_open = False
+        self._counted.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _send(self) -> None:
+        is_open = True
+        while is_open:
+            self._counted.wait()
+            self._counted.clear()
+            is_open = self._is_open
+            if is_open:
+                time.sleep(INTERVAL_S)
+            with self._lock:
+                values, self._pending = self._pending, Counter()
+            for name, value in values.items():
+                if value > 0:
+                    self._metrics[name].increment(value)
 
 
 def _outcome(result: dict[str, Any]) -> str:

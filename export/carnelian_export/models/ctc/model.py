@@ -67,6 +67,10 @@ class TritonPythonModel:
             for request, rows, end in zip(requests, lengths, ends, strict=True)
         ]
 
+    def finalize(self) -> None:
+        """End the thread that counts: the interpreter ends next."""
+        self._metrics.close()
+
     def _warm_up(self, num_labels: int) -> None:
         """Decode a silent second: a `model_warmup` would be counted as a clip."""
         frames = max(1, round(1 / self._frame_s))
