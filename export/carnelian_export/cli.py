@@ -36,12 +36,17 @@ def export(
     calibration: Annotated[
         Path | None, typer.Option(help="What `carnelian-perf words` measured: corrects times and confidences.")
     ] = None,
+    tuning: Annotated[
+        Path | None,
+        typer.Option(help="What `carnelian-perf tune` found for this machine: instances, threads, batching."),
+    ] = None,
     options: Annotated[
         list[str] | None, typer.Option("--option", help="Default of the decoder, such as decoder=ngram; repeatable.")
     ] = None,
 ) -> None:
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch."""
     from carnelian_export.target import Target, TargetError
+    from carnelian_export.tuning import read_tuning
 
     try:
         target = Target(
@@ -50,6 +55,7 @@ def export(
             provider=provider,
             int8_clips=int8_clips,
             timing_cache=timing_cache,
+            tuning=read_tuning(tuning) if tuning else {},
         )
     except TargetError as error:
         raise typer.BadParameter(str(error)) from error

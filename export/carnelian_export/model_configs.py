@@ -8,6 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.profiles import MAX_AUDIO_S, Profile, choose_profiles, shapes_of
 from carnelian_export.target import Target
+from carnelian_export.tuning import StageTuning, apply_tuning
 
 WARMUP_LENGTH_FILE = "length"  # in <model>_{features,acoustic}/warmup; a length of zero would warm nothing up
 WARMUP_BATCHES = (1, 4)
@@ -52,6 +53,8 @@ def build_configs(
     if target.format == "tensorrt":
         run_in_tensorrt(acoustic, len(choose_profiles(sizes.max_batch_size, 1.0)))
     stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
+    for stage, config in zip(STAGES, stages, strict=True):
+        apply_tuning(config, target.tuning.get(stage, StageTuning()))
     decode = pb.ModelConfig(
         name=AUDIO_DECODE,
         input=[_input("AUDIO", pb.TYPE_UINT8, -1)],

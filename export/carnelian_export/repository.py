@@ -30,6 +30,7 @@ from carnelian_export.model_configs import (
 )
 from carnelian_export.profiles import MAX_AUDIO_S
 from carnelian_export.target import Target
+from carnelian_export.tuning import apply_tuning
 
 WARMUP_S = 2.0
 MAX_BATCH_SIZE = 32
@@ -95,7 +96,8 @@ def write_model(
         config: The network's configuration.
         network: In evaluation mode.
         decoding: Greedy without a language model if None.
-        target: Format, precision and provider of the acoustic stage; ONNX in float32 if None.
+        target: Format, precision and provider of the acoustic stage, and the tuning of all; ONNX in float32 if None.
+            A tuning of `decode` replaces the `audio_decode` of all models; else one that is there stays.
 
     Returns:
         How far what was exported is from the network, see :func:`carnelian_export.acoustic.write_acoustic`.
@@ -105,6 +107,7 @@ def write_model(
         ParityError: What was exported and the network disagree; nothing was written.
         ArchitectureError, EngineError: TensorRT is not there, or not for this network; nothing was written.
         LanguageModelError, OptionError: The decoding does not fit the network's labels; nothing was written.
+        TuningError: A stage has no such setting; nothing was written.
     """
     _check_name(name)
     target = target or Target()
@@ -120,7 +123,8 @@ def write_model(
         replaced.mkdir()
         for folder in sorted(staged.iterdir()):
             place = repository / folder.name
-            if folder == replaced or (folder.name == AUDIO_DECODE and place.exists()):
+            is_shared = folder.name == AUDIO_DECODE and "decode" not in target.tuning
+            if folder == replaced or (is_shared and place.exists()):
                 continue
             if place.exists():
                 place.rename(replaced / folder.name)
@@ -188,6 +192,10 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     decode = folder / AUDIO_DECODE
     (decode / VERSION).mkdir(parents=True)
     shutil.copyfile(SOURCES / AUDIO_DECODE / "config.pbtxt", decode / "config.pbtxt")
+    if "decode" in target.tuning:
+        tuned = read_config(decode / "config.pbtxt")
+        apply_tuning(tuned, target.tuning["decode"])
+        (decode / "config.pbtxt").write_text(to_text(tuned))
     shutil.copyfile(SOURCES / AUDIO_DECODE / "dali.py", decode / VERSION / "dali.py")
     shutil.copytree(SOURCES / AUDIO_DECODE / "warmup", decode / "warmup")
 

@@ -1,7 +1,9 @@
-"""What a network is exported for: a file format, a precision, and what runs it."""
+"""What a network is exported for: a file format, a precision, what runs it, and how it uses its machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from carnelian_export.tuning import Tuning
 
 FORMATS = {"onnx": ("fp32", "fp16", "int8"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
@@ -24,6 +26,8 @@ class Target:
     """A manifest of clips to measure int8's scales on; int8 only, and it must be there."""
     timing_cache: Path | None = None
     """Of TensorRT: what the next export with the same GPU need not time again."""
+    tuning: Tuning = field(default_factory=dict)
+    """Where the machine wants other settings of the stages than the usual ones."""
 
     def __post_init__(self) -> None:
         _check("--format", self.format, tuple(FORMATS))

@@ -1,0 +1,121 @@
+"""How a served model uses its machine: instances and threads of its stages, and how their batches form.
+
+`carnelian-perf tune` measures a tuning and writes it as a JSON file, {stage: {field: value}}; `carnelian-export
+--tuning` writes it into the configurations. A field that is not there stays as the export has it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+TUNED_STAGES = ("decode", "features", "acoustic", "ctc")
+_THREADS_OF = {"onnxruntime": "intra_op_thread_count", "dali": "num_threads"}
+"""Backend -> the parameter that says how many threads an instance has."""
+
+
+class TuningError(ValueError):
+    """A tuning has a stage, a field or a value that there is not; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTuning:
+    """What differs from machine to machine; None leaves a setting as it is."""
+
+    instances: int | None = None
+    threads: int | None = None
+    """Of each instance; 0 lets the library choose, which is one for each core."""
+    preferred_batch: int | None = None
+    """Clips that the dynamic batcher waits for, as long as the queue delay, and does not go beyond; 0 for none such.
+    The largest batch of a request, `max_batch_size`, is the model's interface and no setting."""
+    queue_delay_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("instances", 1), ("threads", 0), ("preferred_batch", 0), ("queue_delay_ms", 0)):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and value >= least):
+                raise TuningError(f"`{name}` must be a number of at least {least}, but is {value!r}")
+            if is_number and name != "queue_delay_ms" and value != int(value):
+                raise TuningError(f"`{name}` must be a whole number, but is {value!r}")
+
+    def settings(self) -> dict[str, float]:
+        """The fields that are there."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+Tuning = Mapping[str, StageTuning]
+"""By stage: of :data:`TUNED_STAGES`."""
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Read a file of `carnelian-perf tune`.
+
+    Raises:
+        TuningError: It is none.
+    """
+    known = [field.name for field in fields(StageTuning)]
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if unknown := sorted(set(content) - set(TUNED_STAGES)):
+            raise TuningError(f"stages must be of {', '.join(TUNED_STAGES)}, but there is {', '.join(unknown)}")
+        if unknown := sorted({name for stage in content.values() for name in stage} - set(known)):
+            raise TuningError(f"settings must be of {', '.join(known)}, but there is {', '.join(unknown)}")
+        return {stage: StageTuning(**settings) for stage, settings in content.items()}
+    except TuningError as error:
+        raise TuningError(f"{path}: {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TuningError(f"{path} must be JSON as `carnelian-perf tune` writes it, but is not: {error}") from error
+
+
+def write_tuning(path: Path, tuning: Tuning) -> None:
+    """Write a file for `carnelian-export --tuning`."""
+    content = {stage: settings.settings() for stage, settings in tuning.items() if settings.settings()}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def apply_tuning(config: pb.ModelConfig, tuning: StageTuning) -> None:
+    """Change a stage's configuration, in place.
+
+    Raises:
+        TuningError: Its backend has no such setting.
+    """
+    if tuning.instances is not None:
+        for group in config.instance_group:
+            group.count = tuning.instances
+    if tuning.threads is not None:
+        parameter = _THREADS_OF.get(config.backend)
+        if parameter is None:
+            raise TuningError(
+                f"`threads` must not be set for {config.name}: backend {config.backend} has no such setting"
+            )
+        if tuning.threads:
+            config.parameters[parameter].string_value = str(tuning.threads)
+        else:
+            config.parameters.pop(parameter, None)
+    if tuning.preferred_batch is not None:
+        if tuning.preferred_batch > config.max_batch_size:
+            raise TuningError(
+                f"`preferred_batch` of {config.name} must be at most its max_batch_size, {config.max_batch_size}, "
+                f"but is {tuning.preferred_batch}"
+            )
+        config.dynamic_batching.preferred_batch_size[:] = [tuning.preferred_batch] if tuning.preferred_batch else []
+    if tuning.queue_delay_ms is not None:
+        config.dynamic_batching.max_queue_delay_microseconds = round(1e3 * tuning.queue_delay_ms)
+
+
+def describe_tuning(config: pb.ModelConfig) -> StageTuning:
+    """The settings that a stage's configuration has."""
+    parameter = _THREADS_OF.get(config.backend)
+    threads = None
+    if parameter is not None:
+        threads = int(config.parameters[parameter].string_value) if parameter in config.parameters else 0
+    batching = config.dynamic_batching
+    return StageTuning(
+        instances=sum(group.count for group in config.instance_group),
+        threads=threads,
+        preferred_batch=max(batching.preferred_batch_size, default=0),
+        queue_delay_ms=batching.max_queue_delay_microseconds / 1e3,
+    )

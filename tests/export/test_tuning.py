@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+from carnelian_export.model_configs import STAGES
+from carnelian_export.repository import read_config, write_model
+from carnelian_export.target import Target
+from carnelian_export.tuning import (
+    StageTuning,
+    TuningError,
+    apply_tuning,
+    describe_tuning,
+    read_tuning,
+    write_tuning,
+)
+
+DEMO = Path(__file__).parents[2] / "model_repository"
+TUNING = {
+    "acoustic": StageTuning(instances=2, threads=1, preferred_batch=8, queue_delay_ms=0.5),
+    "decode": StageTuning(instances=6),
+    "ctc": StageTuning(instances=3),
+}
+
+
+def test_tuning_survives_its_file(tmp_path):
+    write_tuning(tmp_path / "tuning.json", {**TUNING, "features": StageTuning()})
+    assert read_tuning(tmp_path / "tuning.json") == TUNING
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1]", "must be JSON"),
+        ("instances: 2", "must be JSON"),
+        ('{"encoder": {}}', "encoder"),
+        ('{"ctc": {"instanses": 2}}', "instanses"),
+        ('{"ctc": {"instances": 0}}', "at least 1, but is 0"),
+        ('{"ctc": {"instances": 1.5}}', "whole number"),
+        ('{"ctc": {"instances": "2"}}', "'2'"),
+        ('{"ctc": 2}', "must be JSON"),
+    ],
+)
+def test_what_is_no_tuning_is_named(tmp_path, content, words):
+    (tmp_path / "tuning.json").write_text(content)
+    with pytest.raises(TuningError, match=r"tuning\.json") as caught:
+        read_tuning(tmp_path / "tuning.json")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", ["audio_decode", *(f"quartznet_demo_{stage}" for stage in STAGES)])
+def test_settings_that_are_there_change_nothing(stage):
+    config = read_config(DEMO / stage / "config.pbtxt")
+    before = config.SerializeToString(deterministic=True)
+    apply_tuning(config, describe_tuning(config))
+    assert config.SerializeToString(deterministic=True) == before
+
+
+def test_a_backend_without_threads_and_a_batch_beyond_the_interface_are_refused():
+    with pytest.raises(TuningError, match="quartznet_demo_ctc"):
+        apply_tuning(read_config(DEMO / "quartznet_demo_ctc" / "config.pbtxt"), StageTuning(threads=2))
+    with pytest.raises(TuningError, match="at most its max_batch_size, 32, but is 64"):
+        apply_tuning(read_config(DEMO / "quartznet_demo_ctc" / "config.pbtxt"), StageTuning(preferred_batch=64))
+
+
+def test_export_writes_a_tuning_into_the_configurations(tmp_path, config, network):
+    write_model(tmp_path, "tiny", config, network)
+    write_model(tmp_path, "tiny", config, network, target=Target(tuning=TUNING))
+    found = {stage: read_config(tmp_path / f"tiny_{stage}" / "config.pbtxt") for stage in STAGES}
+    assert describe_tuning(found["acoustic"]) == TUNING["acoustic"]
+    assert found["acoustic"].parameters["intra_op_thread_count"].string_value == "1"
+    assert found["ctc"].instance_group[0].count == 3
+    assert found["features"].instance_group[0].count == 1
+    decode = read_config(tmp_path / "audio_decode" / "config.pbtxt")
+    assert decode.instance_group[0].count == 6
+    assert decode.dynamic_batching.default_queue_policy.max_queue_size == 64
+    write_model(tmp_path, "tiny", config, network)  # another model's export leaves the shared stage alone
+    assert read_config(tmp_path / "audio_decode" / "config.pbtxt").instance_group[0].count == 6
