@@ -71,11 +71,7 @@ def build_variant(
         queue_delay_ms: How long the acoustic stage waits for company.
         padded: The network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1].
     """
-    ensemble = read_config(shipped / model)
-    target.mkdir(parents=True)
-    for folder in (model, *(step.model_name for step in ensemble.ensemble_scheduling.step)):
-        shutil.copytree(shipped / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
-
+    ensemble = copy_model(shipped, target, model)
     write_config(target / model, count_in_ensemble(ensemble, f"{model}_acoustic"))
     acoustic = target / f"{model}_acoustic"
     write_config(acoustic, change_acoustic(read_config(acoustic), candidate.padding, queue_delay_ms))
@@ -87,6 +83,15 @@ def build_variant(
     onnx.save(count_frames(graph), graph_path)
     if candidate.padding in ("buckets", "batch"):
         _pad_features(target / f"{model}_features" / VERSION, candidate.padding)
+
+
+def copy_model(shipped: Path, target: Path, model: str) -> pb.ModelConfig:
+    """Copy a recogniser that takes files into a new repository; return its ensemble's configuration."""
+    ensemble = read_config(shipped / model)
+    target.mkdir(parents=True)
+    for folder in (model, *(step.model_name for step in ensemble.ensemble_scheduling.step)):
+        shutil.copytree(shipped / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return ensemble
 
 
 def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: float) -> pb.ModelConfig:

@@ -8,11 +8,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from carnelian_perf import latency_cli
+from carnelian_perf import latency_cli, server_cli
 from carnelian_perf.options import DEMO_MANIFEST, check_file, counts_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 app.add_typer(latency_cli.app)
+app.add_typer(server_cli.app)
 
 
 @app.callback()

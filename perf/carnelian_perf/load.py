@@ -2,18 +2,22 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from tritonclient import grpc
 
 from carnelian_perf.graph import PROCESSED_FRAMES
 from carnelian_perf.traffic import Clip
 
 REQUEST_TIMEOUT_S = 120.0
+TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32"}
+
+T = TypeVar("T")
 
 
 class LoadError(RuntimeError):
@@ -73,6 +77,15 @@ def drive(
     Raises:
         LoadError: a request failed; no more were sent after it.
     """
+    return send_all(lambda index: _send(client, model, clips[index], index), order, concurrency)
+
+
+def send_all(send: Callable[[int], T], order: Sequence[int], concurrency: int) -> tuple[list[T], float]:
+    """Call `send` with each entry of an order, `concurrency` at a time.
+
+    Returns:
+        What it gave, and the seconds from the first call to the last return. No more are called after one that raised.
+    """
     pending, lock, failed = iter(order), threading.Lock(), threading.Event()
 
     def take() -> Iterator[int]:
@@ -83,9 +96,9 @@ def drive(
                 return
             yield index
 
-    def work() -> list[Answer]:
+    def work() -> list[T]:
         try:
-            return [_send(client, model, clips[index], index) for index in take()]
+            return [send(index) for index in take()]
         except BaseException:
             failed.set()
             raise
@@ -97,18 +110,45 @@ def drive(
     return answers, time.perf_counter() - started
 
 
-def _send(client: Any, model: str, clip: Clip, index: int) -> Answer:
-    data = np.frombuffer(clip.wav, np.uint8)[np.newaxis]
-    audio = grpc.InferInput("AUDIO", data.shape, "UINT8")
-    audio.set_data_from_numpy(data)
-    outputs = [grpc.InferRequestedOutput(name) for name in ("TRANSCRIPT", PROCESSED_FRAMES)]
+def ask(
+    client: Any, model: str, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], of_what: str
+) -> tuple[Any, float]:
+    """Send one request.
+
+    Args:
+        client: A `tritonclient.grpc.InferenceServerClient`.
+        model: Whose inputs and outputs these are.
+        inputs: By name.
+        outputs: Names of those wanted.
+        of_what: What was sent, for the error.
+
+    Returns:
+        The client's answer, and the seconds that it took.
+
+    Raises:
+        LoadError: There was no answer.
+    """
+    tensors = []
+    for name, array in inputs.items():
+        tensors.append(grpc.InferInput(name, array.shape, TRITON_TYPES[array.dtype.name]))
+        tensors[-1].set_data_from_numpy(array)
+    wanted = [grpc.InferRequestedOutput(name) for name in outputs]
     started = time.perf_counter()
     try:
-        result = client.infer(model, [audio], outputs=outputs, client_timeout=REQUEST_TIMEOUT_S)
+        result = client.infer(model, tensors, outputs=wanted, client_timeout=REQUEST_TIMEOUT_S)
     except grpc.InferenceServerException as error:
-        raise LoadError(
-            f"{model} must answer every clip, but said of clip {index} ({clip.duration_s:.1f} s): {error.message()}"
-        ) from error
-    latency_s = time.perf_counter() - started
+        raise LoadError(f"{model} must answer every clip, but said of {of_what}: {error.message()}") from error
+    return result, time.perf_counter() - started
+
+
+def ask_file(client: Any, model: str, clip: Clip, outputs: Sequence[str], of_what: str) -> tuple[Any, float]:
+    """Send one clip as a file, as :func:`ask` does."""
+    return ask(client, model, {"AUDIO": np.frombuffer(clip.wav, np.uint8)[np.newaxis]}, outputs, of_what)
+
+
+def _send(client: Any, model: str, clip: Clip, index: int) -> Answer:
+    result, latency_s = ask_file(
+        client, model, clip, ("TRANSCRIPT", PROCESSED_FRAMES), f"clip {index} ({clip.duration_s:.1f} s)"
+    )
     transcript = result.as_numpy("TRANSCRIPT").item().decode()
     return Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item()))

@@ -135,6 +135,11 @@ class Server:
         return self._running().pid
 
     @property
+    def shared_memory_bytes(self) -> int:
+        """What the server's Python-based instances hold of /dev/shm."""
+        return sum(region.stat().st_blocks * 512 for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"))
+
+    @property
     def log(self) -> list[str]:
         """The last lines of the server's log."""
         return list(self._log)

@@ -7,9 +7,11 @@ request with "Stub process ... is not healthy", and the server goes on calling i
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
+_STUB = "triton_python_backend_stub"
 _INSTANCE_ARGUMENT = 8  # of the stub's command line: the name of the model instance
 
 
@@ -34,10 +36,16 @@ class StubWatch:
                 if state == "Z":
                     found.append(self._instances.get(pid, f"process {pid}"))
                 elif pid not in self._instances:
-                    arguments = (_PROC / str(pid) / "cmdline").read_text().split("\0")
-                    if len(arguments) > _INSTANCE_ARGUMENT:  # else it is between fork and exec
-                        self._instances[pid] = arguments[_INSTANCE_ARGUMENT]
+                    instance = find_instance((_PROC / str(pid) / "cmdline").read_text().split("\0"))
+                    if instance is not None:  # else it is between fork and exec
+                        self._instances[pid] = instance
         return sorted(found)
+
+
+def find_instance(command: Sequence[str]) -> str | None:
+    """Returns the model instance that a stub of this command line runs; None if it is no stub's."""
+    is_stub = len(command) > _INSTANCE_ARGUMENT and _STUB in command[0]
+    return command[_INSTANCE_ARGUMENT] if is_stub else None
 
 
 def _children(pid: int) -> list[int]:

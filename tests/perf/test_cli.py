@@ -30,6 +30,12 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["infer", "demo/quartznet_demo.pt", "--durations", "2,x"], "--durations"),
         (["infer"], "a checkpoint or a training YAML"),
         (["infer", "nowhere.pt"], "nowhere.pt"),
+        (["tune", "--objective", "beauty"], "beauty"),
+        (["tune", "--model", "jasper"], "quartznet_demo"),
+        (["overhead", "--durations", "0"], "--durations"),
+        (["overhead", "--random-weights", "nowhere.yaml"], "nowhere.yaml"),
+        (["memory", "--manifest", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["memory", "--requests", "100", "--every", "50"], "--every"),
     ],
 )
 def test_wrong_use_is_status_2_and_named(arguments, words):
@@ -39,10 +45,11 @@ def test_wrong_use_is_status_2_and_named(arguments, words):
     assert "Traceback" not in result.stderr
 
 
-def test_what_is_no_raw_file_is_status_1(tmp_path):
+@pytest.mark.parametrize("command", ["batching", "tune", "overhead", "memory"])
+def test_what_is_no_raw_file_is_status_1(tmp_path, command):
     path = tmp_path / "raw.json"
     path.write_text("{}")
-    result = run("batching", "--render", path)
+    result = run(command, "--render", path)
     assert result.returncode == 1
     assert "must be a raw file" in result.stderr
     assert "Traceback" not in result.stderr

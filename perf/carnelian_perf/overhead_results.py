@@ -1,0 +1,90 @@
+"""The raw file of a measurement of what serving costs: ways to transcribe the same clips, in turns."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carnelian_perf import raw_file
+
+SUBJECT = "overhead"
+Split = dict[str, float]
+"""queue, input, infer, output: milliseconds of a request in a stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One way, once."""
+
+    way: str
+    duration_s: float
+    """Of each clip."""
+    round: int
+    clips: int
+    wall_s: float
+    latencies_s: list[float]
+    """Of each request."""
+    cpu_s: float
+    """Of the server and its models, all cores together; in process, of that process."""
+    stages: dict[str, Split]
+    """By stage; means of Triton's own count."""
+
+    @property
+    def latency_ms(self) -> float:
+        """The median."""
+        return 1e3 * statistics.median(self.latencies_s)
+
+    @property
+    def cpu_ms(self) -> float:
+        """Of a clip."""
+        return 1e3 * self.cpu_s / self.clips
+
+    @property
+    def clips_per_s(self) -> float:
+        """Throughput."""
+        return self.clips / self.wall_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A raw file."""
+
+    facts: dict[str, Any]
+    """Model, date, command, commit, machine, versions, what others kept busy, clients, batch."""
+    ways: dict[str, str]
+    """Name -> title, in the order of the tables."""
+    runs: list[Run]
+
+    def write(self, path: Path) -> None:
+        """Write the raw file."""
+        raw_file.write(path, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> "Measurement":
+        """Read a raw file.
+
+        Raises:
+            ValueError: it is none.
+        """
+        return raw_file.read(
+            path, SUBJECT, lambda fields: cls(**{**fields, "runs": [Run(**run) for run in fields["runs"]]})
+        )
+
+    def durations_s(self) -> list[float]:
+        """In the order in which they were measured."""
+        return list(dict.fromkeys(run.duration_s for run in self.runs))
+
+    def runs_of(self, way: str, duration_s: float) -> list[Run]:
+        """By round."""
+        found = [run for run in self.runs if (run.way, run.duration_s) == (way, duration_s)]
+        return sorted(found, key=lambda run: run.round)
+
+    def ratio(
+        self, way: str, other: str, duration_s: float, measure: Callable[[Run], float]
+    ) -> tuple[float, float, float]:
+        """A way over another, round by round: the median round, the least and the greatest."""
+        pairs = zip(self.runs_of(way, duration_s), self.runs_of(other, duration_s), strict=True)
+        ratios = [measure(one) / max(measure(two), 1e-9) for one, two in pairs]
+        return statistics.median(ratios), min(ratios), max(ratios)

@@ -1,0 +1,210 @@
+"""Commands of `carnelian-perf` about a server on this machine: tune, overhead, memory."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from carnelian_perf.options import DEMO_MANIFEST, check_file, check_words, durations_of
+
+app = typer.Typer()
+
+
+@app.command()
+def tune(
+    repository: Annotated[Path, typer.Option(help="Its settings are what others are compared with.")] = Path(
+        "model_repository"
+    ),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    manifest: Annotated[
+        Optional[Path],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="throughput (within --target), or latency (one request at a time).")
+    ] = "throughput",
+    target: Annotated[float, typer.Option(help="Milliseconds of the 95th percentile, for throughput.", min=1)] = 500,
+    concurrency: Annotated[int, typer.Option(help="Clients, for throughput.", min=1, max=64)] = 16,
+    requests: Annotated[int, typer.Option(help="Requests in a run.", min=1)] = 96,
+    rounds: Annotated[int, typer.Option(help="Of a step.", min=1)] = 3,
+    write: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Where to write the result, for `carnelian-export --tuning`."),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/MODEL_tune_OBJECTIVE.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make the table of this raw file, and --write."),
+    ] = None,
+) -> None:
+    """Find the instances, threads and batching of a model's stages that fit this machine, by measuring.
+
+    Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
+    """
+    from carnelian_export.tuning import StageTuning, write_tuning
+
+    from carnelian_perf import render_tune
+    from carnelian_perf.tune_results import Measurement
+
+    check_words("--objective", [objective], ("throughput", "latency"))
+    if render is None:
+        check_model_and_clips(repository, model, manifest)
+        from carnelian_perf.traffic import cut_clips, load_clips
+        from carnelian_perf.tune import Plan, list_knobs, measure
+
+        plan = Plan(
+            repository=repository,
+            model=model,
+            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+            source=describe_clips(manifest),
+            objective="latency" if objective == "latency" else "throughput",
+            target_ms=target,
+            concurrency=1 if objective == "latency" else concurrency,
+            num_requests=requests,
+            rounds=rounds,
+            knobs=list_knobs("latency" if objective == "latency" else "throughput"),
+        )
+        render = out or Path("perf/results") / f"{model}_tune_{objective}.json"
+        for measurement in measure(plan):
+            measurement.write(render)  # after each step, so that it is not lost if a later one fails
+    check_file("--render", render)
+    print(f"wrote {render_tune.render(render)}")
+    if write is not None:
+        winner = Measurement.read(render).winner
+        write_tuning(write, {stage: StageTuning(**values) for stage, values in winner.items()})  # type: ignore[arg-type]
+        print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
+
+
+@app.command()
+def overhead(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    random_weights: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="A training YAML: its network with random weights, in place of --repository."),
+    ] = None,
+    manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
+    durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,16.7",
+    file_format: Annotated[str, typer.Option("--format", help="Of files: flac or wav.")] = "flac",
+    clips: Annotated[int, typer.Option(help="Of each turn.", min=1)] = 32,
+    rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
+    clients: Annotated[int, typer.Option(help="That send single clips at the same time.", min=1, max=64)] = 16,
+    batch: Annotated[int, typer.Option(help="Of the batches they are compared with.", min=1)] = 8,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/MODEL_overhead.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make the table of this raw file."),
+    ] = None,
+) -> None:
+    """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
+    from carnelian_perf.render_overhead import render as render_table
+
+    if render is None:
+        from carnelian_perf.overhead import Plan, measure
+
+        check_words("--format", [file_format], ("flac", "wav"))
+        durations_s = durations_of("--durations", durations)
+        check_file("--manifest", manifest)
+        with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
+            if random_weights is not None:
+                check_file("--random-weights", random_weights)
+                from carnelian_export.repository import write_model
+
+                from carnelian_perf.infer import load_network
+
+                repository, model = Path(scratch) / "models", random_weights.stem
+                write_model(repository, model, *load_network(random_weights))
+            check_model_and_clips(repository, model, manifest)
+            plan = Plan(
+                repository=repository,
+                model=model,
+                manifest=manifest,
+                file_format=file_format,
+                durations_s=durations_s,
+                num_clips=clips,
+                rounds=rounds,
+                clients=clients,
+                batch=batch,
+            )
+            measurement = measure(plan)
+        render = out or Path("perf/results") / f"{model}_overhead.json"
+        measurement.write(render)
+    check_file("--render", render)
+    page = render_table(render)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
+@app.command()
+def memory(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    manifest: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Clips to send.", min=2)] = 10_000,
+    every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
+    concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 8,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file; page and plot go beside it.", show_default="perf/results/MODEL_memory.json"),
+    ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make page and plot of this raw file."),
+    ] = None,
+) -> None:
+    """Measure the memory of a server's processes, at rest and over many requests, and whether it grows.
+
+    The exit status is 1 if it does.
+    """
+    from carnelian_perf import render_memory
+    from carnelian_perf.memory_results import Measurement
+
+    if render is None:
+        check_model_and_clips(repository, model, manifest)
+        from carnelian_perf.memory import Plan, measure
+        from carnelian_perf.traffic import cut_clips, load_clips
+
+        if requests < 5 * every:
+            raise typer.BadParameter(f"--every must be at most a fifth of --requests, {requests}, but is {every}")
+        plan = Plan(
+            repository=repository,
+            model=model,
+            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+            source=describe_clips(manifest),
+            num_requests=requests,
+            every=every,
+            concurrency=concurrency,
+        )
+        render = out or Path("perf/results") / f"{model}_memory.json"
+        measure(plan).write(render)
+    check_file("--render", render)
+    print("\n".join(f"wrote {path}" for path in render_memory.render(render)))
+    trend = render_memory.trend_of(Measurement.read(render))
+    print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
+    if trend.verdict == "grows":
+        raise typer.Exit(1)
+
+
+def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
+    """Refuse a recogniser or a manifest that is not there."""
+    from carnelian_perf.candidates import WrongModelError, check_model
+
+    check_file("--manifest", manifest or DEMO_MANIFEST)
+    try:
+        check_model(repository, model)
+    except WrongModelError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def describe_clips(manifest: Path | None) -> str:
+    """Where clips are from, in words."""
+    return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
