@@ -1,14 +1,20 @@
 """A server for every test that speaks to one: carnelian-serve, or a container with `--triton-image`."""
 
+import base64
+import io
+import math
 import shutil
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+import sentencepiece
 from carnelian_serving.launcher import Server, choose_ports
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +79,60 @@ class ContainerServer:
                 return answer.status == 200
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
+
+
+@pytest.fixture(scope="session")
+def write_language_model() -> Callable[..., dict[str, float]]:
+    """Writes a neural language model in its smallest form; returns what it gives each character, and "" the end."""
+    return _write_language_model
+
+
+def _write_language_model(
+    path: Path, alphabet: str, case: str = "lower", log_prob: Callable[[str], float] | None = None, **metadata: str
+) -> dict[str, float]:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([" ".join(alphabet.replace(" ", ""))] * 3),
+        model_writer=written,
+        model_type="char",
+        vocab_size=len(set(alphabet) | {" "}) + 3,  # and three marks
+        minloglevel=2,
+    )
+    tokenizer = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    pieces = [tokenizer.id_to_piece(i).replace("▁", " ") for i in range(tokenizer.get_piece_size())]
+    log_prob = log_prob or (lambda character: -1.0 - ord(character) % 7 / 4)
+    table = [log_prob(piece) if len(piece) == 1 else -100.0 for piece in pieces]
+    end = math.log(0.25)
+    constants = {"table": np.float32(table), "end": np.float32(end), "zero": np.int64(0), "one": np.int64(1)}
+    constants |= {"last": np.array([1], np.int64), "nothing": np.float32(0)}
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("Gather", ["table", "TOKENS"], ["each"]),
+        helper.make_node("Shape", ["TOKENS"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["time"]),
+        helper.make_node("Range", ["zero", "time", "one"], ["places"]),
+        helper.make_node("Unsqueeze", ["TOKEN_LENGTH", "last"], ["lengths"]),
+        helper.make_node("Less", ["places", "lengths"], ["is_real"]),
+        helper.make_node("Where", ["is_real", "each", "nothing"], ["real"]),
+        helper.make_node("ReduceSum", ["real", "last"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["sum", "end"], ["LOG_PROB"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [
+            helper.make_tensor_value_info("TOKENS", onnx.TensorProto.INT64, ["rows", "time"]),
+            helper.make_tensor_value_info("TOKEN_LENGTH", onnx.TensorProto.INT64, ["rows"]),
+        ],
+        [helper.make_tensor_value_info("LOG_PROB", onnx.TensorProto.FLOAT, ["rows"])],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    said = {"format": "carnelian-language-model-1", "name": "tiny", "case": case}
+    said["tokenizer"] = base64.b64encode(written.getvalue()).decode()
+    helper.set_model_props(model, said | metadata)
+    onnx.save(model, path)
+    return dict(zip(pieces, table, strict=True)) | {"": end}
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,9 @@ class Settings:
 
 
 def _parameter(value: object) -> str | int:
-    """Triton 2.51 takes integers and strings to its models; numbers with a fraction travel as text."""
+    """Triton 2.51 takes integers and strings to its models; true, false and fractions travel as text."""
+    if isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, (str, int)):
         return value
     return repr(float(value)) if isinstance(value, (float, Real)) else json.dumps(list(value))  # type: ignore[call-overload]

@@ -176,10 +176,11 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
             request_id=answer.id,
             decoder=raw["decoder"],
             alternatives=tuple(
-                Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"])
+                Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"], a.get("neural", 0.0))
                 for a in raw["alternatives"]
             ),
             raw=raw,
+            rescored=raw.get("rescored", False),
         )
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
         raise ServerError(

@@ -37,6 +37,8 @@ class Alternative:
     acoustic: float
     language: float
     hotwords: float
+    neural: float = 0.0
+    """What rescoring added."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Transcript:
     """The best first, which is `text`; `n_best` of them at most, none by greedy decoding."""
     raw: Mapping[str, Any] = field(repr=False, compare=False)
     """The server's RESULT as it came, with fields that this version of the SDK may not know."""
+    rescored: bool = False
+    """Whether a neural language model chose among the readings."""
 
 
 class DecodingOptions(TypedDict, total=False):
@@ -75,6 +79,12 @@ class DecodingOptions(TypedDict, total=False):
     hotwords: Sequence[str]
     """Words and phrases that are expected; for beam and ngram."""
     hotword_boost: float
+    rescore: bool
+    """Whether the neural language model that is deployed with the model rates the readings of beam or ngram."""
+    rescore_weight: float
+    rescore_word_score: float
+    rescore_depth: int
+    """How many readings it rates."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ def export(
     language_model: Annotated[
         Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; deployed with the model.")
     ] = None,
+    neural_language_model: Annotated[
+        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with; deployed, too.")
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train tune`: the defaults.")
+    ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="What `carnelian-perf words` measured: corrects times and confidences.")
     ] = None,
@@ -62,10 +68,12 @@ def export(
 
     from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model
+    from carnelian_training.tuning import read_tuned
 
     from carnelian_export.repository import Decoding, write_model
 
-    decoding = Decoding(language_model, split_assignments(options or ()), calibration)
+    defaults = (read_tuned(tuned) if tuned else {}) | split_assignments(options or ())
+    decoding = Decoding(language_model, defaults, calibration, neural_language_model)
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)
     measure = "distributions, in the mean," if precision == "int8" else "log-probabilities"

@@ -56,25 +56,32 @@ class Decoding:
 
     language_model: Path | None = None
     """ARPA or KenLM binary; copied beside the decoder."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     """Of `ctc.Options`, where they differ from its defaults."""
     calibration: Path | None = None
     """What `carnelian-perf words` wrote for this network."""
+    neural_language_model: Path | None = None
+    """For rescoring: ONNX, of `carnelian-train`; copied beside the decoder."""
 
     def parameters(self, labels: Sequence[str]) -> dict[str, str]:
-        """What the `_ctc` stage's configuration holds: every option, and the language model's file.
+        """What the `_ctc` stage's configuration holds: every option, and the language models' files.
 
         Raises:
-            LanguageModelError: The language model does not fit the labels.
+            LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels.
             OptionError: There is no such option, or not with this value.
         """
-        options = ctc.Decoder(labels, 1.0, self.language_model).change_options(self.options)
-        parameters = {key: str(value) for key, value in asdict(options).items() if key != "hotwords"}
+        decoder = ctc.Decoder(labels, 1.0, self.language_model, None, self.neural_language_model)
+        options = decoder.change_options(self.options)
+        parameters = {key: str(value).lower() for key, value in asdict(options).items() if key != "hotwords"}
         if options.hotwords:
             parameters["hotwords"] = json.dumps(options.hotwords)
-        if self.language_model:
-            parameters["language_model"] = self.language_model.name
-        return parameters
+        return parameters | {key: path.name for key, path in self.language_models.items()}
+
+    @property
+    def language_models(self) -> dict[str, Path]:
+        """Those that there are, by the decoder's name for them."""
+        models = {"language_model": self.language_model, "neural_language_model": self.neural_language_model}
+        return {name: path for name, path in models.items() if path}
 
 
 def write_model(
@@ -106,7 +113,8 @@ def write_model(
         RepositoryError: The name is that of a model with other labels, features or format, or no name.
         ParityError: What was exported and the network disagree; nothing was written.
         ArchitectureError, EngineError: TensorRT is not there, or not for this network; nothing was written.
-        LanguageModelError, OptionError: The decoding does not fit the network's labels; nothing was written.
+        LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
+            nothing was written.
         TuningError: A stage has no such setting; nothing was written.
     """
     _check_name(name)
@@ -175,8 +183,8 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     for source in ("model.py", "metrics.py"):
         shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
     shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
-    if decoding.language_model:
-        shutil.copyfile(decoding.language_model, decoder / decoding.language_model.name)
+    for path in decoding.language_models.values():
+        shutil.copyfile(path, decoder / path.name)
     if decoding.calibration:
         ctc.Calibration.read(decoding.calibration).write(decoder / "calibration.json")
     settings: dict[str, object] = {

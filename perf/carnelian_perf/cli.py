@@ -194,6 +194,41 @@ def decoding(
 
 
 @app.command()
+def held_out(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines, with speakers.")],
+    language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
+    neural_language_model: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--neural-lm", help="Neural language model, ONNX."),
+    ] = None,
+    groups: Annotated[int, typer.Option(help="Of speakers; the weights for each are tuned on the others.", min=2)] = 2,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Raw file.", show_default="perf/results/NAME_held_out.json"),
+    ] = None,
+) -> None:
+    """Measure what language models are worth on clips that did not choose their weights, with intervals."""
+    from carnelian_training.checkpoint import load_model
+
+    from carnelian_perf.held_out import measure
+
+    config, network = load_model(checkpoint)
+    out = out or Path("perf/results") / f"{config.name}_held_out.json"
+    record = measure(config, network, manifest, language_model, neural_language_model, groups, out)
+    for options in record["options"]:
+        print(", ".join(f"{name} {value:g}" for name, value in options.items()))
+    for name, wer in record["summary"]["wer"].items():
+        print(f"{name:<20} WER {wer:7.2%} of {record['summary']['words']} words")
+    for gain in record["summary"]["gains"]:
+        print(
+            f"{gain['from']} to {gain['to']}: {gain['difference']:+.2%}, "
+            f"95 % interval {gain['low']:+.2%} to {gain['high']:+.2%}"
+        )
+    print(f"wrote {out}")
+
+
+@app.command()
 def words(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of 16 kHz clips that were not trained on.")],

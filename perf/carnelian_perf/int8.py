@@ -24,8 +24,7 @@ from carnelian_training.loading import Item, load
 
 from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit
-
-DRAWS = 10_000
+from carnelian_perf.pairs import compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +98,13 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, float]:
             for p in pairs
         ]
     ).T
-    drawn = np.random.default_rng(0).integers(0, len(pairs), (DRAWS, len(pairs)))
-    differences = (int8 - fp32)[drawn].sum(1) / words[drawn].sum(1).clip(min=1)
-    low, high = np.percentile(differences, [2.5, 97.5])
+    differences = compare(words, fp32, int8)
     return {
         "wer_fp32": float(fp32.sum() / words.sum()),
         "wer_int8": float(int8.sum() / words.sum()),
-        "difference": float((int8 - fp32).sum() / words.sum()),
-        "difference_low": float(low),
-        "difference_high": float(high),
+        "difference": differences["difference"],
+        "difference_low": differences["low"],
+        "difference_high": differences["high"],
         "same_best": float(same.sum() / frames.sum()),
         "best_distance": float(distance.sum() / frames.sum()),
         "times_as_fast": float(slow.sum() / fast.sum()),

@@ -361,7 +361,14 @@ def test_alternatives_are_typed(endpoint, triton, wav, make_result):
     with CarnelianClient(endpoint.url) as client:
         transcript = client.transcribe(wav, decoder="ngram", n_best=1)
     assert transcript.alternatives == (Alternative("a b", -1.5, -2.5, 0.5, 0.5),)
-    assert transcript.decoder == "ngram"
+    assert (transcript.decoder, transcript.rescored) == ("ngram", False)  # of a server that knows no rescoring
+    rescored = {"alternatives": [reading | {"neural": -3.25}], "decoder": "ngram", "rescored": True}
+    triton.answer = lambda request, context: make_result("a b") | rescored
+    with CarnelianClient(endpoint.url) as client:
+        transcript = client.transcribe(wav, decoder="ngram", rescore=True, n_best=1)
+    assert triton.requests[-1].parameters["rescore"].string_param == "true"
+    assert transcript.alternatives[0].neural == -3.25
+    assert transcript.rescored
 
 
 def test_a_wrong_option_is_an_error_of_its_own(endpoint, triton, wav):

@@ -12,6 +12,7 @@ from carnelian_export.repository import Decoding, RepositoryError, read_config, 
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import build_model
+from carnelian_training.ctc import OptionError
 
 FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
 
@@ -212,6 +213,19 @@ def test_a_language_model_and_options_are_deployed_with_the_model(tmp_path, conf
     assert (values["decoder"], values["lm_weight"], values["hotwords"]) == ("ngram", "0.75", '["ada"]')
     deployed = tmp_path / "r" / "tiny_ctc" / "1" / values["language_model"]
     assert deployed.read_bytes() == (tmp_path / "lm.arpa").read_bytes()
+
+
+def test_a_neural_language_model_is_deployed_with_the_model(tmp_path, config, network, write_language_model):
+    path = tmp_path / "lm.onnx"
+    write_language_model(path, "".join(config.labels))
+    decoding = Decoding(options={"rescore_weight": 0.25}, neural_language_model=path)
+    write_model(tmp_path / "r", "tiny", config, network, decoding)
+    parameters = read_config(tmp_path / "r" / "tiny_ctc" / "config.pbtxt").parameters
+    values = {name: parameter.string_value for name, parameter in parameters.items()}
+    assert (values["rescore"], values["rescore_weight"]) == ("false", "0.25")
+    assert (tmp_path / "r" / "tiny_ctc" / "1" / values["neural_language_model"]).read_bytes() == path.read_bytes()
+    with pytest.raises(OptionError, match="rescore needs a neural language model"):
+        write_model(tmp_path / "r", "tiny", config, network, Decoding(options={"rescore": "true"}))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Beam search against every text there is, on clips so short that all of them can be listed."""
 
+import gzip
 import itertools
 import math
 import sys
@@ -170,6 +171,48 @@ def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
     clip = random_clip(8, seed=2)
     small, large = (decode(clip, Decoder(LABELS, 0.02, path), decoder="ngram") for path in (arpa, capitals))
     assert small == large
+
+
+# The form of LibriSpeech's published 3-gram.pruned.*.arpa.gz: SRILM's, with an empty line first, in capitals, the
+# unknown word as <UNK> and sentence ends without a back-off, words with apostrophes at either end.
+PUBLISHED = """
+\\data\\
+ngram 1=7
+ngram 2=3
+ngram 3=1
+
+\\1-grams:
+-1.2\t</s>
+-2.5\t<UNK>
+-99\t<s>\t-0.8
+-1.1\tA\t-0.4
+-2.1\tA'B\t-0.2
+-1.3\tAB\t-0.3
+-3.1\t'B
+
+\\2-grams:
+-0.4\t<s> A\t-0.1
+-0.6\tA AB\t-0.2
+-0.5\tAB </s>
+
+\\3-grams:
+-0.2\t<s> A AB
+
+\\end\\
+"""
+
+
+@pytest.mark.parametrize("name", ["3-gram.arpa", "3-gram.arpa.gz"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_published_language_models_of_librispeech_load_as_they_are(tmp_path, name, newline):
+    path = tmp_path / name
+    content = PUBLISHED.replace("\n", newline).encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    model = LanguageModel(path, [" ", "a", "b", "'"])
+    known, unknown = model.rate("a ab"), model.rate("bb a'b")
+    assert known == (pytest.approx((-0.4 - 0.2 - 0.2 - 0.5) * math.log(10)), 0)
+    assert unknown == (pytest.approx((-0.8 - 2.5 - 2.1 - 0.2 - 1.2) * math.log(10)), 1)
+    assert {word for word in ("a", "ab", "a'b", "'b") if model.rate(word)[1]} == set()
 
 
 def test_what_is_no_language_model_is_refused(tmp_path):

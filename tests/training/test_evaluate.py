@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from carnelian_training import checkpoint
 from carnelian_training.cli import main
 from carnelian_training.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation_table import render_mistakes
-from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.served import evaluate_served
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
+NGRAMS = ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
 COMMAND = "from carnelian_training.cli import main; main()"
 
@@ -112,6 +114,27 @@ def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_pa
     assert offline[0] == 0
     assert "substitutions" in offline[1]
     assert predictions(tmp_path / "served.jsonl") == predictions(tmp_path / "offline.jsonl")
+
+
+def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(server, tmp_path, command):
+    clips = [replace(clip, extra={"source": clip.audio_filepath.suffix}) for clip in read_manifest(CLIPS)]
+    write_manifest(tmp_path / "clips.jsonl", [c for c in clips if c.extra["source"] in (".flac", ".opus")])
+    arguments = ["--lm", NGRAMS, "--url", server.grpc_url, "--out", tmp_path / "rows.jsonl"]
+    status, printed = command("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
+    assert status == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    everything = str(tmp_path / "clips.jsonl")
+    assert [(row["test_set"], row["decoder"], row["same"]) for row in rows] == [
+        (test_set, decoder, clips)
+        for test_set, clips in ((".flac", 2), (".opus", 1), (everything, 3))
+        for decoder in ("greedy", "n-gram")
+    ]
+    for row in rows:
+        assert row["offline"]["wer"] == row["served"]["wer"]
+        assert row["offline"]["decode_s"] > 0 < row["served"]["decode_s"]
+    assert rows[1]["offline"]["decode_s"] > rows[0]["offline"]["decode_s"]  # a search takes longer
+    assert printed.count("3 of 3") == 2
+    assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
 
 def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command, caplog):

@@ -44,10 +44,19 @@ def evaluate(
     url: Annotated[
         str | None, typer.Option(help="Evaluate a running server instead: host:port of its gRPC endpoint.")
     ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Compare decoders on all manifests, and with --url offline with the server.")
+    ] = False,
     model: Annotated[str, typer.Option(help="With --url, the name of the served model.")] = "quartznet_demo",
     decoder: Annotated[str | None, typer.Option(help="greedy, beam, or ngram with a language model.")] = None,
     language_model: Annotated[
         Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; a server has its own.")
+    ] = None,
+    neural_language_model: Annotated[
+        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with (rescore=true).")
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train tune`.")
     ] = None,
     options: Annotated[
         list[str] | None, typer.Option("--option", help="Of the decoder, such as beam_width=50; repeatable.")
@@ -60,9 +69,18 @@ def evaluate(
     `torchrun` shares the clips out among processes. A clip that the server refuses is named, counts as one in which
     nothing was heard, and makes the exit status 1.
     """
+    if table:
+        if decoder or options or mistakes:
+            raise typer.BadParameter(
+                "--table must come without --decoder, --option and --mistakes: it has its own rows"
+            )
+        _compare(paths, url, model, language_model, neural_language_model, tuned, out)
+        return
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
-    if url and language_model:
-        raise typer.BadParameter("--lm must not be given with --url: a server has the one that it was exported with")
+    if url and (language_model or neural_language_model or tuned):
+        raise typer.BadParameter(
+            "--lm, --neural-lm and --tuned must not be given with --url: a server has what it was exported with"
+        )
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
@@ -79,11 +97,15 @@ def evaluate(
         from carnelian_training.evaluate import evaluate as run
         from carnelian_training.evaluate import frame_duration_s, warn_of_characters
         from carnelian_training.foreign.sources import load_model
+        from carnelian_training.tuning import read_tuned
 
         config, network = load_model(paths[0])
-        served = ctc.Decoder(config.labels, frame_duration_s(config), language_model)
+        served = ctc.Decoder(
+            config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
+        )
+        defaults = read_tuned(tuned) if tuned else {}
         with joined() as process:
-            evaluation = run(network.to(process.device), config, paths[1], process, served, decoding)
+            evaluation = run(network.to(process.device), config, paths[1], process, served, decoding, defaults)
         if not process.leads:
             return
         warn_of_characters(evaluation.clips, config.labels)
@@ -96,6 +118,65 @@ def evaluate(
         logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].audio_filepath, reason)
     if evaluation.failures:
         raise typer.Exit(1)
+
+
+def _compare(
+    paths: list[Path],
+    url: str | None,
+    model: str,
+    language_model: Path | None,
+    neural_language_model: Path | None,
+    tuned: Path | None,
+    out: Path | None,
+) -> None:
+    """The table of `evaluate`."""
+    if len(paths) < 2:
+        raise typer.BadParameter("give CHECKPOINT MANIFEST...")
+
+    from carnelian_training import ctc
+    from carnelian_training.comparison import compare, render_comparison, write_comparison
+    from carnelian_training.evaluate import frame_duration_s
+    from carnelian_training.foreign.sources import load_model
+    from carnelian_training.tuning import read_tuned
+
+    config, network = load_model(paths[0])
+    decoder = ctc.Decoder(
+        config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
+    )
+    server = (url, model) if url else None
+    rows = list(compare(network, config, paths[1:], decoder, read_tuned(tuned) if tuned else {}, server))
+    print(render_comparison(rows))
+    if out is not None:
+        write_comparison(out, rows)
+
+
+@app.command()
+def tune(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.")],
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; not those that results are reported on.")],
+    target: Annotated[Path, typer.Option("--out", help="JSON, for --tuned of `evaluate` and `carnelian-export`.")],
+    language_model: Annotated[Path | None, typer.Option("--lm", help="n-grams, ARPA or KenLM binary.")] = None,
+    neural_language_model: Annotated[Path | None, typer.Option("--neural-lm", help="Neural, ONNX.")] = None,
+) -> None:
+    """Choose the weights of language models on a dev set: by searching it again and again."""
+    from carnelian_training import ctc
+    from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
+    from carnelian_training.foreign.sources import load_model
+    from carnelian_training.tuning import rate, tune, write_tuned
+
+    config, network = load_model(checkpoint)
+    decoder = ctc.Decoder(
+        config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
+    )
+    clips = clips_to_evaluate(manifest)
+    log_probs, references = score_all(network, config, clips), [clip.text for clip in clips]
+    options = tune(log_probs, references, decoder)
+    rates = rate(log_probs, references, decoder, options)
+    models = [path.name for path in (language_model, neural_language_model) if path]
+    write_tuned(target, options, {"model": config.name, "language_models": models, "clips": len(clips), "wer": rates})
+    print("\n".join(f"{name:<20} {value:g}" for name, value in options.items()))
+    print(f"on the {len(clips)} clips that they were chosen on, so lower than on others:")
+    print("\n".join(f"WER {wer:7.2%}  {name}" for name, wer in rates.items()))
 
 
 @app.command()

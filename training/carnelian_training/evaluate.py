@@ -6,12 +6,14 @@ In: a model and a manifest; each of several processes hears its share. Out, in e
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jiwer
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from carnelian_training import ctc
@@ -23,6 +25,10 @@ from carnelian_training.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.models.network import CtcNetwork
 
 logger = logging.getLogger(__name__)
+
+LogProbs: TypeAlias = npt.NDArray[np.float32]
+Scored: TypeAlias = tuple[list[int], LogProbs, npt.NDArray[np.int64]]
+"""Places of clips, their log-probabilities [batch, frames, labels + 1], of which the last is the blank, and frames."""
 
 MOST_S = 600.0
 """Seconds of audio in a batch, padding included: a step of training may be of many devices, evaluation of a laptop."""
@@ -65,11 +71,7 @@ class Evaluation:
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Over all clips, or over those whose manifest line has this `source`."""
-        pairs = [
-            (clip.text, transcript)
-            for clip, transcript in zip(self.clips, self.transcripts, strict=True)
-            if source is None or _source(clip) == source
-        ]
+        pairs = [(self.clips[i].text, self.transcripts[i]) for i in self.places(source)]
         references, transcripts = map(list, zip(*pairs, strict=True))
         words = jiwer.process_words(references, transcripts)
         return ErrorRates(
@@ -81,6 +83,10 @@ class Evaluation:
             words.deletions,
             words.insertions,
         )
+
+    def places(self, source: str | None) -> list[int]:
+        """Which clips have this `source`; all of them for None."""
+        return [i for i, clip in enumerate(self.clips) if source is None or _source(clip) == source]
 
     def sources(self) -> list[str]:
         """The distinct `source` fields, in order of appearance."""
@@ -166,14 +172,14 @@ def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
         )
 
 
-@torch.inference_mode()
 def evaluate(
     model: CtcNetwork,
     config: Config,
     manifest: Path,
     process: Process | None = None,
     decoder: ctc.Decoder | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
 
@@ -184,25 +190,41 @@ def evaluate(
         process: this one among several, all of which must call; each hears its share of the batches, none twice.
         decoder: of the model's labels; None for one without a language model.
         options: of the decoder, where they differ from its defaults.
+        defaults: where those differ from :class:`ctc.Options`, as a served model's may.
 
     Raises:
         ValueError: The manifest is none, or there is nothing to compare with; or the options are wrong.
     """
     decoder = decoder or ctc.Decoder(config.labels, frame_duration_s(config))
-    wanted = decoder.read_options(options or {}, ctc.Options())
-    model.eval()
-    device = next(model.parameters()).device
-    process = process or Process(device)
+    wanted = decoder.read_options(options or {}, decoder.change_options(defaults or {}))
+    process = process or Process(next(model.parameters()).device)
     clips = clips_to_evaluate(manifest)
+    heard: dict[int, str] = {}
+    for share, log_probs, lengths in score(model, config, clips, process):
+        hypotheses = decoder.decode(log_probs, lengths, [wanted] * len(share))
+        heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
+    heard = process.union(heard)
+    return Evaluation(clips, [heard[i] for i in range(len(clips))])
+
+
+@torch.inference_mode()
+def score(model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process) -> Iterator[Scored]:
+    """The network's part of it: log-probabilities of this process's share of the clips, batch by batch."""
+    model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], min(config.data.device_batch_s or config.data.batch_s, MOST_S))
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
-    heard: dict[int, str] = {}
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
     for share, batch in zip(shares, loaded, strict=True):
-        log_probs, lengths = model(batch.features.to(device), batch.lengths.to(device))
-        hypotheses = decoder.decode(log_probs.cpu().numpy(), lengths.cpu().numpy(), [wanted] * len(share))
-        heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
-    heard = process.union(heard)
-    return Evaluation(clips, [heard[i] for i in range(len(clips))])
+        log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
+        yield share, log_probs.cpu().numpy(), lengths.cpu().numpy()
+
+
+def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip]) -> list[LogProbs]:
+    """Log-probabilities of each clip, [frames, labels + 1], to be decoded more than once."""
+    found: dict[int, LogProbs] = {}
+    for share, log_probs, lengths in score(model, config, clips, Process(next(model.parameters()).device)):
+        rows = zip(share, log_probs, lengths, strict=True)
+        found |= {i: row[:length].copy() for i, row, length in rows}
+    return [found[i] for i in range(len(clips))]

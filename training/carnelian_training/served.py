@@ -3,21 +3,24 @@
 Training needs no client, so the SDK is imported here alone and when asked for; who evaluates a server has it.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from carnelian_training.evaluate import Evaluation, clips_to_evaluate
 from carnelian_training.loading import read_clip
 from carnelian_training.manifest import Clip
 
 if TYPE_CHECKING:
-    from carnelian_client import DecodingOptions
+    from carnelian_client import CarnelianClient, DecodingOptions
 
 CONCURRENCY = 8
+COUNTED_WITHIN_S = 5.0
+"""Triton counts a request after it has answered it."""
 
 
-def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, str] | None = None) -> Evaluation:
+def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, Any] | None = None) -> Evaluation:
     """Transcribe a manifest with a server; the transcripts are those of :func:`evaluate` on what is served.
 
     Args:
@@ -30,26 +33,71 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
         RuntimeError: The SDK is not installed, or the server has no such model ready.
         ValueError: The manifest is none, or there is nothing to compare with.
     """
+    clips = clips_to_evaluate(manifest)
+    with connect(url, model) as client:
+        return transcribe_served(client, clips, options or {})
+
+
+def connect(url: str, model: str) -> "CarnelianClient":
+    """A client of a server that has the model ready.
+
+    Raises:
+        RuntimeError: The SDK is not installed, or the server has no such model ready.
+    """
     try:
-        from carnelian_client import CarnelianClient, Transcript
+        from carnelian_client import CarnelianClient
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"evaluating a server needs the SDK, but {error.name} is not installed: pip install carnelian-client "
             "(`pip install -e client` in the repository)"
         ) from error
-    clips = clips_to_evaluate(manifest)
+    client = CarnelianClient(url, model=model)
+    if not client.is_ready():
+        client.close()
+        raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
+    return client
+
+
+def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options: Mapping[str, Any]) -> Evaluation:
+    """Send clips, several at a time."""
+    from carnelian_client import Transcript
+
     failed: dict[Clip, str] = {}
 
     def recordings() -> Iterator[Path | bytes]:
         for clip in clips:  # a segment of a longer file goes as a file of its own
             yield clip.audio_filepath if clip.offset is None else read_clip(clip, failed).tobytes()
 
-    with CarnelianClient(url, model=model) as client:
-        if not client.is_ready():
-            raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
-        decoding = cast("DecodingOptions", options or {})  # the server says which options are wrong
-        outcomes = list(client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding))
+    decoding = cast("DecodingOptions", options)  # the server says which options are wrong
+    outcomes = list(client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding))
     failures = {i: str(outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Transcript)}
     failures |= {i: failed[clip] for i, clip in enumerate(clips) if clip in failed}
     heard = [outcome.text if isinstance(outcome, Transcript) else "" for outcome in outcomes]
     return Evaluation(clips, ["" if i in failures else text for i, text in enumerate(heard)], failures)
+
+
+class DecodingClock:
+    """How long a server's `<model>_ctc` has worked, its copies of tensors included, by Triton's own statistics."""
+
+    def __init__(self, url: str, model: str) -> None:
+        """Count from now on."""
+        from tritonclient.grpc import InferenceServerClient  # comes with the SDK
+
+        self._client, self._stage = InferenceServerClient(url), f"{model}_ctc"
+        self._started = self._read()
+
+    def elapsed_s(self, rows: int) -> float:
+        """Seconds that so many rows, which have been answered, took since the start: a batch counts once."""
+        deadline = time.monotonic() + COUNTED_WITHIN_S
+        while (now := self._read())[0] - self._started[0] < rows and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return (now[1] - self._started[1]) / 1e9
+
+    def _read(self) -> tuple[int, int]:
+        """Rows and nanoseconds."""
+        (statistics,) = self._client.get_inference_statistics(self._stage).model_stats
+        rows = elapsed_ns = 0
+        for batch in statistics.batch_stats:
+            rows += batch.batch_size * batch.compute_infer.count
+            elapsed_ns += batch.compute_input.ns + batch.compute_infer.ns + batch.compute_output.ns
+        return rows, elapsed_ns

@@ -20,14 +20,14 @@ from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
 CALIBRATION_FILE = "calibration.json"  # of times and confidences, where they were measured
-LANGUAGE_MODEL = "language_model"  # the parameter that names a file beside this one; the others are options
+LANGUAGE_MODELS = ("language_model", "neural_language_model")  # name files beside this one; the others are options
 
 
 class TritonPythonModel:
     """Decodes all rows of all requests at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the settings beside this file, the model's parameters and the language model."""
+        """Read the settings beside this file, the model's parameters and the language models."""
         folder = Path(__file__).parent
         settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
         self._name: str = settings["name"]
@@ -39,15 +39,10 @@ class TritonPythonModel:
         self._max_frames = round(self._max_audio_s / self._frame_s) + 1
         configured = json.loads(args["model_config"]).get("parameters", {})
         parameters = {name: value["string_value"] for name, value in configured.items()}
-        language_model = parameters.pop(LANGUAGE_MODEL, None)
+        models = {name: folder / parameters.pop(name) for name in LANGUAGE_MODELS if name in parameters}
         measured = folder / CALIBRATION_FILE
         calibration = ctc.Calibration.read(measured) if measured.exists() else None
-        labels, ngrams = settings["labels"], folder / language_model if language_model else None
-        try:
-            self._decoder = ctc.Decoder(labels, self._frame_s, ngrams, calibration)
-        except ctc.MissingPackage as error:  # NGC's image as it is: there is no `ngram` then, and no default of it
-            pb_utils.Logger.log_warn(str(error))
-            self._decoder = ctc.Decoder(labels, self._frame_s, None, calibration)
+        self._decoder = self._load(settings["labels"], calibration, models)
         self._defaults = self._decoder.change_options(parameters)
         self._warm_up(len(settings["labels"]))
         self._metrics = Metrics(self._name)
@@ -70,6 +65,18 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """End the thread that counts: the interpreter ends next."""
         self._metrics.close()
+
+    def _load(self, labels: list[str], calibration: Any, models: dict[str, Path]) -> Any:
+        """The decoder with the language models for which everything is installed.
+
+        In NGC's image as it is nothing is: there is no `ngram` and no `rescore` then, and no default of them.
+        """
+        while True:
+            try:
+                return ctc.Decoder(labels, self._frame_s, calibration=calibration, **models)
+            except ctc.MissingPackage as error:
+                pb_utils.Logger.log_warn(str(error))
+                models = {name: path for name, path in models.items() if path != error.path}
 
     def _warm_up(self, num_labels: int) -> None:
         """Decode a silent second: a `model_warmup` would be counted as a clip."""
@@ -109,6 +116,7 @@ class TritonPythonModel:
                     "model": self._name,
                     "version": self._version,
                     "decoder": options[i].decoder,
+                    "rescored": options[i].decoder != "greedy" and options[i].rescore,
                 }
         return results
 

@@ -35,7 +35,7 @@ def beam_search(
         language_model: None for none.
 
     Returns:
-        At most `options.n_best`, the best first; at least one.
+        At most `options.depth`, the best first; at least one.
     """
     scoring = Scoring(options, hotwords, language_model, space=list(labels).index(" "))
     prefixes = Prefixes(scoring, capacity=2 + options.beam_width * len(log_probs))
@@ -54,7 +54,7 @@ def beam_search(
             acoustic = np.logaddexp(acoustic, readings[text].acoustic)
         score = float(acoustic + language + boost)
         readings[text] = Alternative(text, score, float(acoustic), float(language), float(boost))
-    return sorted(readings.values(), key=lambda reading: -reading.score)[: options.n_best]
+    return sorted(readings.values(), key=lambda reading: -reading.score)[: options.depth]
 
 
 class _Beam:

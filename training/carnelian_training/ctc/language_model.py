@@ -6,7 +6,10 @@ KenLM answers; what is kept here is its vocabulary as a prefix tree, and the ans
 import gzip
 import math
 import mmap
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import kenlm
@@ -47,12 +50,14 @@ class LanguageModel:
         try:
             config = kenlm.Config()
             config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
-            self._model = kenlm.Model(str(path), config)
-            self._words = [word for word in read_vocabulary(path) if word not in _MARKS]
-        except (OSError, RuntimeError, UnicodeDecodeError) as error:
+            with _unpacked(path) as plain:
+                self._model = kenlm.Model(str(plain), config)
+                self._words = [word for word in read_vocabulary(plain) if word not in _MARKS]
+        except (OSError, EOFError, RuntimeError, UnicodeDecodeError) as error:
             raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
         spelled = self._words
-        if not any(label.isupper() for label in labels) and all(word.upper() == word for word in spelled):
+        self._is_upper = not any(map(str.isupper, labels)) and all(word.upper() == word for word in spelled)
+        if self._is_upper:
             spelled = [word.lower() for word in spelled]
         try:
             codes = encode(spelled, labels)
@@ -98,9 +103,27 @@ class LanguageModel:
             answer = self._answers[context, word] = (log_prob, number)
         return answer
 
+    def rate(self, text: str) -> tuple[float, int]:
+        """Natural log-probability of a whole text, its end included, and how many of its words are unknown."""
+        scores = list(self._model.full_scores(text.upper() if self._is_upper else text))
+        return sum(log_prob for log_prob, _, _ in scores) * LN_10, sum(is_unknown for _, _, is_unknown in scores)
+
     def end(self, context: int) -> float:
         """Natural log-probability of the sentence's end."""
         return float(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """The file, or what a .gz holds: KenLM's wheels cannot read those."""
+    with path.open("rb") as packed:
+        if packed.read(2) != b"\x1f\x8b":
+            yield path
+            return
+    with tempfile.NamedTemporaryFile(suffix=".arpa") as plain, gzip.open(path) as content:
+        shutil.copyfileobj(content, plain)
+        plain.flush()
+        yield Path(plain.name)
 
 
 def read_vocabulary(path: Path) -> Iterator[str]:
@@ -112,8 +135,7 @@ def read_vocabulary(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         magic = file.read(16)
     if not magic.startswith(b"mmap lm http"):
-        opener = gzip.open if magic.startswith(b"\x1f\x8b") else open
-        with opener(path, "rt", encoding="utf-8") as arpa:
+        with path.open(encoding="utf-8") as arpa:
             lines = iter(arpa)
             for line in lines:
                 if line.startswith("\\1-grams:"):

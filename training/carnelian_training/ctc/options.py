@@ -17,8 +17,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "unknown_score": (-100, 0),
     "n_best": (1, 100),
     "hotword_boost": (0, 50),
+    "rescore_weight": (0, 10),
+    "rescore_word_score": (-20, 20),
+    "rescore_depth": (1, 500),
 }
 _NGRAM_ONLY = ("lm_weight", "word_score", "unknown_score")
+_RESCORING_ONLY = ("rescore_weight", "rescore_word_score", "rescore_depth")
 
 
 class OptionError(ValueError):
@@ -49,29 +53,50 @@ class Options:
     """Words and phrases that are expected."""
     hotword_boost: float = 6.0
     """Added for each word of a hot phrase."""
+    rescore: bool = False
+    """Whether a neural language model rates the readings of the search, too."""
+    rescore_weight: float = 0.5
+    """Times that model's log-probability."""
+    rescore_word_score: float = 0.0
+    """Added for each word when rescoring."""
+    rescore_depth: int = 50
+    """Readings to rescore, at most; where `n_best` is more, that many."""
+
+    @property
+    def depth(self) -> int:
+        """Readings that the search has to give, at most."""
+        return max(self.n_best, self.rescore_depth) if self.rescore else self.n_best
 
 
-def read_options(parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str]) -> Options:
+def read_options(
+    parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str], can_rescore: bool = False
+) -> Options:
     """Apply a request's parameters to the model's defaults.
 
     Args:
         parameters: numbers may be text; `hotwords` is a list, or a JSON list in a string.
         defaults: what the parameters do not say.
         decoders: those of `DECODERS` that are there.
+        can_rescore: whether there is a neural language model.
 
     Raises:
         OptionError: A parameter does not exist, its value is not allowed, or the decoder does not use it.
     """
-    options = change_options(parameters, defaults, decoders)
-    for name in sorted(set(parameters) - {"decoder"}):
+    options = change_options(parameters, defaults, decoders, can_rescore)
+    unused = {"decoder"} if options.rescore else {"decoder", "rescore"}  # whoever wants no rescoring can have that
+    for name in sorted(set(parameters) - unused):
         users = [decoder for decoder in decoders[1:] if decoder == "ngram" or name not in _NGRAM_ONLY]
         if options.decoder not in users:
             wanted = f"must come with decoder {' or '.join(users)}" if users else "needs a decoder that is not there"
             raise OptionError(f"{name} {wanted}, but the decoder is {options.decoder}")
+        if name in _RESCORING_ONLY and not options.rescore:
+            raise OptionError(f"{name} must come with rescore true, but rescore is false")
     return options
 
 
-def change_options(parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str]) -> Options:
+def change_options(
+    parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str], can_rescore: bool = False
+) -> Options:
     """The same for a model's own defaults, of which a decoder that is not the default one may be the only user.
 
     Raises:
@@ -86,6 +111,8 @@ def change_options(parameters: Mapping[str, Any], defaults: Options, decoders: S
             changes[name] = _decoder(value, decoders)
         elif name == "hotwords":
             changes[name] = _hotwords(value)
+        elif name == "rescore":
+            changes[name] = _rescore(value, can_rescore)
         else:
             changes[name] = _number(name, value)
     return replace(defaults, **changes)
@@ -108,6 +135,15 @@ def _decoder(value: Any, decoders: Sequence[str]) -> str:
         why = "; ngram needs a language model, beam a label for the space" if value in DECODERS else ""
         raise OptionError(f"decoder must be one of {', '.join(decoders)}, but is {value!r}{why}")
     return str(value)
+
+
+def _rescore(value: Any, can_rescore: bool) -> bool:
+    known = {"true": True, "false": False}
+    if str(value).lower() not in known:
+        raise OptionError(f"rescore must be true or false, but is {value!r}")
+    if known[str(value).lower()] and not can_rescore:
+        raise OptionError("rescore needs a neural language model, but the model has none; it can only be false")
+    return known[str(value).lower()]
 
 
 def _number(name: str, value: Any) -> float:

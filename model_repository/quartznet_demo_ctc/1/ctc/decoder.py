@@ -18,6 +18,7 @@ from .options import OptionError, Options, change_options, read_options
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
+    from .rescoring import NeuralLanguageModel
 
 KEPT_HOTWORDS = 64
 """Lists of hot words whose automata are kept for the next request."""
@@ -26,9 +27,19 @@ KEPT_HOTWORDS = 64
 class MissingPackage(RuntimeError):  # noqa: N818  it is a state of the installation
     """What a language model needs is not installed; the message says how to get it."""
 
+    def __init__(self, path: Path, module: str | None, packages: str) -> None:
+        super().__init__(f"{path} needs the module {module}, which is not installed: pip install {packages}")
+        self.path = path
+
 
 class Decoder:
-    """Turns log-probabilities into hypotheses; clips with different options may share a batch."""
+    """Turns log-probabilities into hypotheses; clips with different options may share a batch.
+
+    Attributes:
+        language_model: word n-grams, or None.
+        neural_language_model: for rescoring, or None.
+        decoders: those of `DECODERS` that there are.
+    """
 
     def __init__(
         self,
@@ -36,23 +47,26 @@ class Decoder:
         frame_s: float,
         language_model: Path | None = None,
         calibration: Calibration | None = None,
+        neural_language_model: Path | None = None,
     ) -> None:
-        """Load the language model, if there is one.
+        """Load the language models, if there are any.
 
         Args:
             labels: one character each.
             frame_s: seconds per frame.
             language_model: ARPA or KenLM binary.
             calibration: of times and confidences; None leaves them as the network has them.
+            neural_language_model: ONNX, see :mod:`.rescoring`.
 
         Raises:
-            LanguageModelError: The language model does not fit.
-            MissingPackage: KenLM is not installed.
+            LanguageModelError, NeuralLanguageModelError: A language model does not fit.
+            MissingPackage: What one of them needs is not installed.
         """
         self._labels = list(labels)
         self._frame_s = frame_s
         self._calibration = calibration or Calibration()
-        self._language_model = self._load(language_model) if language_model else None
+        self.language_model = self._load(language_model) if language_model else None
+        self.neural_language_model = self._load_neural(neural_language_model) if neural_language_model else None
         self.decoders = ("greedy",) + (" " in self._labels) * ("beam",) + (language_model is not None) * ("ngram",)
         self._build_hotwords = lru_cache(KEPT_HOTWORDS)(build_hotwords)
 
@@ -62,7 +76,7 @@ class Decoder:
         Raises:
             OptionError: It cannot; the message says what is allowed.
         """
-        options = read_options(parameters, defaults, self.decoders)
+        options = read_options(parameters, defaults, self.decoders, self.neural_language_model is not None)
         if options.decoder != "greedy":
             self._hotwords(options)
         return options
@@ -73,7 +87,7 @@ class Decoder:
         Raises:
             OptionError: A parameter does not exist, or its value is not allowed.
         """
-        options = change_options(parameters, Options(), self.decoders)
+        options = change_options(parameters, Options(), self.decoders, self.neural_language_model is not None)
         if options.hotwords:
             self._hotwords(options)
         return options
@@ -101,9 +115,12 @@ class Decoder:
         return [self._calibration.apply(hypotheses[i], row.decoder, self._frame_s) for i, row in enumerate(options)]
 
     def _search(self, log_probs: npt.NDArray[np.float32], options: Options) -> Hypothesis:
-        language_model = self._language_model if options.decoder == "ngram" else None
+        language_model = self.language_model if options.decoder == "ngram" else None
         readings = beam_search(log_probs, self._labels, options, self._hotwords(options), language_model)
-        return time_words(log_probs, readings, self._labels, self._frame_s)
+        if options.rescore:
+            assert self.neural_language_model is not None
+            readings = self.neural_language_model.rescore(readings, options)
+        return time_words(log_probs, readings[: options.n_best], self._labels, self._frame_s)
 
     def _hotwords(self, options: Options) -> Hotwords:
         phrases = options.hotwords
@@ -118,7 +135,12 @@ class Decoder:
         try:
             from .language_model import LanguageModel
         except ModuleNotFoundError as error:
-            raise MissingPackage(
-                f"{path} needs KenLM, but the module {error.name} is not installed: pip install ufal-kenlm"
-            ) from error
+            raise MissingPackage(path, error.name, "ufal-kenlm") from error
         return LanguageModel(path, self._labels)
+
+    def _load_neural(self, path: Path) -> "NeuralLanguageModel":
+        try:
+            from .rescoring import NeuralLanguageModel
+        except ModuleNotFoundError as error:
+            raise MissingPackage(path, error.name, "onnxruntime sentencepiece") from error
+        return NeuralLanguageModel(path, self._labels)

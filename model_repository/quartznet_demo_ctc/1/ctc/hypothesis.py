@@ -25,13 +25,15 @@ class Alternative:
 
     text: str
     score: float
-    """What the readings are ordered by: the sum of the three below."""
+    """What the readings are ordered by: the sum of those below."""
     acoustic: float
     """Of the probability of the text given the audio, over all alignments that were kept."""
     language: float
     """Weighted language model score and word scores; 0 without either."""
     hotwords: float
     """Boosts of the hot words in it."""
+    neural: float = 0.0
+    """Weighted neural language model score and its word scores; 0 without rescoring."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""Rescoring on the server: `<model>_ctc` alone, with the smallest neural language model, and as offline."""
+
+import concurrent.futures
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from carnelian_export.repository import read_config
+from carnelian_serving.launcher import Server
+from carnelian_training.ctc import Decoder, Options
+from google.protobuf import text_format
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+SHIPPED = Path(__file__).parents[2] / "model_repository"
+SCHEMA = jsonschema.Draft202012Validator(json.loads((SHIPPED / "result.schema.json").read_text()))
+MODEL = "quartznet_demo_ctc"
+OPTIONS = [
+    {},
+    {"decoder": "ngram", "n_best": 3},
+    {"decoder": "ngram", "rescore": True, "n_best": 3},
+    {"decoder": "beam", "rescore": "true", "rescore_weight": "1.5", "rescore_depth": 10},
+]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory, write_language_model) -> Path:
+    folder = tmp_path_factory.mktemp("rescoring")
+    shutil.copytree(SHIPPED / MODEL, folder / MODEL)
+    write_language_model(folder / MODEL / "1" / "tiny.onnx", "abcdefghijklmnopqrstuvwxyz'")
+    config = read_config(folder / MODEL / "config.pbtxt")
+    config.parameters["neural_language_model"].string_value = "tiny.onnx"
+    (folder / MODEL / "config.pbtxt").write_text(text_format.MessageToString(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(repository):
+    with (
+        Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server,
+        triton.InferenceServerClient(server.grpc_url) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[np.ndarray]:
+    """Unsure ones, of random lengths."""
+    random = np.random.default_rng(0)
+    clips = [random.normal(scale=2, size=(frames, 29)) for frames in (40, 23, 60, 31)]
+    return [(clip - np.log(np.exp(clip).sum(1, keepdims=True))).astype(np.float32) for clip in clips]
+
+
+def ask(client, clip: np.ndarray, parameters: dict) -> dict:
+    tensors = {"LOG_PROBS": (clip[None], "FP32"), "LOG_PROB_LENGTH": (np.array([[len(clip)]], np.int32), "INT32")}
+    inputs = []
+    for name, (array, datatype) in tensors.items():
+        inputs.append(triton.InferInput(name, array.shape, datatype))
+        inputs[-1].set_data_from_numpy(array)
+    return json.loads(client.infer(MODEL, inputs, parameters=parameters).as_numpy("RESULT").item())
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_served_is_offline(client, repository, clips, options):
+    version = repository / MODEL / "1"
+    settings = json.loads((version / "ctc.json").read_text())
+    models = {"language_model": version / "english.klm", "neural_language_model": version / "tiny.onnx"}
+    decoder = Decoder(settings["labels"], settings["frame_s"], **models)
+    wanted = decoder.read_options(options, Options())
+    for clip in clips:
+        served = ask(client, clip, options)
+        (offline,) = decoder.decode(clip[None], np.array([len(clip)]), [wanted])
+        assert served["text"] == offline.text
+        assert served["alternatives"] == [vars(reading) for reading in offline.alternatives]
+        assert served["rescored"] is bool(options.get("rescore"))
+        SCHEMA.validate(served)
+
+
+def test_requests_with_and_without_rescoring_at_once_are_as_alone_and_a_wrong_one_fails_by_itself(client, clips):
+    wrong = {"rescore": "true"}  # the decoder is greedy
+    alone = [ask(client, clip, options) for clip in clips for options in OPTIONS]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        refused = [pool.submit(ask, client, clip, wrong) for clip in clips]
+        together = [pool.submit(ask, client, clip, options) for clip in clips for options in OPTIONS]
+    assert [future.result() for future in together] == alone
+    for future in refused:
+        with pytest.raises(InferenceServerException, match="rescore must come with decoder beam or ngram"):
+            future.result()

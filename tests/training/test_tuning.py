@@ -1,0 +1,82 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from carnelian_training.cli import app
+from carnelian_training.ctc import Decoder, Options
+from carnelian_training.manifest import read_manifest, write_manifest
+from carnelian_training.tuning import RESCORING_GRID, SEARCH_GRID, read_tuned, tune
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "quartznet_demo.pt"
+CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
+NGRAMS = ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
+LABELS = [" ", "a", "b"]
+
+
+def spell(text: str, doubts: dict[int, tuple[str, float]]) -> np.ndarray:
+    """Log-probabilities of a clear text, a frame and a blank for each character; in places another one is likelier."""
+    clip = np.full((2 * len(text), len(LABELS) + 1), math.log(1e-4), np.float32)
+    clip[1::2, -1] = math.log(0.999)
+    for place, character in enumerate(text):
+        clip[2 * place, LABELS.index(character)] = math.log(0.99)
+    for place, (character, probability) in doubts.items():
+        clip[2 * place, LABELS.index(text[place])] = math.log(1 - probability)
+        clip[2 * place, LABELS.index(character)] = math.log(probability)
+    return clip
+
+
+def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tmp_path, write_language_model):
+    # The model prefers a to b by 2; the recogniser is wrong by 1 where b should be a, right by 5 where b is b.
+    write_language_model(tmp_path / "lm.onnx", "ab", log_prob=lambda character: -3.0 if character == "b" else -1.0)
+    clips = [
+        spell("ab aa", {1: ("a", 1 / (1 + math.exp(5))), 4: ("b", 1 / (1 + math.exp(-1)))}),
+        spell("aa ba", {4: ("b", 1 / (1 + math.exp(-1)))}),
+    ]
+    references = ["ab aa", "aa ba"]
+    decoder = Decoder(LABELS, 0.02, neural_language_model=tmp_path / "lm.onnx")
+    chosen = tune(clips, references, decoder)
+    assert set(chosen) == set(RESCORING_GRID)
+    assert 0.5 < chosen["rescore_weight"] < 2.5
+    options = decoder.read_options({"decoder": "beam", "rescore": True, **chosen}, Options())
+    heard = [decoder.decode(clip[None], np.array([len(clip)]), [options])[0].text for clip in clips]
+    assert heard == references
+
+
+def test_without_language_models_there_is_nothing_to_choose():
+    with pytest.raises(ValueError, match="give --lm or --neural-lm"):
+        tune([], [], Decoder(LABELS, 0.02))
+
+
+def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_language_model):
+    write_language_model(tmp_path / "lm.onnx", "abcdefghijklmnopqrstuvwxyz'")
+    write_manifest(tmp_path / "clips.jsonl", read_manifest(CLIPS)[:2])
+    manifest = str(tmp_path / "clips.jsonl")
+    models = ["--lm", str(NGRAMS), "--neural-lm", str(tmp_path / "lm.onnx")]
+    tuned = tmp_path / "new" / "tuned.json"
+    result = CliRunner().invoke(app, ["tune", str(DEMO), manifest, *models, "--out", str(tuned)])
+    assert result.exit_code == 0, result.output
+    options = read_tuned(tuned)
+    assert set(options) == set(SEARCH_GRID) | set(RESCORING_GRID)
+    report = json.loads(tuned.read_text())
+    assert report["clips"] == 2
+    assert list(report["wer"]) == ["greedy", "n-gram", "n-gram, tuned", "tiny", "tiny, tuned"]
+    assert report["wer"]["n-gram, tuned"] <= report["wer"]["n-gram"] < report["wer"]["greedy"]
+    assert "lower than on others" in result.output
+    table = CliRunner().invoke(app, ["evaluate", "--table", str(DEMO), manifest, *models, "--tuned", str(tuned)])
+    assert table.exit_code == 0, table.output
+    assert f"{report['wer']['n-gram, tuned']:.2%}"[:-1] in table.output
+    again = CliRunner().invoke(
+        app,
+        ["evaluate", str(DEMO), manifest, *models, "--tuned", str(tuned), "--decoder=ngram", "--option=rescore=true"],
+    )
+    assert f"WER {report['wer']['tiny, tuned']:7.2%}" in again.output
+
+
+def test_another_file_is_not_taken_for_weights(tmp_path):
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(ValueError, match="must be a file of `carnelian-train tune`"):
+        read_tuned(tmp_path / "other.json")

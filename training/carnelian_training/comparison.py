@@ -1,0 +1,166 @@
+"""The table of decoders: greedy, n-grams, rescored; offline and through a server, which must say the same.
+
+In: a checkpoint, test sets, the language models. Out: a :class:`Row` for each test set and way to decode.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carnelian_training import ctc
+from carnelian_training.config import Config
+from carnelian_training.evaluate import Evaluation, LogProbs, clips_to_evaluate, score_all
+from carnelian_training.models.network import CtcNetwork
+
+BATCH = 32
+"""Clips that are decoded together, as a server does at most."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was heard, and what hearing it cost."""
+
+    wer: float
+    cer: float
+    decode_s: float
+    """Offline, seconds of one core; of a server, the time that its `<model>_ctc` worked."""
+    real_time_factor: float
+    """Of decoding alone: those seconds by seconds of audio."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test set, decoded in one way."""
+
+    test_set: str
+    decoder: str
+    clips: int
+    words: int
+    offline: Measured
+    served: Measured | None = None
+    same: int | None = None
+    """Clips that the server transcribes as offline."""
+
+
+def ways_to_decode(decoder: ctc.Decoder) -> dict[str, dict[str, str]]:
+    """Name of a row -> its options: greedy, and a row more for each language model."""
+    ways = {"greedy": {"decoder": "greedy"}}
+    if decoder.language_model:
+        ways["n-gram"] = {"decoder": "ngram", "rescore": "false"}
+    if decoder.neural_language_model:
+        searched = "ngram" if decoder.language_model else "beam"
+        ways[decoder.neural_language_model.name] = {"decoder": searched, "rescore": "true"}
+    return ways
+
+
+def compare(
+    network: CtcNetwork,
+    config: Config,
+    manifests: Sequence[Path],
+    decoder: ctc.Decoder,
+    defaults: Mapping[str, Any],
+    server: tuple[str, str] | None = None,
+) -> Iterator[Row]:
+    """Decode every test set in every way; each `source` of a manifest is one, and all of them together.
+
+    Args:
+        network: in any mode.
+        config: its configuration.
+        manifests: NeMo JSON lines.
+        decoder: with the language models that are compared.
+        defaults: of the decoder's options, as the server has them.
+        server: host:port and name of what is to be compared with.
+
+    Raises:
+        ValueError: A manifest is none, or there is nothing to compare with; or the options are wrong.
+        RuntimeError: The server is not ready.
+    """
+    usual = decoder.change_options(defaults)
+    for manifest in manifests:
+        clips = clips_to_evaluate(manifest)
+        log_probs = score_all(network, config, clips)
+        everything = Evaluation(clips, [""] * len(clips))
+        for source in [*everything.sources(), None]:
+            places = everything.places(source)
+            chosen = [clips[i] for i in places]
+            audio_s = sum(clip.duration for clip in chosen)
+            for name, options in ways_to_decode(decoder).items():
+                heard, seconds = decode([log_probs[i] for i in places], decoder, decoder.read_options(options, usual))
+                offline = Evaluation(chosen, heard)
+                rates = offline.error_rates()
+                row = Row(source or str(manifest), name, rates.clips, rates.words, _measured(offline, seconds, audio_s))
+                yield _with_served(row, offline, options, audio_s, *server) if server else row
+
+
+def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
+    """Texts of clips, and the seconds of a core that the decoder took for them, in batches of similar clips.
+
+    Args:
+        log_probs: of each clip, [frames, labels + 1] float32.
+        decoder: of these labels.
+        options: for all of them.
+    """
+    order = sorted(range(len(log_probs)), key=lambda i: len(log_probs[i]))
+    heard: dict[int, str] = {}
+    seconds = 0.0
+    for first in range(0, len(order), BATCH):
+        places = order[first : first + BATCH]
+        lengths = np.array([len(log_probs[i]) for i in places])
+        batch = np.zeros((len(places), lengths.max(), log_probs[0].shape[1]), np.float32)
+        for row, i in enumerate(places):
+            batch[row, : lengths[row]] = log_probs[i]
+        started = time.thread_time()
+        hypotheses = decoder.decode(batch, lengths, [options] * len(places))
+        seconds += time.thread_time() - started
+        heard |= {i: hypothesis.text for i, hypothesis in zip(places, hypotheses, strict=True)}
+    return [heard[i] for i in range(len(log_probs))], seconds
+
+
+def render_comparison(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    has_server = any(row.served for row in rows)
+    heads = ["test set", "decoder", "clips", "words", "WER %", "CER %", "decode s", "RTF"]
+    heads += ["served WER %", "CER %", "decode s", "RTF", "the same"] if has_server else []
+    lines = [heads, ["---", "---", *["--:"] * (len(heads) - 2)]]
+    for row in rows:
+        lines.append([row.test_set, row.decoder, str(row.clips), str(row.words), *_columns(row.offline)])
+        if row.served:
+            lines[-1] += [*_columns(row.served), f"{row.same} of {row.clips}"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_comparison(path: Path, rows: Sequence[Row]) -> None:
+    """Write JSON lines, one for each row."""
+    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+
+
+def _columns(measured: Measured) -> list[str]:
+    return [
+        f"{measured.wer:.2%}"[:-1],
+        f"{measured.cer:.2%}"[:-1],
+        f"{measured.decode_s:.3g}",
+        f"{measured.real_time_factor:.2g}",
+    ]
+
+
+def _measured(evaluation: Evaluation, seconds: float, audio_s: float) -> Measured:
+    rates = evaluation.error_rates()
+    return Measured(rates.wer, rates.cer, round(seconds, 6), round(seconds / audio_s, 8))
+
+
+def _with_served(
+    row: Row, offline: Evaluation, options: Mapping[str, str], audio_s: float, url: str, model: str
+) -> Row:
+    from carnelian_training.served import DecodingClock, connect, transcribe_served
+
+    clock = DecodingClock(url, model)
+    with connect(url, model) as client:
+        served = transcribe_served(client, offline.clips, options)
+    seconds = clock.elapsed_s(len(offline.clips) - len(served.failures))
+    same = sum(a == b for a, b in zip(offline.transcripts, served.transcripts, strict=True))
+    return Row(row.test_set, row.decoder, row.clips, row.words, row.offline, _measured(served, seconds, audio_s), same)

@@ -1,0 +1,182 @@
+"""Weights of language models, chosen on a dev set: those with the fewest wrong words, where their neighbours have few.
+
+In: log-probabilities of clips whose words are known, and a decoder with language models. Out: options of the decoder.
+
+A search lists readings of each clip, and what speaks for each is kept apart: what the recogniser hears, the language
+models, the number of words. So every point of a grid of weights can be tried by sorting these lists anew. The search
+is then run with the weights found, its readings join the lists, and the grid is tried again, until it says the same.
+A grid has thousands of points and a dev set often hundreds of words, so that the best point is mostly a lucky one:
+points are judged by the mean of their neighbourhood.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import numpy as np
+import numpy.typing as npt
+
+from carnelian_training import ctc
+from carnelian_training.comparison import decode, ways_to_decode
+from carnelian_training.evaluate import LogProbs
+
+logger = logging.getLogger(__name__)
+
+SEARCH_GRID = {
+    "lm_weight": np.arange(0.1, 2.01, 0.1),
+    "word_score": np.arange(-3.0, 5.01, 0.5),
+    "unknown_score": np.arange(-12.0, 0.01, 2.0),
+}
+RESCORING_GRID = {
+    "rescore_weight": np.arange(0.0, 2.01, 0.1),
+    "rescore_word_score": np.arange(-2.0, 4.01, 0.5),
+}
+LISTED = 100
+"""Readings of a clip that a search adds, at most."""
+MOST_SEARCHES = 6
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Readings:
+    """What one clip may say."""
+
+    reference: str
+    rows: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Text -> what its score is made of: log-probabilities by recogniser, n-grams and neural language model, number of
+    words, unknown words; and wrong words."""
+
+    def add(self, alternatives: Sequence[ctc.Alternative], decoder: ctc.Decoder, rescore: bool) -> None:
+        """Take in what a search gave; what is there already stays as it is."""
+        new = [reading for reading in alternatives if reading.text not in self.rows]
+        neural = [0.0] * len(new)
+        if rescore and decoder.neural_language_model and new:
+            neural = decoder.neural_language_model.score([reading.text for reading in new]).tolist()
+        for reading, log_prob in zip(new, neural, strict=True):
+            ngram, unknown = decoder.language_model.rate(reading.text) if decoder.language_model else (0.0, 0)
+            words, wrong = len(reading.text.split()), count_errors(self.reference, reading.text)
+            self.rows[reading.text] = (reading.acoustic, ngram, log_prob, words, unknown, wrong)
+
+
+def tune(log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder) -> dict[str, float]:
+    """Choose the weights of the language models that the decoder has.
+
+    Args:
+        log_probs: of each clip, [frames, labels + 1] float32.
+        references: what is said in each.
+        decoder: with one language model or two.
+
+    Returns:
+        Options of the decoder; those of language models that it does not have are left out.
+
+    Raises:
+        ValueError: It has no language model.
+    """
+    if not (decoder.language_model or decoder.neural_language_model):
+        raise ValueError("tuning chooses the weights of language models, but there is none: give --lm or --neural-lm")
+    options = ctc.Options(decoder="ngram" if decoder.language_model else "beam")
+    chosen: dict[str, Any] = {}
+    if decoder.language_model:
+        chosen = _tune_search(log_probs, references, decoder, options)
+        options = replace(options, **chosen)
+    if decoder.neural_language_model:
+        lists = [Readings(reference) for reference in references]
+        _search(log_probs, lists, decoder, replace(options, n_best=options.rescore_depth), rescore=True)
+        chosen |= _best_point(lists, RESCORING_GRID, options)
+    return chosen
+
+
+def rate(
+    log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: Mapping[str, float]
+) -> dict[str, Any]:
+    """Word error rates by way of decoding: with the usual weights and with these."""
+    rates = {}
+    for name, way in ways_to_decode(decoder).items():
+        for weights, defaults in (("", {}), (", tuned", options)):
+            if weights and name == "greedy":
+                continue
+            wanted = decoder.read_options(way, decoder.change_options(defaults))
+            rates[name + weights] = jiwer.wer(list(references), decode(log_probs, decoder, wanted)[0])
+    return rates
+
+
+def count_errors(reference: str, heard: str) -> int:
+    """Words that were substituted, left out or put in."""
+    words = jiwer.process_words(reference, heard)
+    return words.substitutions + words.deletions + words.insertions
+
+
+def write_tuned(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
+    """Write options, and what they are from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
+
+
+def read_tuned(path: Path) -> dict[str, Any]:
+    """The options in a file that `carnelian-train tune` wrote.
+
+    Raises:
+        ValueError: It is another file.
+    """
+    try:
+        options = json.loads(path.read_text())["options"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be a file of `carnelian-train tune`, but is none: {error!r}") from error
+    return dict(options)
+
+
+def _tune_search(
+    log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: ctc.Options
+) -> dict[str, Any]:
+    """Search and sort in turns; the neural language model has no say here."""
+    lists = [Readings(reference) for reference in references]
+    chosen: dict[str, Any] = {}
+    for number in range(1, MOST_SEARCHES + 1):
+        _search(log_probs, lists, decoder, replace(options, n_best=LISTED, **chosen), rescore=False)
+        before, chosen = chosen, _best_point(lists, SEARCH_GRID, options)
+        logger.info("search %d of at most %d: %s", number, MOST_SEARCHES, chosen)
+        if chosen == before:
+            break
+    return chosen
+
+
+def _search(
+    log_probs: Sequence[LogProbs],
+    lists: Sequence[Readings],
+    decoder: ctc.Decoder,
+    options: ctc.Options,
+    rescore: bool,
+) -> None:
+    for clip, readings in zip(log_probs, lists, strict=True):
+        (hypothesis,) = decoder.decode(clip[None], np.array([len(clip)]), [options])
+        readings.add(hypothesis.alternatives, decoder, rescore)
+
+
+def _best_point(lists: Sequence[Readings], grid: Mapping[str, Floats], options: ctc.Options) -> dict[str, Any]:
+    """The point of a grid whose neighbourhood has the fewest wrong words; `options` has the other weights."""
+    points: list[dict[str, Any]] = [
+        dict(zip(grid, map(float, point), strict=True)) for point in product(*grid.values())
+    ]
+    weights = np.array([_weights(replace(options, **point), "rescore_weight" in grid) for point in points])
+    errors = np.zeros(len(points))
+    for readings in lists:
+        table = np.array(list(readings.rows.values()))  # [readings, 6]
+        errors += table[(table[:, :-1] @ weights.T).argmax(axis=0), -1]
+    sides = (3,) * len(grid)
+    padded = np.pad(errors.reshape([len(values) for values in grid.values()]), 1, mode="edge")
+    smooth = np.lib.stride_tricks.sliding_window_view(padded, sides).mean(axis=tuple(range(-len(grid), 0)))
+    return {name: round(value, 4) for name, value in points[int(smooth.argmin())].items()}
+
+
+def _weights(options: ctc.Options, rescore: bool) -> tuple[float, ...]:
+    """Of the columns of :class:`Readings`."""
+    neural, word_score = (options.rescore_weight, options.rescore_word_score) if rescore else (0.0, 0.0)
+    if options.decoder == "ngram":
+        word_score += options.word_score
+    return 1.0, options.lm_weight, neural, word_score, options.unknown_score
