@@ -36,8 +36,8 @@ def export(
     neural_language_model: Annotated[
         Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with; deployed, too.")
     ] = None,
-    tuned: Annotated[
-        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train tune`: the defaults.")
+    lm_weights: Annotated[
+        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train weigh`: the defaults.")
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="What `carnelian-perf words` measured: corrects times and confidences.")
@@ -68,11 +68,11 @@ def export(
 
     from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model
-    from carnelian_training.tuning import read_tuned
+    from carnelian_training.lm_weights import read_weights
 
     from carnelian_export.repository import Decoding, write_model
 
-    defaults = (read_tuned(tuned) if tuned else {}) | split_assignments(options or ())
+    defaults = (read_weights(lm_weights) if lm_weights else {}) | split_assignments(options or ())
     decoding = Decoding(language_model, defaults, calibration, neural_language_model)
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)

@@ -1,7 +1,7 @@
 """What language models are worth on clips that did not choose their weights.
 
-Speakers are dealt into groups. The clips of each group are decoded with weights that were tuned on all other groups, so
-that none is heard with weights that its words, or its speaker, had a say in. Out: one raw file with every clip.
+Speakers are dealt into groups. The clips of each group are decoded with weights that were chosen on all other groups,
+so that none is heard with weights that its words, or its speaker, had a say in. Out: one raw file with every clip.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from carnelian_training import ctc
 from carnelian_training.comparison import decode, ways_to_decode
 from carnelian_training.config import Config
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
+from carnelian_training.lm_weights import choose_weights, count_errors
 from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.tuning import count_errors, tune
 
 from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit
@@ -68,7 +68,7 @@ def measure(
     chosen, heard = [], {name: [""] * len(clips) for name in ways}
     for group in range(groups):
         others, mine = ([i for i, g in enumerate(of_clip) if (g == group) is is_mine] for is_mine in (False, True))
-        options = tune([log_probs[i] for i in others], [clips[i].text for i in others], decoder)
+        options = choose_weights([log_probs[i] for i in others], [clips[i].text for i in others], decoder)
         chosen.append(options)
         for name, way in ways.items():
             wanted = decoder.read_options(way, decoder.change_options(options))

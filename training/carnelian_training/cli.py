@@ -55,8 +55,8 @@ def evaluate(
     neural_language_model: Annotated[
         Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with (rescore=true).")
     ] = None,
-    tuned: Annotated[
-        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train tune`.")
+    lm_weights: Annotated[
+        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train weigh`.")
     ] = None,
     options: Annotated[
         list[str] | None, typer.Option("--option", help="Of the decoder, such as beam_width=50; repeatable.")
@@ -74,12 +74,12 @@ def evaluate(
             raise typer.BadParameter(
                 "--table must come without --decoder, --option and --mistakes: it has its own rows"
             )
-        _compare(paths, url, model, language_model, neural_language_model, tuned, out)
+        _compare(paths, url, model, language_model, neural_language_model, lm_weights, out)
         return
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
-    if url and (language_model or neural_language_model or tuned):
+    if url and (language_model or neural_language_model or lm_weights):
         raise typer.BadParameter(
-            "--lm, --neural-lm and --tuned must not be given with --url: a server has what it was exported with"
+            "--lm, --neural-lm and --lm-weights must not be given with --url: a server has what it was exported with"
         )
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
@@ -97,13 +97,13 @@ def evaluate(
         from carnelian_training.evaluate import evaluate as run
         from carnelian_training.evaluate import frame_duration_s, warn_of_characters
         from carnelian_training.foreign.sources import load_model
-        from carnelian_training.tuning import read_tuned
+        from carnelian_training.lm_weights import read_weights
 
         config, network = load_model(paths[0])
         served = ctc.Decoder(
             config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
         )
-        defaults = read_tuned(tuned) if tuned else {}
+        defaults = read_weights(lm_weights) if lm_weights else {}
         with joined() as process:
             evaluation = run(network.to(process.device), config, paths[1], process, served, decoding, defaults)
         if not process.leads:
@@ -126,7 +126,7 @@ def _compare(
     model: str,
     language_model: Path | None,
     neural_language_model: Path | None,
-    tuned: Path | None,
+    lm_weights: Path | None,
     out: Path | None,
 ) -> None:
     """The table of `evaluate`."""
@@ -137,24 +137,24 @@ def _compare(
     from carnelian_training.comparison import compare, render_comparison, write_comparison
     from carnelian_training.evaluate import frame_duration_s
     from carnelian_training.foreign.sources import load_model
-    from carnelian_training.tuning import read_tuned
+    from carnelian_training.lm_weights import read_weights
 
     config, network = load_model(paths[0])
     decoder = ctc.Decoder(
         config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
     )
     server = (url, model) if url else None
-    rows = list(compare(network, config, paths[1:], decoder, read_tuned(tuned) if tuned else {}, server))
+    rows = list(compare(network, config, paths[1:], decoder, read_weights(lm_weights) if lm_weights else {}, server))
     print(render_comparison(rows))
     if out is not None:
         write_comparison(out, rows)
 
 
 @app.command()
-def tune(
+def weigh(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; not those that results are reported on.")],
-    target: Annotated[Path, typer.Option("--out", help="JSON, for --tuned of `evaluate` and `carnelian-export`.")],
+    target: Annotated[Path, typer.Option("--out", help="JSON, for --lm-weights of `evaluate` and `carnelian-export`.")],
     language_model: Annotated[Path | None, typer.Option("--lm", help="n-grams, ARPA or KenLM binary.")] = None,
     neural_language_model: Annotated[Path | None, typer.Option("--neural-lm", help="Neural, ONNX.")] = None,
 ) -> None:
@@ -162,7 +162,7 @@ def tune(
     from carnelian_training import ctc
     from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
     from carnelian_training.foreign.sources import load_model
-    from carnelian_training.tuning import rate, tune, write_tuned
+    from carnelian_training.lm_weights import choose_weights, rate, write_weights
 
     config, network = load_model(checkpoint)
     decoder = ctc.Decoder(
@@ -170,10 +170,10 @@ def tune(
     )
     clips = clips_to_evaluate(manifest)
     log_probs, references = score_all(network, config, clips), [clip.text for clip in clips]
-    options = tune(log_probs, references, decoder)
+    options = choose_weights(log_probs, references, decoder)
     rates = rate(log_probs, references, decoder, options)
     models = [path.name for path in (language_model, neural_language_model) if path]
-    write_tuned(target, options, {"model": config.name, "language_models": models, "clips": len(clips), "wer": rates})
+    write_weights(target, options, {"model": config.name, "language_models": models, "clips": len(clips), "wer": rates})
     print("\n".join(f"{name:<20} {value:g}" for name, value in options.items()))
     print(f"on the {len(clips)} clips that they were chosen on, so lower than on others:")
     print("\n".join(f"WER {wer:7.2%}  {name}" for name, wer in rates.items()))

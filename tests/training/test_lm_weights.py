@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from carnelian_training.cli import app
 from carnelian_training.ctc import Decoder, Options
+from carnelian_training.lm_weights import RESCORING_GRID, SEARCH_GRID, choose_weights, read_weights
 from carnelian_training.manifest import read_manifest, write_manifest
-from carnelian_training.tuning import RESCORING_GRID, SEARCH_GRID, read_tuned, tune
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tm
     ]
     references = ["ab aa", "aa ba"]
     decoder = Decoder(LABELS, 0.02, neural_language_model=tmp_path / "lm.onnx")
-    chosen = tune(clips, references, decoder)
+    chosen = choose_weights(clips, references, decoder)
     assert set(chosen) == set(RESCORING_GRID)
     assert 0.5 < chosen["rescore_weight"] < 2.5
     options = decoder.read_options({"decoder": "beam", "rescore": True, **chosen}, Options())
@@ -48,7 +48,7 @@ def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tm
 
 def test_without_language_models_there_is_nothing_to_choose():
     with pytest.raises(ValueError, match="give --lm or --neural-lm"):
-        tune([], [], Decoder(LABELS, 0.02))
+        choose_weights([], [], Decoder(LABELS, 0.02))
 
 
 def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_language_model):
@@ -56,27 +56,25 @@ def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_langua
     write_manifest(tmp_path / "clips.jsonl", read_manifest(CLIPS)[:2])
     manifest = str(tmp_path / "clips.jsonl")
     models = ["--lm", str(NGRAMS), "--neural-lm", str(tmp_path / "lm.onnx")]
-    tuned = tmp_path / "new" / "tuned.json"
-    result = CliRunner().invoke(app, ["tune", str(DEMO), manifest, *models, "--out", str(tuned)])
+    weights = tmp_path / "new" / "weights.json"
+    result = CliRunner().invoke(app, ["weigh", str(DEMO), manifest, *models, "--out", str(weights)])
     assert result.exit_code == 0, result.output
-    options = read_tuned(tuned)
+    options = read_weights(weights)
     assert set(options) == set(SEARCH_GRID) | set(RESCORING_GRID)
-    report = json.loads(tuned.read_text())
+    report = json.loads(weights.read_text())
     assert report["clips"] == 2
-    assert list(report["wer"]) == ["greedy", "n-gram", "n-gram, tuned", "tiny", "tiny, tuned"]
-    assert report["wer"]["n-gram, tuned"] <= report["wer"]["n-gram"] < report["wer"]["greedy"]
+    assert list(report["wer"]) == ["greedy", "n-gram", "n-gram, weighed", "tiny", "tiny, weighed"]
+    assert report["wer"]["n-gram, weighed"] <= report["wer"]["n-gram"] < report["wer"]["greedy"]
     assert "lower than on others" in result.output
-    table = CliRunner().invoke(app, ["evaluate", "--table", str(DEMO), manifest, *models, "--tuned", str(tuned)])
+    table = CliRunner().invoke(app, ["evaluate", "--table", str(DEMO), manifest, *models, "--lm-weights", str(weights)])
     assert table.exit_code == 0, table.output
-    assert f"{report['wer']['n-gram, tuned']:.2%}"[:-1] in table.output
-    again = CliRunner().invoke(
-        app,
-        ["evaluate", str(DEMO), manifest, *models, "--tuned", str(tuned), "--decoder=ngram", "--option=rescore=true"],
-    )
-    assert f"WER {report['wer']['tiny, tuned']:7.2%}" in again.output
+    assert f"{report['wer']['n-gram, weighed']:.2%}"[:-1] in table.output
+    arguments = [manifest, *models, "--lm-weights", str(weights), "--decoder=ngram", "--option=rescore=true"]
+    again = CliRunner().invoke(app, ["evaluate", str(DEMO), *arguments])
+    assert f"WER {report['wer']['tiny, weighed']:7.2%}" in again.output
 
 
 def test_another_file_is_not_taken_for_weights(tmp_path):
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(ValueError, match="must be a file of `carnelian-train tune`"):
-        read_tuned(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="must be a file of `carnelian-train weigh`"):
+        read_weights(tmp_path / "other.json")

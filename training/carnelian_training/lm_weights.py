@@ -64,7 +64,7 @@ class Readings:
             self.rows[reading.text] = (reading.acoustic, ngram, log_prob, words, unknown, wrong)
 
 
-def tune(log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder) -> dict[str, float]:
+def choose_weights(log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder) -> dict[str, float]:
     """Choose the weights of the language models that the decoder has.
 
     Args:
@@ -79,11 +79,11 @@ def tune(log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.
         ValueError: It has no language model.
     """
     if not (decoder.language_model or decoder.neural_language_model):
-        raise ValueError("tuning chooses the weights of language models, but there is none: give --lm or --neural-lm")
+        raise ValueError("there must be a language model to weigh, but there is none: give --lm or --neural-lm")
     options = ctc.Options(decoder="ngram" if decoder.language_model else "beam")
     chosen: dict[str, Any] = {}
     if decoder.language_model:
-        chosen = _tune_search(log_probs, references, decoder, options)
+        chosen = _weigh_search(log_probs, references, decoder, options)
         options = replace(options, **chosen)
     if decoder.neural_language_model:
         lists = [Readings(reference) for reference in references]
@@ -98,7 +98,7 @@ def rate(
     """Word error rates by way of decoding: with the usual weights and with these."""
     rates = {}
     for name, way in ways_to_decode(decoder).items():
-        for weights, defaults in (("", {}), (", tuned", options)):
+        for weights, defaults in (("", {}), (", weighed", options)):
             if weights and name == "greedy":
                 continue
             wanted = decoder.read_options(way, decoder.change_options(defaults))
@@ -112,14 +112,14 @@ def count_errors(reference: str, heard: str) -> int:
     return words.substitutions + words.deletions + words.insertions
 
 
-def write_tuned(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
+def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
     """Write options, and what they are from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
 
-def read_tuned(path: Path) -> dict[str, Any]:
-    """The options in a file that `carnelian-train tune` wrote.
+def read_weights(path: Path) -> dict[str, Any]:
+    """The options in a file that `carnelian-train weigh` wrote.
 
     Raises:
         ValueError: It is another file.
@@ -127,11 +127,11 @@ def read_tuned(path: Path) -> dict[str, Any]:
     try:
         options = json.loads(path.read_text())["options"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be a file of `carnelian-train tune`, but is none: {error!r}") from error
+        raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is none: {error!r}") from error
     return dict(options)
 
 
-def _tune_search(
+def _weigh_search(
     log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: ctc.Options
 ) -> dict[str, Any]:
     """Search and sort in turns; the neural language model has no say here."""
