@@ -162,6 +162,19 @@ def test_carnelian_perf_takes_the_grid(render: Render) -> None:
     assert yaml.safe_load(given)["models"] == {"other": {"precision": "fp16"}}
 
 
+def test_the_report_is_in_the_job_s_log(render: Render, tmp_path: Path) -> None:
+    (report,) = render(case="jobs").one("Job", "-sweep")["spec"]["template"]["spec"]["containers"]
+    program = tmp_path / "carnelian-perf"
+    program.write_text('#!/bin/sh\n[ "$1" = report ] && echo "| clips/s |" > "$2.md"\n')
+    program.chmod(0o755)
+    (folder,) = (argument.replace("/results", str(tmp_path)) for argument in report["args"])
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        [*report["command"], folder], env=environment, capture_output=True, text=True, timeout=10, check=True
+    )
+    assert done.stdout == "| clips/s |\n"
+
+
 def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
     assert "choose another" in refusal("perf.name=test", case="jobs")
     assert "choose another" in refusal("training.name=headless", case="jobs")
@@ -171,8 +184,8 @@ def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
 
 def test_the_report_is_made_after_the_sweep_and_kept(render: Render) -> None:
     pod = render(case="jobs").one("Job", "-sweep")["spec"]["template"]["spec"]
-    assert pod["initContainers"][0]["args"] == ["sweep", "/grid/grid.yaml", "--out=/results/sweep"]
-    assert pod["containers"][0]["args"] == ["report", "/results/sweep"]
+    assert pod["initContainers"][0]["command"] == ["carnelian-perf", "sweep"]
+    assert pod["initContainers"][0]["args"] == ["/grid/grid.yaml", "--out=/results/sweep"]
     (results,) = (volume for volume in pod["volumes"] if volume["name"] == "results")
     assert results["persistentVolumeClaim"] == {"claimName": "results"}
     assert pod["nodeSelector"] == {"workload": "measuring"}

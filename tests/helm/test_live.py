@@ -1,8 +1,11 @@
 """The serving container's command line as a process: what the chart renders is what carnelian-serve gets."""
 
 import io
+import json
 import re
+import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -55,28 +58,48 @@ def test_the_log_says_little_and_never_the_key(container: Any) -> None:
     assert container.key not in log
 
 
+def count(container: Any) -> dict[str, float]:
+    """Requests by model and outcome, since the server's start."""
+    with urllib.request.urlopen(f"http://{container.metrics}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    counters = re.findall(r'^nv_inference_request_(success|failure)\{model="(\w+)".*\} (\S+)$', text, re.M)
+    totals: Counter[str] = Counter()
+    for outcome, model, value in counters:
+        totals[f"{model} {outcome}"] += float(value)
+    return totals
+
+
+def test_triton_counts_samples_that_fail_twice(container: Any) -> None:
+    """The alerts halve the failures of `<model>_pcm` too."""
+    inputs = [
+        {"name": "SIGNAL", "datatype": "FP32", "shape": [1, 1], "data": [0]},
+        {"name": "SIGNAL_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [0]},
+    ]
+    url = f"http://{container.http}/v2/models/quartznet_demo_pcm/infer"
+    before = count(container)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, json.dumps({"inputs": inputs}).encode(), timeout=10)
+    assert "no samples" in refused.value.read().decode()
+    deadline = time.monotonic() + 30  # Triton counts a request after it has answered it
+    failures = "quartznet_demo_pcm failure"
+    while count(container)[failures] - before[failures] < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert count(container)[failures] - before[failures] == 2
+
+
 def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -> None:
     """They halve an ensemble's failures, and take what never came through audio_decode as turned away."""
-
-    def count() -> dict[str, float]:
-        with urllib.request.urlopen(f"http://{container.metrics}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        counters = re.findall(r'^nv_inference_request_(success|failure)\{model="(\w+)".*\} (\S+)$', text, re.M)
-        totals: Counter[str] = Counter()
-        for outcome, model, value in counters:
-            totals[f"{model} {outcome}"] += float(value)
-        return totals
 
     broken = b"fLaC" + bytes(4000)
     # Quick to send and slow to decode, because it is resampled: the queue fills up.
     silence = io.BytesIO()
     soundfile.write(silence, np.zeros(16 * 44_100, np.int16), 44_100, format="FLAC")
     with CarnelianClient(container.grpc, tls=tls, retry=RetryPolicy(num_attempts=1), timeout_s=300) as client:
-        before = count()
+        before = count(container)
         outcomes = list(client.transcribe_many([broken, *[silence.getvalue()] * 200], concurrency=200))
     deadline = time.monotonic() + 30  # Triton counts a request after it has answered it
     while time.monotonic() < deadline:
-        moved = {name: value - before[name] for name, value in count().items()}
+        moved = {name: value - before[name] for name, value in count(container).items()}
         if moved["quartznet_demo success"] == sum(isinstance(outcome, Transcript) for outcome in outcomes):
             break
         time.sleep(0.2)
@@ -86,6 +109,18 @@ def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -
     assert failed == turned_away + 1
     assert moved["quartznet_demo failure"] / 2 == failed
     assert moved["quartznet_demo failure"] / 2 - (decoded - moved["quartznet_demo success"]) == turned_away > 0
+
+
+def stop_in_flight(running: Any) -> list[Any]:
+    """Stops a server that is at work, and returns what its callers were told: Triton fails ensembles on their way."""
+    clip = io.BytesIO()
+    soundfile.write(clip, np.zeros(60 * 44_100, np.int16), 44_100, format="FLAC")  # slow: it is resampled
+    with CarnelianClient(running.grpc, retry=RetryPolicy(num_attempts=1)) as client:
+        outcomes = client.transcribe_many([clip.getvalue()] * 8, concurrency=8)
+        threading.Timer(0.3, running.process.terminate).start()
+        answers = list(outcomes)
+    running.process.wait(timeout=60)
+    return answers
 
 
 def test_tritonserver_takes_the_native_arguments(
@@ -98,6 +133,8 @@ def test_tritonserver_takes_the_native_arguments(
         assert native.get("/v2/repository/index", method="POST") == 403
         with CarnelianClient(native.grpc) as client:
             assert client.transcribe(CLIP).text
+        outcomes = stop_in_flight(native)
     finally:
-        status = native.stop()
-    assert status == 0
+        native.process.kill()
+    assert native.process.wait() == 0
+    assert all(isinstance(outcome, Transcript) or outcome.retryable for outcome in outcomes), outcomes

@@ -144,7 +144,7 @@ def test_a_share_is_taken_as_set_writes_it(value: str, render: Callable[..., Any
         (("updateStrategy.maxSurge=0",), "raise one"),
         (("updateStrategy.maxSurge=0%", "updateStrategy.maxUnavailable=0%"), "raise one"),
         (("probes.startup.timeoutSeconds=900",), "raise it"),
-        (("drain.connectionAgeSeconds=29",), "make it smaller"),
+        (("drain.connectionAgeSeconds=44",), "make it smaller"),
         (("drain.delaySeconds=0",), "make it smaller"),
     ],
 )
