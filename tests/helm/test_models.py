@@ -80,6 +80,8 @@ def test_the_script_in_the_config_map_is_the_file(render: Render, chart: Path) -
         (("modelRepository.source=download", "modelRepository.download.url=https://a/b.tar"), "give both"),
         (("modelRepository.bucket.url=https://a/b",), "modelRepository"),
         (("modelRepository.download.sha256=abc",), "modelRepository"),
+        (("modelRepository.path=/tmp",), "modelRepository.path"),
+        (("modelRepository.pvc.subPath=releases/../../x",), "modelRepository.pvc.subPath"),
     ],
 )
 def test_a_source_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:

@@ -200,6 +200,7 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
         (("ingress.grpc.enabled=true",), "ingress.grpc.host is empty"),
         (("gateway.http.enabled=true",), "name a Gateway"),
         (("ingress.http.host=-x",), "ingress"),
+        (("service.loadBalancerSourceRanges={10.0.0.0/8}",), "use networkPolicy.clients"),
         (
             ("gateway.parentRefs[0].name=a", "gateway.http.enabled=true", "gateway.grpc.enabled=true"),
             "give each its own",

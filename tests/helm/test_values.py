@@ -58,6 +58,23 @@ def test_no_object_of_the_schema_is_open(schema: dict[str, Any]) -> None:
             assert value["additionalProperties"] is False, path
 
 
+def test_no_section_can_be_taken_away(schema: dict[str, Any], refusal: Callable[..., str]) -> None:
+    """Templates read into them; null would end in a template's error instead of a value's name."""
+    for path, value in [("", schema), *properties(schema)]:
+        if "properties" in value and not path.startswith(("podSecurityContext", "securityContext", "affinity")):
+            sections = {name for name, inner in value["properties"].items() if "properties" in inner} - {"affinity"}
+            assert sections <= set(value.get("required", ())), path
+    assert "updateStrategy is required" in refusal("updateStrategy=null")
+    assert "grid is required" in refusal("perf.grid=null")
+
+
+def test_the_platform_may_choose_the_user(render: Callable[..., Any]) -> None:
+    """As OpenShift does: what is null is left out."""
+    context = render("podSecurityContext.runAsUser=null", "podSecurityContext.fsGroup=null").pod["securityContext"]
+    assert "runAsUser" not in context
+    assert context["runAsNonRoot"] is True
+
+
 def test_every_value_is_commented(chart: Path) -> None:
     lines = (chart / "values.yaml").read_text().splitlines()
     for previous, line in itertools.pairwise(lines):
