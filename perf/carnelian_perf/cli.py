@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from carnelian_perf import latency_cli, server_cli
-from carnelian_perf.options import DEMO_MANIFEST, check_file, counts_of
+from carnelian_perf.options import DEMO_MANIFEST, check_file, check_model_and_clips, counts_of, describe_clips
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 app.add_typer(latency_cli.app)
@@ -57,8 +57,8 @@ def batching(
         check_file("--render", render)
         _say_rendered(rendering.render(render))
         return
-    for option, path in (("--checkpoint", checkpoint), ("--manifest", manifest or DEMO_MANIFEST)):
-        check_file(option, path)
+    check_file("--checkpoint", checkpoint)
+    check_model_and_clips(repository, model, manifest)
     out = out or Path("perf/results") / f"{model}_batching.json"
     if out.suffix != ".json":
         raise typer.BadParameter(f"--out must end in .json, but is {out}")
@@ -67,19 +67,14 @@ def batching(
     from carnelian_training.checkpoint import load_model
 
     from carnelian_perf.batching import Plan, measure
-    from carnelian_perf.candidates import WrongModelError, check_model
     from carnelian_perf.traffic import cut_clips, load_clips
 
-    try:
-        check_model(repository, model)
-    except WrongModelError as error:
-        raise typer.BadParameter(str(error)) from error
     plan = Plan(
         repository=repository,
         model=model,
         padded=export_padded(load_model(checkpoint)[1]),
         clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-        source=f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations",
+        source=describe_clips(manifest),
         concurrency=concurrency,
         num_requests=requests,
         rounds=rounds,

@@ -86,6 +86,15 @@ def load_network(source: Path) -> tuple[Config, CtcNetwork]:
     return config, build_model(config).eval()
 
 
+def export_random(source: Path, repository: Path) -> tuple[str, CtcNetwork]:
+    """Export a training YAML's network with random weights, under the file's name; return that and the network."""
+    from carnelian_export.repository import write_model
+
+    config, network = load_network(source)
+    write_model(repository, source.stem, config, network)
+    return source.stem, network
+
+
 def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine | str:
     """The engine, or why there is none."""
     try:

@@ -1,12 +1,21 @@
 """Commands of `carnelian-perf` about latency and throughput: sweep, report, infer, mixed."""
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from carnelian_perf.options import DEMO_MANIFEST, check_file, check_words, counts_of, durations_of
+from carnelian_perf.options import (
+    DEMO_MANIFEST,
+    check_file,
+    check_model_and_clips,
+    check_words,
+    counts_of,
+    describe_clips,
+    durations_of,
+)
 
 app = typer.Typer()
 
@@ -146,6 +155,10 @@ def mixed(
     checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
         "demo/quartznet_demo.pt"
     ),
+    random_weights: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="A training YAML: its network with random weights, in place of the three above."),
+    ] = None,
     manifest: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
@@ -170,32 +183,37 @@ def mixed(
     from carnelian_perf import render_mixed
 
     if render is None:
-        for option, path in (("--checkpoint", checkpoint), ("--manifest", manifest or DEMO_MANIFEST)):
-            check_file(option, path)
-        from carnelian_export.to_onnx import export_padded
-        from carnelian_training.checkpoint import load_model
+        check_file("--checkpoint", checkpoint)
+        with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
+            if random_weights is not None:
+                check_file("--random-weights", random_weights)
+                from carnelian_perf.infer import export_random
 
-        from carnelian_perf.candidates import WrongModelError, check_model
-        from carnelian_perf.mixed import Plan, measure
-        from carnelian_perf.traffic import cut_clips, load_clips
+                repository = Path(scratch) / "models"
+                model, network = export_random(random_weights, repository)
+            check_model_and_clips(repository, model, manifest)
+            from carnelian_export.to_onnx import export_padded
+            from carnelian_training.checkpoint import load_model
 
-        try:
-            check_model(repository, model)
-        except WrongModelError as error:
-            raise typer.BadParameter(str(error)) from error
-        plan = Plan(
-            repository=repository,
-            model=model,
-            padded=export_padded(load_model(checkpoint)[1]),
-            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-            source=f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations",
-            target_ms=target,
-            seconds=seconds,
-            steps=steps,
-            rounds=rounds,
-        )
+            from carnelian_perf.mixed import Plan, measure
+            from carnelian_perf.traffic import cut_clips, load_clips
+
+            if random_weights is None:
+                network = load_model(checkpoint)[1]
+            plan = Plan(
+                repository=repository,
+                model=model,
+                padded=export_padded(network),
+                clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+                source=describe_clips(manifest),
+                target_ms=target,
+                seconds=seconds,
+                steps=steps,
+                rounds=rounds,
+            )
+            measurement = measure(plan)
         render = out or Path("perf/results") / f"{model}_mixed.json"
-        measure(plan).write(render)
+        measurement.write(render)
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_mixed.render(render)))
 

@@ -9,6 +9,7 @@ whose 95th percentile meets the target. Systems take turns, step by step, with t
 import contextlib
 import io
 import logging
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ LOGGER = logging.getLogger(__name__)
 
 CLIENT_PADDING_S = 10
 CLOSED_LOOP_CLIENTS = 16
+HIGHEST_SHARE = 1.4
+"""Of the closed loop's throughput: where the search for a rate ends. It begins at half of it."""
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
@@ -102,7 +105,7 @@ def measure(plan: Plan) -> Measurement:
         for round_number in range(1, plan.rounds + 1):
             searches: dict[str, _Search] = {}
             for step in range(1 + plan.steps):
-                for system in plan.systems:
+                for system in _shuffle(plan.systems, round_number, step):
                     search = searches.get(system.name)
                     rate = search.middle if search else None
                     run, outcome = _measure_once(
@@ -112,7 +115,7 @@ def measure(plan: Plan) -> Measurement:
                     for answer in outcome.answers:
                         transcripts[system.name].setdefault(answer.clip, set()).add(answer.transcript)
                     if search is None:
-                        searches[system.name] = _Search(0.0, 2.0 * len(run.latencies_s) / run.wall_s)
+                        searches[system.name] = _Search(0.0, HIGHEST_SHARE * len(run.latencies_s) / run.wall_s)
                     elif meets(run, plan.target_ms):
                         search.low = search.middle
                     else:
@@ -132,6 +135,13 @@ def pad_clip(clip: Clip, seconds: int = CLIENT_PADDING_S) -> Clip:
     file = io.BytesIO()
     soundfile.write(file, np.pad(samples, (0, size - len(samples))), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
     return Clip(file.getvalue(), clip.duration_s, clip.frames)
+
+
+def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[System]:
+    """Another order in each step, the same ones in every measurement."""
+    order = list(systems)
+    random.Random(SEED + 100 * round_number + step).shuffle(order)
+    return order
 
 
 def _clips_of(plan: Plan, system: System) -> Sequence[Clip]:
@@ -175,9 +185,7 @@ def _measure_once(
     client = grpc.InferenceServerClient(server.grpc_url)
     try:
         if rate is None:
-            drive(
-                client, plan.model, clips, range(min(len(clips), CLOSED_LOOP_CLIENTS)), CLOSED_LOOP_CLIENTS
-            )  # warms up
+            drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)  # warms up
         busy = measure_busy_cores(0.5)
         before, cpu_s = read_statistics(client, acoustic), measure_cpu_s(server.pid)
         if rate is None:

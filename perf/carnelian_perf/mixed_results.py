@@ -76,6 +76,8 @@ class Summary:
     """Of the closed loop."""
     rate_per_s: float
     """The highest rate at which the 95th percentile met the target; 0 if none did."""
+    rates_per_s: list[float]
+    """The same of each round."""
     latency_ms: tuple[float, float, float] | None
     """50th, 95th, 99th percentile at that rate, in the round that was the median."""
     mean_batch: float
@@ -104,8 +106,8 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
     for run in sorted(opened, key=lambda run: run.rate_per_s or 0.0):
         if meets(run, target_ms):
             best[run.round] = run
-    ordered = sorted(best.values(), key=lambda run: 0.0 if run is None else run.rate_per_s or 0.0)
-    middle = ordered[(len(ordered) - 1) // 2]
+    rates = {number: 0.0 if run is None else run.rate_per_s or 0.0 for number, run in best.items()}
+    middle = best[sorted(rates, key=lambda number: rates[number])[(len(rates) - 1) // 2]]
     batches: Counter[int] = Counter()
     for run in opened:
         batches.update(run.acoustic_batches)
@@ -113,6 +115,7 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
         system=system,
         capacity_per_s=statistics.median(len(run.latencies_s) / run.wall_s for run in closed),
         rate_per_s=0.0 if middle is None else middle.rate_per_s or 0.0,
+        rates_per_s=[rates[number] for number in sorted(rates)],
         latency_ms=None if middle is None else tuple(middle.percentile_ms(p) for p in (50, 95, 99)),  # type: ignore[arg-type]
         mean_batch=sum(size * count for size, count in batches.items()) / max(sum(batches.values()), 1),
         batches=dict(sorted(batches.items())),

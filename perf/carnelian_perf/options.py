@@ -37,3 +37,19 @@ def check_file(option: str, path: Path) -> None:
     """Refuse what is no file."""
     if not path.is_file():
         raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
+
+
+def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
+    """Refuse a recogniser or a manifest that is not there."""
+    from carnelian_perf.candidates import WrongModelError, check_model
+
+    check_file("--manifest", manifest or DEMO_MANIFEST)
+    try:
+        check_model(repository, model)
+    except WrongModelError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def describe_clips(manifest: Path | None) -> str:
+    """Where clips are from, in words."""
+    return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"

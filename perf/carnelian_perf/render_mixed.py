@@ -1,5 +1,6 @@
 """The raw file of a measurement of mixed traffic as a Markdown page and a plot."""
 
+import statistics
 from pathlib import Path
 
 from carnelian_perf.mixed_results import Measurement, Summary, meets, summarise
@@ -34,12 +35,13 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"| system | clips/s, p95 <= {facts['target_ms']:g} ms | times the last | audio s/s | p50 | p95 | p99 "
         "| closed loop, clips/s | mean batch | padding | CPU ms/clip |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
     )
-    table = head + "".join(_row(measurement, summary, summaries[-1].rate_per_s, mean_s) for summary in summaries)
+    table = head + "".join(_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries)
     notes = [
         f"Poisson arrivals for {facts['seconds']:g} s in each run; latencies are from when a clip was due. The rate is "
         f"the highest of a bisection that met the target, in the median round of {len({run.round for run in runs})}.",
         f"Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
         f"median {durations[len(durations) // 2]:.1f} s.",
+        "Times the last: of the rates of the same round; the median, and in brackets the least and the greatest.",
         "Padding: frames that the acoustic network went over, per frame of the clips. Closed loop: 16 clients.",
         f"Transcripts: {'NOT ' if facts['mismatches'] else ''}equal in all runs, of clips that nobody padded.",
         f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
@@ -81,12 +83,19 @@ def draw(measurement: Measurement, path: Path) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def _row(measurement: Measurement, summary: Summary, last_rate: float, mean_s: float) -> str:
-    ratio = f"{summary.rate_per_s / last_rate:.2f}" if last_rate else "-"
+def _compare(rates: list[float], others: list[float]) -> str:
+    """The ratio of the rates, round by round: the median, and the least and the greatest."""
+    ratios = [rate / other for rate, other in zip(rates, others, strict=True) if other]
+    if not ratios:
+        return "-"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> str:
     cells = (
         measurement.facts["systems"][summary.system],
         f"{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
-        ratio,
+        _compare(summary.rates_per_s, last_rates),
         f"{summary.rate_per_s * mean_s:.0f}",
         *(f"{latency:.0f}" for latency in summary.latency_ms or ()),
         *([] if summary.latency_ms else ["", "", ""]),

@@ -6,7 +6,14 @@ from typing import Annotated, Optional
 
 import typer
 
-from carnelian_perf.options import DEMO_MANIFEST, check_file, check_words, durations_of
+from carnelian_perf.options import (
+    DEMO_MANIFEST,
+    check_file,
+    check_model_and_clips,
+    check_words,
+    describe_clips,
+    durations_of,
+)
 
 app = typer.Typer()
 
@@ -115,12 +122,10 @@ def overhead(
         with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
             if random_weights is not None:
                 check_file("--random-weights", random_weights)
-                from carnelian_export.repository import write_model
+                from carnelian_perf.infer import export_random
 
-                from carnelian_perf.infer import load_network
-
-                repository, model = Path(scratch) / "models", random_weights.stem
-                write_model(repository, model, *load_network(random_weights))
+                repository = Path(scratch) / "models"
+                model, _ = export_random(random_weights, repository)
             check_model_and_clips(repository, model, manifest)
             plan = Plan(
                 repository=repository,
@@ -192,19 +197,3 @@ def memory(
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if trend.verdict == "grows":
         raise typer.Exit(1)
-
-
-def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
-    """Refuse a recogniser or a manifest that is not there."""
-    from carnelian_perf.candidates import WrongModelError, check_model
-
-    check_file("--manifest", manifest or DEMO_MANIFEST)
-    try:
-        check_model(repository, model)
-    except WrongModelError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def describe_clips(manifest: Path | None) -> str:
-    """Where clips are from, in words."""
-    return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
