@@ -169,3 +169,12 @@ def test_values_that_contradict_each_other_are_refused_with_advice(
     values: tuple[str, ...], advice: str, refusal: Callable[..., str]
 ) -> None:
     assert advice in refusal(*values)
+
+
+def test_the_sizes_are_those_that_were_measured(chart: Path) -> None:
+    """As shipped, without a queue delay: a row of the table that `carnelian-perf batching` writes."""
+    results = Path(__file__).parents[2] / "perf" / "results" / "quartznet_demo_batching.md"
+    (row,) = re.findall(r"^\| \*{0,2}\(c\) ragged, as shipped\*{0,2} \| 0 ms \|(.*)\|$", results.read_text(), re.M)
+    clips_per_s, rtfx, p50_ms, p95_ms, *_ = (cell.strip(" *") for cell in row.split("|"))
+    wanted = f"| {rtfx} | {clips_per_s} | {p50_ms}, {p95_ms} |"
+    assert wanted in (chart / "docs" / "sizing.md").read_text(), f"sizing.md must say {wanted}, as {results.name} does"
