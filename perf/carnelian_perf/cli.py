@@ -157,7 +157,15 @@ def decoding(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
+    lm_weights: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Weights of the language model, of `carnelian-train weigh`."),
+    ] = None,
     boosts: Annotated[str, typer.Option(help="Of hot words, comma-separated.")] = "4,6,8,10",
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="host:port of a server of the model, whose decoding stage is measured too."),
+    ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Raw file.", show_default="perf/results/NAME_decoding.json"),
@@ -165,13 +173,15 @@ def decoding(
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     from carnelian_training.checkpoint import load_model
+    from carnelian_training.lm_weights import read_weights
 
     from carnelian_perf.decoding import measure
 
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_decoding.json"
     tried = [float(boost) for boost in boosts.split(",")]
-    record = measure(config, network, manifest, language_model, tried, out)
+    weights = read_weights(lm_weights) if lm_weights else {}
+    record = measure(config, network, manifest, language_model, weights, tried, url, out)
     for row in record["decoders"]:
         print(
             f"{row['decoder']:<12} WER {row['wer']:7.2%}  CER {row['cer']:7.2%}  {row['clips_per_s']:8.1f} clips/s per "
@@ -179,6 +189,8 @@ def decoding(
         )
     greedy = record["greedy_batch"]
     print(f"greedy, {greedy['clips']} clips of {greedy['clip_s']} s: {greedy['median_cpu_ms']:.2f} ms of a core")
+    if stage := record["greedy_stage"]:
+        print(f"the same in Triton: {stage['stage_ms']:.2f} ms, {stage['compute_infer_ms']:.2f} of them computing")
     for row in record["hotwords"]:
         print(
             f"hot words, {row['decoder']}, boost {row['boost']:g}: F1 {row['f1']:.3f} "

@@ -6,23 +6,21 @@ Beside it, where it is installed, runs pyctcdecode, with the same language model
 
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jiwer
 import numpy as np
 import numpy.typing as npt
-import torch
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import read_vocabulary
-from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
-from carnelian_training.loading import Item, group, load
-from carnelian_training.manifest import Clip
+from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf import raw_file
@@ -30,6 +28,7 @@ from carnelian_perf.machine import find_commit
 
 ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7
+CALLS = 31
 RARE_LETTERS, RARE_PROBABILITY = 5, 2e-6
 """A rare word has at least so many letters and at most this unigram probability, or is unknown."""
 
@@ -67,7 +66,14 @@ class HotwordRow:
 
 
 def measure(
-    config: Config, network: CtcNetwork, manifest: Path, language_model: Path, boosts: Sequence[float], out: Path
+    config: Config,
+    network: CtcNetwork,
+    manifest: Path,
+    language_model: Path,
+    weights: Mapping[str, float],
+    boosts: Sequence[float],
+    url: str | None,
+    out: Path,
 ) -> dict[str, Any]:
     """Decode a manifest by every decoder and write the raw file.
 
@@ -76,17 +82,20 @@ def measure(
         network: what gives the log-probabilities.
         manifest: NeMo JSON lines with references.
         language_model: for `ngram`.
+        weights: of the language model, where they differ from the decoder's defaults.
         boosts: of hot words, to try.
+        url: host:port of a server of the same model, whose decoding stage is measured too; None for none.
         out: the raw file.
     """
     clips = clips_to_evaluate(manifest)
-    log_probs = score(config, network, clips)
+    log_probs = score_all(network, config, clips)
     references = [clip.text for clip in clips]
     audio_s = sum(clip.duration for clip in clips)
     labels, frame_s = list(config.labels), frame_duration_s(config)
-    decoder = ctc.Decoder(labels, frame_s, language_model)
-    ways = {name: _way(decoder, {"decoder": name}) for name in ("greedy", "beam", "ngram")}
-    if (peer := _pyctcdecode(labels, language_model)) is not None:
+    decoder, batch = ctc.Decoder(labels, frame_s, language_model), make_batch(log_probs, frame_s)
+    usual = decoder.change_options(weights)
+    ways = {name: _way(decoder, {"decoder": name}, usual) for name in ("greedy", "beam", "ngram")}
+    if (peer := _pyctcdecode(labels, language_model, usual)) is not None:
         ways["pyctcdecode"] = peer
     times: dict[str, list[float]] = {name: [] for name in ways}
     heard: dict[str, list[str]] = {}
@@ -113,46 +122,82 @@ def measure(
         "manifest": str(manifest),
         "language_model": language_model.name,
         **raw_file.describe_origin(find_commit()),
-        "options": {k: v for k, v in dataclasses.asdict(ctc.Options()).items() if k != "hotwords"},
+        "options": {k: v for k, v in dataclasses.asdict(usual).items() if k != "hotwords"},
         "clips": len(clips),
         "words": sum(len(text.split()) for text in references),
         "audio_s": round(audio_s, 2),
         "rounds_cpu_s": {name: [round(t, 4) for t in seconds] for name, seconds in times.items()},
         "decoders": [dataclasses.asdict(row) for row in rows],
-        "greedy_batch": measure_greedy_batch(decoder, log_probs, frame_s),
+        "greedy_batch": measure_greedy_batch(decoder, batch),
+        "greedy_stage": measure_stage(url, config.name, batch) if url else None,
         "rare_words": rare,
-        "hotwords": [dataclasses.asdict(row) for row in measure_hotwords(decoder, log_probs, references, rare, boosts)],
+        "hotwords": [
+            dataclasses.asdict(row) for row in measure_hotwords(decoder, usual, log_probs, references, rare, boosts)
+        ],
     }
     raw_file.write(out, record)
     return record
 
 
-@torch.inference_mode()
-def score(config: Config, network: CtcNetwork, clips: Sequence[Clip]) -> LogProbs:
-    """Log-probabilities [frames, labels + 1] of each clip."""
-    network.eval()
-    order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
-    batches = group([Item(clips[i]) for i in order], config.data.batch_s)
-    found: list[npt.NDArray[np.float32]] = []
-    for batch in load(batches, config.features, 1):
-        log_probs, lengths = network(batch.features, batch.lengths)
-        found += [row[:length].numpy() for row, length in zip(log_probs, lengths.tolist(), strict=True)]
-    return [row for _, row in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
-
-
-def measure_greedy_batch(decoder: ctc.Decoder, log_probs: LogProbs, frame_s: float) -> dict[str, float | int]:
-    """Median CPU time of greedy decoding, words and times included, of a batch of stretches of the clips in a row."""
+def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float32]]:
+    """Stretches of the clips in a row: `BATCH` of `CLIP_S` seconds."""
     frames = np.concatenate(log_probs)
     num_frames = round(CLIP_S / frame_s)
     starts = np.linspace(0, len(frames) - num_frames, BATCH).astype(int)
-    batch = np.stack([frames[start : start + num_frames] for start in starts])
-    lengths, options = np.full(BATCH, num_frames), [ctc.Options()] * BATCH
+    return [frames[start : start + num_frames] for start in starts]
+
+
+def measure_greedy_batch(decoder: ctc.Decoder, batch: LogProbs) -> dict[str, float | int]:
+    """Median CPU time of greedy decoding, words and times included."""
     times = []
-    for _ in range(31):
+    for _ in range(CALLS):
         started = time.process_time()
-        decoder.decode(batch, lengths, options)
+        decoder.decode(batch, [ctc.Options()] * len(batch))
         times.append(time.process_time() - started)
-    return {"clips": BATCH, "clip_s": CLIP_S, "median_cpu_ms": round(1e3 * statistics.median(times), 3)}
+    return {"clips": len(batch), "clip_s": CLIP_S, "median_cpu_ms": round(1e3 * statistics.median(times), 3)}
+
+
+def measure_stage(url: str, model: str, batch: LogProbs) -> dict[str, float | int]:
+    """What a server's `<model>_ctc`, which decodes greedily by default, takes for the batch, by Triton's statistics.
+
+    Args:
+        url: host:port of its gRPC endpoint.
+        model: name of the ensemble.
+        batch: log-probabilities of equal lengths, one request.
+
+    Returns:
+        Medians over calls, in milliseconds: of computing, and of the whole stage, copies of tensors included.
+    """
+    from tritonclient import grpc
+
+    stage = f"{model}_ctc"
+    inputs = []
+    for name, array, datatype in (
+        ("LOG_PROBS", np.stack(batch), "FP32"),
+        ("LOG_PROB_LENGTH", np.array([[len(clip)] for clip in batch], np.int32), "INT32"),
+    ):
+        inputs.append(grpc.InferInput(name, array.shape, datatype))
+        inputs[-1].set_data_from_numpy(array)
+    parts: list[tuple[int, ...]] = []  # nanoseconds of input, computing and output, in all
+    with grpc.InferenceServerClient(url) as client:
+        for _ in range(CALLS + 1):
+            client.infer(stage, inputs)
+            seen = parts[-1] if parts else None
+            while not parts or parts[-1] == seen:  # Triton counts a request after it has answered it
+                (found,) = client.get_inference_statistics(stage).model_stats
+                (rows,) = (rows for rows in found.batch_stats if rows.batch_size == len(batch))
+                times = tuple(part.ns for part in (rows.compute_input, rows.compute_infer, rows.compute_output))
+                if not parts or times[1] > parts[-1][1]:
+                    parts.append(times)
+    each = np.diff(np.array(parts), axis=0) / 1e6
+    return {
+        "clips": len(batch),
+        "clip_s": CLIP_S,
+        "calls": CALLS,
+        "compute_infer_ms": round(float(np.median(each[:, 1])), 3),
+        "stage_ms": round(float(np.median(each.sum(axis=1))), 3),
+        "stage_least_ms": round(float(each.sum(axis=1).min()), 3),
+    }
 
 
 def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
@@ -169,7 +214,12 @@ def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
 
 
 def measure_hotwords(
-    decoder: ctc.Decoder, log_probs: LogProbs, references: Sequence[str], rare: Sequence[str], boosts: Sequence[float]
+    decoder: ctc.Decoder,
+    usual: ctc.Options,
+    log_probs: LogProbs,
+    references: Sequence[str],
+    rare: Sequence[str],
+    boosts: Sequence[float],
 ) -> list[HotwordRow]:
     """Give every clip all rare words as hot words, those that it has and those that it has not."""
     rows = []
@@ -178,7 +228,7 @@ def measure_hotwords(
             parameters = {"decoder": name}
             if boost:
                 parameters |= {"hotwords": json.dumps(rare), "hotword_boost": str(boost)}
-            decode = _way(decoder, parameters)
+            decode = _way(decoder, parameters, usual)
             rows.append(rate_hotwords(name, boost, references, [decode(row) for row in log_probs], rare))
     return rows
 
@@ -201,19 +251,21 @@ def _without(text: str, words: set[str]) -> str:
     return " ".join(word for word in text.split() if word not in words)
 
 
-def _way(decoder: ctc.Decoder, parameters: dict[str, str]) -> Decode:
-    options = decoder.read_options(parameters, ctc.Options())
-    return lambda row: decoder.decode(row[None], np.array([len(row)]), [options])[0].text
+def _way(decoder: ctc.Decoder, parameters: dict[str, str], usual: ctc.Options) -> Decode:
+    options = decoder.read_options(parameters, usual)
+    return lambda row: decoder.decode([row], [options])[0].text
 
 
-def _pyctcdecode(labels: Sequence[str], language_model: Path) -> Decode | None:
+def _pyctcdecode(labels: Sequence[str], language_model: Path, options: ctc.Options) -> Decode | None:
     try:
         from pyctcdecode.decoder import build_ctcdecoder
     except ModuleNotFoundError:
         return None
-    options = ctc.Options()
     words = [word for word in read_vocabulary(language_model) if not word.startswith("<")]
-    decoder = build_ctcdecoder([*labels, ""], str(language_model), words, options.lm_weight, options.word_score)
+    # There, what an unknown word costs is a decimal logarithm and times the weight; -10 by default.
+    unknown_score = options.unknown_score / (options.lm_weight * math.log(10))
+    weights = options.lm_weight, options.word_score, unknown_score
+    decoder = build_ctcdecoder([*labels, ""], str(language_model), words, *weights)
     return lambda row: str(
         decoder.decode(
             row.astype(np.float64),

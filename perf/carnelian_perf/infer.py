@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import Config, load_config
-from carnelian_training.ctc import greedy
+from carnelian_training.ctc import Decoder, Options
 from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
 from tqdm import tqdm
@@ -135,8 +135,8 @@ def _measure_cell(
 
 
 def _decode(config: Config, log_probs: npt.NDArray[np.float32]) -> list[str]:
-    ends = np.full(len(log_probs), log_probs.shape[1])
-    return [found.text for found in greedy(log_probs, ends, list(config.labels), frame_duration_s(config))]
+    decoder = Decoder(config.labels, frame_duration_s(config))
+    return [found.text for found in decoder.decode(list(log_probs), [Options()] * len(log_probs))]
 
 
 def _time(work: Callable[[], Any]) -> tuple[Any, float, float]:

@@ -18,7 +18,7 @@ from carnelian_export.quantise import quantise, read_clips
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
-from carnelian_training.ctc import greedy
+from carnelian_training.ctc import Decoder, Options
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
 from carnelian_training.loading import Item, load
 
@@ -112,7 +112,7 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def _transcribe(config: Config, log_probs: Clip) -> str:
-    found = greedy(log_probs[None], np.array([len(log_probs)]), list(config.labels), frame_duration_s(config))
+    found = Decoder(config.labels, frame_duration_s(config)).decode([log_probs], [Options()])
     return found[0].text
 
 

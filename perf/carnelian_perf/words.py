@@ -18,12 +18,11 @@ import numpy.typing as npt
 import soundfile
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
+from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
 from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf import raw_file
-from carnelian_perf.decoding import score
 from carnelian_perf.machine import find_commit
 
 RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
@@ -51,7 +50,7 @@ def measure(
 ) -> dict[str, Any]:
     """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
     clips = clips_to_evaluate(manifest)
-    log_probs = score(config, network, clips)
+    log_probs = score_all(network, config, clips)
     frame_s = frame_duration_s(config)
     references = [align(clip) for clip in clips]
 
@@ -215,4 +214,4 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _decode(decoder: ctc.Decoder, row: npt.NDArray[np.float32], name: str) -> ctc.Hypothesis:
-    return decoder.decode(row[None], np.array([len(row)]), [ctc.Options(decoder=name)])[0]
+    return decoder.decode([row], [ctc.Options(decoder=name)])[0]

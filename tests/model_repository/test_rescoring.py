@@ -72,7 +72,7 @@ def test_served_is_offline(client, repository, clips, options):
     wanted = decoder.read_options(options, Options())
     for clip in clips:
         served = ask(client, clip, options)
-        (offline,) = decoder.decode(clip[None], np.array([len(clip)]), [wanted])
+        (offline,) = decoder.decode([clip], [wanted])
         assert served["text"] == offline.text
         assert served["alternatives"] == [vars(reading) for reading in offline.alternatives]
         assert served["rescored"] is bool(options.get("rescore"))

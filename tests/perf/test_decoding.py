@@ -1,9 +1,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from carnelian_perf.cli import app
-from carnelian_perf.decoding import rare_words, rate_hotwords
+from carnelian_perf.decoding import make_batch, measure_stage, rare_words, rate_hotwords
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +61,13 @@ def test_the_demo_is_measured(arpa, tmp_path):
         ("ngram", 6.0),
     ]
     assert record["greedy_batch"]["median_cpu_ms"] > 0
+
+
+def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):
+    clip = np.full((900, 29), np.log(1 / 29), np.float32)
+    batch = make_batch([clip, clip], 0.02)
+    assert [part.shape for part in batch] == [(835, 29)] * 32
+    measured = measure_stage(server.grpc_url, "quartznet_demo", batch)
+    assert (measured["clips"], measured["calls"]) == (32, 31)
+    assert 0 < measured["compute_infer_ms"] < measured["stage_ms"]
+    assert measured["stage_least_ms"] <= measured["stage_ms"]

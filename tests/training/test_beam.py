@@ -61,7 +61,7 @@ def all_texts(clip: np.ndarray) -> dict[str, float]:
 def decode(clip: np.ndarray, decoder: Decoder | None = None, /, **options: str):
     decoder = decoder or Decoder(LABELS, 0.02)
     wanted = decoder.read_options({"decoder": "beam", **options}, Options())
-    return decoder.decode(clip[None], np.array([len(clip)]), [wanted])[0]
+    return decoder.decode([clip], [wanted])[0]
 
 
 def assert_ranked(alternatives, expected: dict[str, float]) -> None:
@@ -229,7 +229,7 @@ def test_ten_thousand_hot_words():
     decoder = Decoder(labels, 0.02)
     clip = random_clip(20, num_labels=len(labels) + 1)
     wanted = decoder.read_options({"decoder": "beam", "hotwords": words, "hotword_boost": 20}, Options())
-    (hypothesis,) = decoder.decode(clip[None], np.array([20]), [wanted])
+    (hypothesis,) = decoder.decode([clip], [wanted])
     assert len(set(hypothesis.text.split()) & set(words)) >= 2
     assert hypothesis.alternatives[0].hotwords >= 40
     with pytest.raises(OptionError, match=r"at most 10,000"):
@@ -266,7 +266,7 @@ def test_a_model_may_have_defaults_for_decoders_that_are_not_its_default():
 
 
 def test_clips_with_different_options_share_a_batch():
-    clips = np.stack([random_clip(9, seed) for seed in range(4)])
+    clips = [random_clip(num_frames, seed) for seed, num_frames in enumerate((9, 7, 3, 9))]
     decoder = Decoder(LABELS, 0.02)
     wanted = [
         Options(),
@@ -274,9 +274,8 @@ def test_clips_with_different_options_share_a_batch():
         Options(),
         Options(decoder="beam", hotwords=("bb",), hotword_boost=9.0),
     ]
-    lengths = np.array([9, 7, 3, 9])
-    together = decoder.decode(clips, lengths, wanted)
-    alone = [decoder.decode(clips[i : i + 1, : lengths[i]], lengths[i : i + 1], [wanted[i]])[0] for i in range(4)]
+    together = decoder.decode(clips, wanted)
+    alone = [decoder.decode([clip], [options])[0] for clip, options in zip(clips, wanted, strict=True)]
     assert together == alone
     assert [len(hypothesis.alternatives) for hypothesis in together] == [0, 2, 0, 1]
 

@@ -1,31 +1,41 @@
+import numpy as np
 import pytest
-from carnelian_training.ctc import Calibration, Hypothesis, Word
+from carnelian_training.ctc import Calibration
 
-WORDS = (Word("a", 0.05, 0.3, 0.5), Word("b", 0.34, 0.5, 0.9), Word("c", 1.0, 1.02, 0.1))
-HEARD = Hypothesis("a b c", WORDS, 0.5)
+STARTS, ENDS = np.array([50, 340, 1000, 0, 100]), np.array([300, 500, 1020, 80, 300])
+IS_FIRST = np.array([True, False, False, True, False])  # two clips
 
 
 def test_nothing_measured_changes_nothing():
-    assert Calibration().apply(HEARD, "greedy", 0.02).words == WORDS
+    starts, ends = Calibration().correct_times(STARTS, ENDS, 20, IS_FIRST)
+    assert (starts.tolist(), ends.tolist()) == (STARTS.tolist(), ENDS.tolist())
+    assert Calibration().likelihoods(np.array([0.3]), "greedy") == [0.3]
 
 
 def test_words_move_to_where_they_are_said_and_stay_in_order_and_apart():
-    words = Calibration(start_late_s=0.11, end_late_s=0.03).apply(HEARD, "greedy", 0.02).words
-    assert [(word.start, word.end) for word in words] == [(0.0, 0.27), (0.27, 0.47), (0.89, 0.99)]
+    starts, ends = Calibration(start_late_s=0.11, end_late_s=0.03).correct_times(STARTS, ENDS, 20, IS_FIRST)
+    assert starts.tolist() == [0, 270, 890, 0, 50]
+    assert ends.tolist() == [270, 470, 990, 50, 270]
 
 
 def test_a_word_is_never_shorter_than_a_frame():
-    (word,) = Calibration(end_late_s=0.5).apply(Hypothesis("a", WORDS[:1], 0.5), "greedy", 0.02).words
-    assert word.end == pytest.approx(word.start + 0.02)
+    starts, ends = Calibration(end_late_s=0.5).correct_times(STARTS, ENDS, 20, IS_FIRST)
+    assert (ends - starts >= 20).all()
+    assert starts.tolist() == [50, 340, 1000, 0, 100]
+
+
+def test_words_that_are_pushed_push_on():
+    starts, ends = np.array([0, 0, 0]), np.array([0, 0, 0])
+    starts, ends = Calibration().correct_times(starts, ends, 20, np.array([True, False, False]))
+    assert (starts.tolist(), ends.tolist()) == ([0, 20, 40], [20, 40, 60])
 
 
 def test_confidence_becomes_the_likelihood_measured_for_its_decoder():
     calibration = Calibration(confidence={"greedy": (1.0, -1.0)})
-    assert calibration.likelihood(0.5, "greedy") == pytest.approx(0.2689, abs=1e-4)
-    assert calibration.likelihood(0.5, "ngram") == 0.5
-    assert 0 < calibration.likelihood(0.0, "greedy") < calibration.likelihood(1.0, "greedy") < 1
-    result = calibration.apply(HEARD, "greedy", 0.02)
-    assert result.confidence == pytest.approx(sum(word.confidence for word in result.words) / 3, abs=1e-4)
+    assert calibration.likelihoods(np.array([0.5]), "greedy") == pytest.approx(0.2689, abs=1e-4)
+    assert calibration.likelihoods(np.array([0.5]), "ngram") == 0.5
+    least, most = calibration.likelihoods(np.array([0.0, 1.0]), "greedy")
+    assert 0 < least < most < 1
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -1,6 +1,8 @@
+import itertools
+
 import numpy as np
 import pytest
-from carnelian_training.ctc import greedy
+from carnelian_training.ctc import Calibration, Decoder, Options
 
 LABELS = list(" abc'")
 BLANK = 5
@@ -14,6 +16,10 @@ def log_probs(*rows: str, certainty: float = 0.9, frames: int | None = None) -> 
         for t, symbol in enumerate(row):
             probabilities[i, t, BLANK if symbol == "_" else LABELS.index(symbol)] = certainty
     return np.log(probabilities)
+
+
+def greedy(clips, frame_s: float = 0.02):
+    return Decoder(LABELS, frame_s).decode(clips, [Options()] * len(clips))
 
 
 @pytest.mark.parametrize(
@@ -30,48 +36,72 @@ def log_probs(*rows: str, certainty: float = 0.9, frames: int | None = None) -> 
     ],
 )
 def test_repeats_collapse_and_blanks_separate(frames, text):
-    (hypothesis,) = greedy(log_probs(frames), np.array([len(frames)]), LABELS, 0.02)
+    (hypothesis,) = greedy(log_probs(frames))
     assert hypothesis.text == text
 
 
 def test_each_row_collapses_on_its_own():
     rows = ["aab__c", "bccc__", "______", "a a a_"]
-    batch = greedy(log_probs(*rows), np.array([6, 6, 6, 6]), LABELS, 0.02)
-    alone = [greedy(log_probs(row), np.array([len(row)]), LABELS, 0.02)[0] for row in rows]
+    batch = greedy(log_probs(*rows))
+    alone = [greedy(log_probs(row))[0] for row in rows]
     assert batch == alone
     assert [h.text for h in batch] == ["abc", "bc", "", "a a a"]
 
 
-def test_frames_after_the_length_are_not_decoded():
-    (hypothesis,) = greedy(log_probs("abcabc"), np.array([[2]]), LABELS, 0.02)
-    assert hypothesis.text == "ab"
-    assert greedy(log_probs("abc"), np.array([0]), LABELS, 0.02)[0].text == ""
-
-
 def test_a_row_that_starts_as_the_last_ended_is_not_merged():
-    first, second = greedy(log_probs("_a", "a_"), np.array([2, 2]), LABELS, 0.02)
+    first, second = greedy(log_probs("_a", "a_"))
     assert (first.text, second.text) == ("a", "a")
 
 
 def test_words_have_times_in_seconds():
-    (hypothesis,) = greedy(log_probs("__aa_b_ __cc_"), np.array([13]), LABELS, 0.04)
+    (hypothesis,) = greedy(log_probs("__aa_b_ __cc_"), 0.04)
     assert [(w.word, w.start, w.end) for w in hypothesis.words] == [("ab", 0.08, 0.24), ("c", 0.4, 0.48)]
 
 
 def test_a_word_is_as_certain_as_its_least_certain_character_and_a_text_as_its_words():
     probabilities = log_probs("a_b", certainty=0.9)
     probabilities[0, 2] = log_probs("b", certainty=0.4)[0, 0]
-    (hypothesis,) = greedy(probabilities, np.array([3]), LABELS, 0.02)
+    (hypothesis,) = greedy(probabilities)
     assert hypothesis.words[0].confidence == pytest.approx(0.4, abs=1e-3)
     assert hypothesis.confidence == hypothesis.words[0].confidence
-    (two,) = greedy(np.concatenate([log_probs("a "), probabilities], axis=1), np.array([5]), LABELS, 0.02)
+    (two,) = greedy(np.concatenate([log_probs("a "), probabilities], axis=1))
     assert two.confidence == pytest.approx((0.9 + 0.4) / 2, abs=1e-3)
-    (silence,) = greedy(log_probs("___", certainty=0.8), np.array([3]), LABELS, 0.02)
+    (silence,) = greedy(log_probs("___", certainty=0.8))
     assert silence.confidence == pytest.approx(0.8, abs=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6)])
 def test_nothing_decodes_to_nothing(shape):
-    assert [h.text for h in greedy(np.zeros(shape, np.float32), np.zeros(shape[0], int), LABELS, 0.02)] == [""] * shape[
-        0
-    ]
+    assert [hypothesis.text for hypothesis in greedy(np.zeros(shape, np.float32))] == [""] * shape[0]
+
+
+def test_where_all_is_equally_likely_the_first_label_is_taken_and_where_a_blank_is_half_it_is_not_doubted():
+    probabilities = np.full((1, 3, 6), 1 / 6)
+    probabilities[0, 1] = [0.48, 0.0, 0.0, 0.0, 0.0, 0.52]
+    probabilities[0, 2] = [0.1, 0.4, 0.0, 0.0, 0.0, 0.5]
+    with np.errstate(divide="ignore"):
+        (hypothesis,) = greedy(np.log(probabilities).astype(np.float32))
+    assert hypothesis.text == ""
+    assert hypothesis.confidence == pytest.approx((0.52 * 0.5 / 6) ** (1 / 3), abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_the_path_of_the_likeliest_labels(seed):
+    random = np.random.default_rng(seed)
+    clips = [random.normal(scale=2, size=(frames, 6)) for frames in (1, 40, 300)]
+    clips = [(clip - np.log(np.exp(clip).sum(1, keepdims=True))).astype(np.float32) for clip in clips]
+    for clip, hypothesis in zip(clips, greedy(clips), strict=True):
+        path = [label for label, _ in itertools.groupby(clip.argmax(1))]
+        text = "".join(LABELS[label] for label in path if label != BLANK)
+        assert hypothesis.text == " ".join(text.split())
+
+
+def test_words_of_many_clips_move_as_those_of_each_alone():
+    decoder = Decoder(LABELS, 0.02, calibration=Calibration(0.11, 0.04, {"greedy": (1.5, -0.5)}))
+    clips = log_probs("a_ b_ccc__a ", "_______b__ab", "a b c a b c a", "_______ab", certainty=0.8)
+    together = decoder.decode(clips, [Options()] * 4)
+    assert together == [decoder.decode([clip], [Options()])[0] for clip in clips]
+    for hypothesis in together:
+        times = [time for word in hypothesis.words for time in (word.start, word.end)]
+        assert times == sorted(times)
+        assert times[0] >= 0

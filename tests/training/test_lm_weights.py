@@ -42,7 +42,7 @@ def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tm
     assert set(chosen) == set(RESCORING_GRID)
     assert 0.5 < chosen["rescore_weight"] < 2.5
     options = decoder.read_options({"decoder": "beam", "rescore": True, **chosen}, Options())
-    heard = [decoder.decode(clip[None], np.array([len(clip)]), [options])[0].text for clip in clips]
+    heard = [decoder.decode([clip], [options])[0].text for clip in clips]
     assert heard == references
 
 

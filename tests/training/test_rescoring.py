@@ -45,7 +45,7 @@ def all_texts(clip: np.ndarray) -> dict[str, float]:
 
 def decode(clip: np.ndarray, decoder: Decoder, **options):
     wanted = decoder.read_options(RESCORE | options, Options())
-    return decoder.decode(clip[None], np.array([len(clip)]), [wanted])[0]
+    return decoder.decode([clip], [wanted])[0]
 
 
 def log_prob(text: str, character_scores: dict[str, float]) -> float:
@@ -88,16 +88,15 @@ def test_hot_words_and_rescoring_add_up(decoder, character_scores):
 
 
 def test_a_clip_is_scored_as_alone_in_any_company(decoder):
-    clips = np.stack([random_clip(9, seed) for seed in range(4)])
+    clips = [random_clip(num_frames, seed) for seed, num_frames in enumerate((9, 7, 3, 9))]
     wanted = [
         Options(),
         Options(decoder="beam", rescore=True, n_best=3),
         Options(decoder="beam", n_best=3),
         Options(decoder="beam", rescore=True, rescore_weight=1.5, rescore_depth=7),
     ]
-    lengths = np.array([9, 7, 3, 9])
-    together = decoder.decode(clips, lengths, wanted)
-    alone = [decoder.decode(clips[i : i + 1, : lengths[i]], lengths[i : i + 1], [wanted[i]])[0] for i in range(4)]
+    together = decoder.decode(clips, wanted)
+    alone = [decoder.decode([clip], [options])[0] for clip, options in zip(clips, wanted, strict=True)]
     assert together == alone
     assert [any(r.neural for r in hypothesis.alternatives) for hypothesis in together] == [False, True, False, True]
 
@@ -217,7 +216,7 @@ def test_a_model_that_rescores_by_default_still_decodes_greedily(decoder):
     defaults = decoder.change_options({"decoder": "beam", "rescore": "True"})
     clip = random_clip(5)
     wanted = [decoder.read_options(asked, defaults) for asked in ({}, {"decoder": "greedy"}, {"rescore": "false"})]
-    rescored, greedy, searched = decoder.decode(np.stack([clip] * 3), np.array([5] * 3), wanted)
+    rescored, greedy, searched = decoder.decode([clip] * 3, wanted)
     assert rescored.alternatives[0].neural < 0 == searched.alternatives[0].neural
     assert greedy.alternatives == ()
 

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.evaluate import Evaluation, LogProbs, clips_to_evaluate, score_all
@@ -110,12 +108,9 @@ def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Opt
     seconds = 0.0
     for first in range(0, len(order), BATCH):
         places = order[first : first + BATCH]
-        lengths = np.array([len(log_probs[i]) for i in places])
-        batch = np.zeros((len(places), lengths.max(), log_probs[0].shape[1]), np.float32)
-        for row, i in enumerate(places):
-            batch[row, : lengths[row]] = log_probs[i]
+        batch = [log_probs[i] for i in places]
         started = time.thread_time()
-        hypotheses = decoder.decode(batch, lengths, [options] * len(places))
+        hypotheses = decoder.decode(batch, [options] * len(places))
         seconds += time.thread_time() - started
         heard |= {i: hypothesis.text for i, hypothesis in zip(places, hypotheses, strict=True)}
     return [heard[i] for i in range(len(log_probs))], seconds

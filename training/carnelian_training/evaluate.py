@@ -27,8 +27,7 @@ from carnelian_training.models.network import CtcNetwork
 logger = logging.getLogger(__name__)
 
 LogProbs: TypeAlias = npt.NDArray[np.float32]
-Scored: TypeAlias = tuple[list[int], LogProbs, npt.NDArray[np.int64]]
-"""Places of clips, their log-probabilities [batch, frames, labels + 1], of which the last is the blank, and frames."""
+"""Of one clip: [frames, labels + 1]; the last label is the blank."""
 
 MOST_S = 600.0
 """Seconds of audio in a batch, padding included: a step of training may be of many devices, evaluation of a laptop."""
@@ -200,16 +199,18 @@ def evaluate(
     process = process or Process(next(model.parameters()).device)
     clips = clips_to_evaluate(manifest)
     heard: dict[int, str] = {}
-    for share, log_probs, lengths in score(model, config, clips, process):
-        hypotheses = decoder.decode(log_probs, lengths, [wanted] * len(share))
+    for share, log_probs in score(model, config, clips, process):
+        hypotheses = decoder.decode(log_probs, [wanted] * len(share))
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
     heard = process.union(heard)
     return Evaluation(clips, [heard[i] for i in range(len(clips))])
 
 
 @torch.inference_mode()
-def score(model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process) -> Iterator[Scored]:
-    """The network's part of it: log-probabilities of this process's share of the clips, batch by batch."""
+def score(
+    model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process
+) -> Iterator[tuple[list[int], list[LogProbs]]]:
+    """The network's part: places and log-probabilities of this process's share of the clips, batch by batch."""
     model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], min(config.data.device_batch_s or config.data.batch_s, MOST_S))
@@ -218,13 +219,13 @@ def score(model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Pro
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
     for share, batch in zip(shares, loaded, strict=True):
         log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
-        yield share, log_probs.cpu().numpy(), lengths.cpu().numpy()
+        rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
+        yield share, [row[:length] for row, length in rows]
 
 
 def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip]) -> list[LogProbs]:
     """Log-probabilities of each clip, [frames, labels + 1], to be decoded more than once."""
     found: dict[int, LogProbs] = {}
-    for share, log_probs, lengths in score(model, config, clips, Process(next(model.parameters()).device)):
-        rows = zip(share, log_probs, lengths, strict=True)
-        found |= {i: row[:length].copy() for i, row, length in rows}
+    for share, log_probs in score(model, config, clips, Process(next(model.parameters()).device)):
+        found |= {i: clip.copy() for i, clip in zip(share, log_probs, strict=True)}
     return [found[i] for i in range(len(clips))]

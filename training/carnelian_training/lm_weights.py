@@ -154,7 +154,7 @@ def _search(
     rescore: bool,
 ) -> None:
     for clip, readings in zip(log_probs, lists, strict=True):
-        (hypothesis,) = decoder.decode(clip[None], np.array([len(clip)]), [options])
+        (hypothesis,) = decoder.decode([clip], [options])
         readings.add(hypothesis.alternatives, decoder, rescore)
 
 

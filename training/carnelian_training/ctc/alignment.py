@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .calibration import Calibration
 from .hypothesis import Alternative, Hypothesis, geometric_mean, make_words, mean_confidence
 
 Frames = npt.NDArray[np.int64]
@@ -45,7 +46,12 @@ def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> 
 
 
 def time_words(
-    log_probs: npt.NDArray[np.float32], readings: Sequence[Alternative], labels: Sequence[str], frame_s: float
+    log_probs: npt.NDArray[np.float32],
+    readings: Sequence[Alternative],
+    labels: Sequence[str],
+    frame_s: float,
+    calibration: Calibration,
+    decoder: str,
 ) -> Hypothesis:
     """Time the words of the best reading, and rate how sure the recogniser is of them.
 
@@ -54,6 +60,8 @@ def time_words(
         readings: the best first, at least one.
         labels: one character each.
         frame_s: seconds per frame.
+        calibration: of times and confidences.
+        decoder: what gave the readings.
     """
     text = readings[0].text
     if not text:
@@ -62,5 +70,5 @@ def time_words(
     codes = np.array([numbers[character] for character in text])
     begin, end = align(log_probs, codes)
     scores = np.array([log_probs[b:e, code].max() for b, e, code in zip(begin, end, codes, strict=True)])
-    words, _ = make_words(text, begin, end, scores, frame_s)
+    words, _ = make_words(text, begin, end, scores, frame_s, calibration, decoder)
     return Hypothesis(text, tuple(words), mean_confidence(words), tuple(readings))

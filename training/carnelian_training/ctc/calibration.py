@@ -5,12 +5,16 @@ network. The least certain character of a word ranks words well, but is no proba
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .hypothesis import Hypothesis, Word, mean_confidence
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 CERTAIN = 1e-3
 """Confidences are kept so far from 0 and 1."""
@@ -37,24 +41,29 @@ class Calibration:
         """Write it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
-    def apply(self, hypothesis: Hypothesis, decoder: str, frame_s: float) -> Hypothesis:
-        """Correct the words of a hypothesis; they stay in order, apart, and at least a frame long."""
-        if self == Calibration() or not hypothesis.words:
-            return hypothesis
-        words: list[Word] = []
-        earliest = 0.0
-        for word in hypothesis.words:
-            start = max(word.start - self.start_late_s, earliest)
-            end = max(word.end - self.end_late_s, start + frame_s)
-            confidence = self.likelihood(word.confidence, decoder)
-            words.append(Word(word.word, round(start, 3), round(end, 3), confidence))
-            earliest = end
-        return replace(hypothesis, words=tuple(words), confidence=mean_confidence(words))
+    def correct_times(self, starts: Times, ends: Times, shortest: int, is_first: Flags) -> tuple[Times, Times]:
+        """Move words to where they are said; they stay in order, apart, and long enough.
 
-    def likelihood(self, confidence: float, decoder: str) -> float:
-        """The probability that a word of this confidence is right."""
+        Args:
+            starts: [words] milliseconds, of one clip or several, in order.
+            ends: [words] milliseconds.
+            shortest: milliseconds that a word lasts at least.
+            is_first: [words] whether a clip begins with it.
+        """
+        starts = np.maximum(starts - round(1e3 * self.start_late_s), 0)
+        ends = np.maximum(ends - round(1e3 * self.end_late_s), starts + shortest)
+        # Each word ends at least `shortest` after the one before it. Less what so many words last at least, ends never
+        # fall: that is a running maximum, which begins anew, high above all before it, with each clip.
+        numbers = np.arange(len(starts)) * shortest
+        levels = is_first.cumsum() << 32
+        ends = np.maximum.accumulate(ends - numbers + levels) - levels + numbers
+        before = np.where(is_first, 0, np.roll(ends, 1))
+        return np.maximum(starts, before), ends
+
+    def likelihoods(self, confidences: Floats, decoder: str) -> Floats:
+        """The probabilities that words of these confidences are right."""
         if decoder not in self.confidence:
-            return confidence
+            return confidences
         scale, offset = self.confidence[decoder]
-        bounded = min(max(confidence, CERTAIN), 1 - CERTAIN)
-        return round(1 / (1 + math.exp(-(scale * math.log(bounded / (1 - bounded)) + offset))), 4)
+        bounded = np.clip(confidences, CERTAIN, 1 - CERTAIN)
+        return 1 / (1 + np.exp(-(scale * np.log(bounded / (1 - bounded)) + offset)))  # type: ignore[no-any-return]

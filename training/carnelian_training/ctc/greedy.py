@@ -1,48 +1,54 @@
-"""Greedy CTC decoding, batch-vectorised. Needs numpy alone."""
+"""Greedy CTC decoding, of all clips of a batch at once. Needs numpy alone."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from .calibration import Calibration
 from .hypothesis import Hypothesis, geometric_mean, make_words, mean_confidence
+
+CERTAIN_BLANK = -0.69
+"""A label this likely has more than half of the probability: it is the likeliest, and need not be compared."""
 
 
 def greedy(
-    log_probs: npt.NDArray[np.float32], lengths: npt.NDArray[Any], labels: list[str], frame_s: float
+    clips: Sequence[npt.NDArray[np.float32]], labels: Sequence[str], frame_s: float, calibration: Calibration
 ) -> list[Hypothesis]:
     """Take the likeliest label of each frame, collapse repeats, drop blanks.
 
     Args:
-        log_probs: [batch, frames, len(labels) + 1] float32; the last label is the blank.
-        lengths: [batch] integers, real frames of each row, at most `frames`.
+        clips: [frames, len(labels) + 1] float32 each, log-probabilities; the last label is the blank.
         labels: one character each; a space separates words.
         frame_s: seconds per frame.
+        calibration: of times and confidences.
     """
+    if not clips:
+        return []
     blank = len(labels)
-    num_rows, num_frames, _ = log_probs.shape
-    best = log_probs.argmax(axis=2)  # [B, T]
-    score = np.take_along_axis(log_probs, best[..., None], axis=2)[..., 0]  # [B, T]
-    real = np.arange(num_frames) < np.asarray(lengths).reshape(-1, 1)
-    best = np.where(real, best, blank)
-    changes = np.ones_like(real)
-    changes[:, 1:] = best[:, 1:] != best[:, :-1]
+    # Frames of all clips lie in one list, in order. Most are blanks beyond doubt; the others are looked at.
+    unsure = [np.flatnonzero(clip[:, blank] < CERTAIN_BLANK) for clip in clips]
+    scores = np.concatenate([clip.take(frames, axis=0) for clip, frames in zip(clips, unsure, strict=True)])
+    frames = np.concatenate(unsure)
+    places = np.repeat(np.arange(len(clips)), [len(found) for found in unsure])  # each frame's clip
+    best = scores.argmax(axis=1)
+    likely = np.flatnonzero(best != blank)
+    best, frames, places, scores = best[likely], frames[likely], places[likely], scores[likely, best[likely]]
 
-    # A run is a maximal stretch of equal labels. Runs of all rows lie in one flat list, in order.
-    starts = np.flatnonzero(changes)
-    ends = np.append(starts[1:], best.size)
-    run_labels = best.ravel()[starts]
-    run_scores = np.maximum.reduceat(score.ravel(), starts) if starts.size else score.ravel()
-    rows = starts // max(num_frames, 1)
-    emitted = np.flatnonzero(run_labels != blank)
-    clips, first_frames = rows[emitted], rows[emitted] * num_frames
-    text = "".join([labels[i] for i in run_labels[emitted].tolist()])
-    begin, end = starts[emitted] - first_frames, ends[emitted] - first_frames
-    words, places = make_words(text, begin, end, run_scores[emitted], frame_s, clips)
-    bounds = np.searchsorted(clips[places], np.arange(num_rows + 1)).tolist()
+    # A run is a stretch of equal labels in frames that follow one another.
+    is_first = np.ones(len(best), np.bool_)
+    is_first[1:] = (np.diff(best) != 0) | (np.diff(frames) != 1) | (np.diff(places) != 0)
+    first = np.flatnonzero(is_first)
+    last = np.append(first[1:], len(best))[: len(first)] - 1
+    peaks = np.maximum.reduceat(scores, first) if first.size else scores
+    text = "".join([labels[i] for i in best[first].tolist()])
+    words, runs = make_words(
+        text, frames[first], frames[last] + 1, peaks, frame_s, calibration, "greedy", places[first]
+    )
+    bounds = np.searchsorted(places[first[runs]], np.arange(len(clips) + 1)).tolist()
     hypotheses = []
-    for row in range(num_rows):
-        mine = tuple(words[bounds[row] : bounds[row + 1]])
-        confidence = mean_confidence(mine) if mine else geometric_mean(score[row][real[row]])
+    for place, clip in enumerate(clips):
+        mine = tuple(words[bounds[place] : bounds[place + 1]])
+        confidence = mean_confidence(mine) if mine else geometric_mean(clip[:, blank])
         hypotheses.append(Hypothesis(" ".join([word.word for word in mine]), mine, confidence))
     return hypotheses

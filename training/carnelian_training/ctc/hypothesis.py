@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from .calibration import Calibration
 
 
 class Word(NamedTuple):
@@ -17,6 +21,9 @@ class Word(NamedTuple):
     confidence: float
     """Probability of its least certain character, at that one's most certain frame; where the recogniser is calibrated,
     the probability that the word is right. In [0, 1]."""
+
+
+_make_word = partial(tuple.__new__, Word)  # a third of the time of Word(...), and there are thousands in a batch
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,8 @@ def make_words(
     end: npt.NDArray[np.integer[Any]],
     scores: npt.NDArray[np.floating[Any]],
     frame_s: float,
+    calibration: Calibration,
+    decoder: str,
     clips: npt.NDArray[np.integer[Any]] | None = None,
 ) -> tuple[list[Word], npt.NDArray[np.intp]]:
     """Cut characters into words at their spaces, and where a clip ends.
@@ -64,6 +73,8 @@ def make_words(
         end: [characters] the frame after its last.
         scores: [characters] log-probability at its most certain frame.
         frame_s: seconds per frame.
+        calibration: of times and confidences.
+        decoder: what gave the text; confidences are calibrated for each.
         clips: [characters] which clip each is of; None for one clip.
 
     Returns:
@@ -77,15 +88,23 @@ def make_words(
     after = np.flatnonzero(is_letter & ~np.concatenate((follows, [False]))[: len(text)]) + 1
     if not first.size:
         return [], first
+    is_first = np.zeros(len(first), np.bool_)
+    is_first[0] = True
+    if clips is not None:
+        is_first[1:] = np.diff(clips[first]) != 0
+    starts, ends = (np.rint(frames * (1e3 * frame_s)).astype(np.int64) for frames in (begin[first], end[after - 1]))
+    starts, ends = calibration.correct_times(starts, ends, round(1e3 * frame_s), is_first)
     least = np.minimum.reduceat(np.where(is_letter, scores, 0.0), first)
-    starts, ends = ((frames * frame_s).round(3).tolist() for frames in (begin[first], end[after - 1]))
+    confidences = calibration.likelihoods(np.exp(least.astype(np.float64)), decoder).round(4)
     spelled = [text[i:j] for i, j in zip(first.tolist(), after.tolist(), strict=True)]
-    return list(map(Word, spelled, starts, ends, np.exp(least.astype(np.float64)).round(4).tolist())), first
+    rows = zip(spelled, (starts / 1e3).tolist(), (ends / 1e3).tolist(), confidences.tolist(), strict=True)
+    return list(map(_make_word, rows)), first
 
 
 def mean_confidence(words: Sequence[Word]) -> float:
     """The share of words to expect right, to four digits; of at least one."""
-    return round(sum(word.confidence for word in words) / len(words), 4)
+    total: float = sum(map(attrgetter("confidence"), words))
+    return round(total / len(words), 4)
 
 
 def geometric_mean(log_probabilities: npt.NDArray[np.floating[Any]]) -> float:

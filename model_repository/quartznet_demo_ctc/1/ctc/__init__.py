@@ -7,7 +7,6 @@ where there is a neural one.
 
 from .calibration import Calibration
 from .decoder import Decoder, MissingPackage
-from .greedy import greedy
 from .hypothesis import Alternative, Hypothesis, Word
 from .options import OptionError, Options, split_assignments
 
@@ -20,6 +19,5 @@ __all__ = [
     "OptionError",
     "Options",
     "Word",
-    "greedy",
     "split_assignments",
 ]

@@ -92,35 +92,32 @@ class Decoder:
             self._hotwords(options)
         return options
 
-    def decode(
-        self, log_probs: npt.NDArray[np.float32], lengths: npt.NDArray[Any], options: Sequence[Options]
-    ) -> list[Hypothesis]:
+    def decode(self, clips: Sequence[npt.NDArray[np.float32]], options: Sequence[Options]) -> list[Hypothesis]:
         """Decode a batch.
 
         Args:
-            log_probs: [batch, frames, labels + 1] float32; the last label is the blank.
-            lengths: [batch] integers, real frames of each row.
-            options: one for each row.
+            clips: log-probabilities of each, [frames, labels + 1] float32, no padding; the last label is the blank.
+            options: one for each clip.
 
         Raises:
             OptionError: The options were not read by :meth:`read_options` and do not fit.
         """
-        rows = np.array([i for i, row in enumerate(options) if row.decoder == "greedy"], np.intp)
-        hypotheses = dict(
-            zip(rows.tolist(), greedy(log_probs[rows], lengths[rows], self._labels, self._frame_s), strict=True)
-        )
-        for i, row in enumerate(options):
-            if row.decoder != "greedy":
-                hypotheses[i] = self._search(log_probs[i, : int(lengths[i])], row)
-        return [self._calibration.apply(hypotheses[i], row.decoder, self._frame_s) for i, row in enumerate(options)]
+        places = [i for i, wanted in enumerate(options) if wanted.decoder == "greedy"]
+        found = greedy([clips[i] for i in places], self._labels, self._frame_s, self._calibration)
+        hypotheses = dict(zip(places, found, strict=True))
+        for i, wanted in enumerate(options):
+            if wanted.decoder != "greedy":
+                hypotheses[i] = self._search(clips[i], wanted)
+        return [hypotheses[i] for i in range(len(options))]
 
-    def _search(self, log_probs: npt.NDArray[np.float32], options: Options) -> Hypothesis:
+    def _search(self, clip: npt.NDArray[np.float32], options: Options) -> Hypothesis:
         language_model = self.language_model if options.decoder == "ngram" else None
-        readings = beam_search(log_probs, self._labels, options, self._hotwords(options), language_model)
+        readings = beam_search(clip, self._labels, options, self._hotwords(options), language_model)
         if options.rescore:
             assert self.neural_language_model is not None
             readings = self.neural_language_model.rescore(readings, options)
-        return time_words(log_probs, readings[: options.n_best], self._labels, self._frame_s)
+        returned = readings[: options.n_best]
+        return time_words(clip, returned, self._labels, self._frame_s, self._calibration, options.decoder)
 
     def _hotwords(self, options: Options) -> Hotwords:
         phrases = options.hotwords
