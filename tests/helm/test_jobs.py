@@ -11,6 +11,7 @@ import pytest
 import yaml
 from carnelian_perf.grid import Grid
 from pydantic import TypeAdapter
+from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +138,16 @@ def test_training_survives_the_loss_of_a_node(render: Render) -> None:
     assert spec["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
+
+
+def test_a_pod_that_leaves_has_time_for_a_checkpoint(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = render(case="jobs").one("Job", "-quartznet")["spec"]["template"]["spec"]
+    for variable in pod["containers"][0]["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
+    torchrun = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+    assert torchrun.shutdown_timeout is not None
+    assert 100 <= torchrun.shutdown_timeout < pod["terminationGracePeriodSeconds"]
 
 
 def test_training_on_the_cpu_asks_for_no_gpu(render: Render) -> None:
