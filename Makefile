@@ -24,17 +24,21 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm setup/lock-images .ci/run tests/native/run
+	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm setup/lock-images training/proof/run .ci/run tests/native/run
 
 # Batches as published, and larger ones; 16.7 s is what a published batch is padded to at most. Each form in a process of
 # its own, so that none finds the memory of the one before.
 GPU_TRAINING := --precisions tf32,fp16,bf16 --duration 16.7 --steps 20 --warm-up 5
-gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, into perf/results
+gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, Hourglass, into perf/results
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --out perf/results/quartznet_15x5_training_gpu.json
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.compile=true --out perf/results/quartznet_15x5_training_gpu_compiled.json
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.depthwise=triton --out perf/results/quartznet_15x5_training_gpu_triton.json
 	$(BIN)/carnelian-perf training training/configs/jasper_10x5dr.yaml $(GPU_TRAINING) --batches 32,64 --out perf/results/jasper_10x5dr_training_gpu.json
 	$(BIN)/carnelian-perf training training/configs/jasper_10x5dr.yaml $(GPU_TRAINING) --batches 32,64 --set loop.compile=true --out perf/results/jasper_10x5dr_training_gpu_compiled.json
+	$(BIN)/carnelian-perf training training/configs/wav2vec2_base.yaml $(GPU_TRAINING) --batches 8,16 --set model.hourglass={} --out perf/results/wav2vec2_base_training_gpu.json
+	$(BIN)/carnelian-perf training training/configs/wav2vec2_base_960h.yaml $(GPU_TRAINING) --batches 8,16 --set model.hourglass={} --out perf/results/wav2vec2_base_960h_training_gpu.json
+	$(BIN)/carnelian-perf hourglass training/configs/wav2vec2_base.yaml --factors 2,3,4,5,6 --batch 5 --duration 15.6 --steps 20 --out perf/results/wav2vec2_base_hourglass_gpu.json
+	$(BIN)/carnelian-perf infer training/configs/wav2vec2_base_960h.yaml --set model.hourglass={} --device cuda --precision bf16 --engines eager,compiled,onnx --durations 2,6.54,16.7 --batches 1,4,8,16 --published-model wav2vec2_base_hourglass --published-precision bf16 --out perf/results/wav2vec2_base_960h_infer_gpu.json
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix

@@ -271,7 +271,7 @@ def words(
 def training(
     config: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml."),
+        typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
     ] = None,
     overrides: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -311,8 +311,10 @@ def training(
         names = precisions.split(",")
         if not set(names) <= set(PRECISIONS):
             raise typer.BadParameter(f"--precisions must be of {', '.join(PRECISIONS)}, but are {precisions!r}")
-        cells = grid(counts_of("--batches", batches), names, counts_of("--processes", processes))
         settings = load_config(config, tuple(overrides or ()))
+        has_baseline = settings.model.name != "wav2vec2"
+        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
+        cells = grid(sizes, names, counts, has_baseline=has_baseline)
         render = out or Path("perf/results") / f"{settings.name}_training.json"
         run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
     page = render_table(render)

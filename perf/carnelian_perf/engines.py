@@ -14,11 +14,12 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
-from carnelian_export.quantise import quantise
+from carnelian_export.quantise import QuantisationError, quantise
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2
 from torch import Tensor, nn
 
 from carnelian_perf.infer_results import GPU_ONLY
@@ -54,7 +55,7 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         if name == "onnx_conv1d":
             return _run_padded(_open_session(_export_plain(_make_plain(config, network)), device, threads))
         graph = export_ragged(network) if name == "onnx" else _quantise(network)
-        return _run_ragged(_open_session(graph, device, threads))
+        return _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
     module: nn.Module = _make_plain(config, network) if name == "plain" else network
     module = module.to(device)
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = module
@@ -67,7 +68,10 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
 def _quantise(network: CtcNetwork) -> onnx.ModelProto:
     """In int8 with scales of noise, which are wrong for speech and no slower than right ones."""
     random = np.random.default_rng(0)
-    return quantise(network, [random.standard_normal((network.config.feature_channels, 200), np.float32)])
+    try:
+        return quantise(network, [random.standard_normal((network.config.feature_channels, 200), np.float32)])
+    except QuantisationError as error:
+        raise EngineError(str(error)) from error
 
 
 def _make_plain(config: Config, network: CtcNetwork) -> PlainQuartzNet:
@@ -133,9 +137,9 @@ def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunt
     return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[wanted])
 
 
-def _run_ragged(session: onnxruntime.InferenceSession) -> Engine:
+def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engine:
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
-        shapes = np.tile(np.array(features.shape[1:], np.int32), (len(features), 1))
+        shapes = np.tile(np.array(features.shape[2 if of_samples else 1 :], np.int32), (len(features), 1))
         values = (features.reshape(-1), shapes, lengths[:, None])
         return cast("Array", session.run(OUTPUTS[:1], dict(zip(INPUTS, values, strict=True)))[0])
 

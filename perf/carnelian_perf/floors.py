@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.finetune import frozen_stages
+from carnelian_training.models.wav2vec2 import Attention, ConvLayer, PositionalConv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,35 +20,44 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def find_floor(config: Config, duration_s: float, batch: int, precision: str) -> dict[str, float]:
     """Count operations and bytes of a step on `batch` clips of `duration_s` seconds.
 
-    Operations: those of the convolutions (a multiplication and an addition are two), once forward and twice backward.
-    Bytes: going forward each convolution reads its input and writes its result once, going backward twice as much, in
-    the precision's own width; the weights move eight times in float32, five of them for the optimiser. All else
-    (normalisation, activations, loss) could be done on the way.
+    Operations: those of the convolutions and of wav2vec 2.0's linear layers and attention (a multiplication and an
+    addition are two), once forward and, but where weights are frozen, twice backward. Bytes: going forward each of
+    these reads its input and writes its result once, going backward twice as much, in the precision's own width; the
+    weights move eight times in float32, five of them for the optimiser. All else (normalisation, activations, loss,
+    what only pre-training adds) could be done on the way, or is little.
 
     Returns:
         `gflop` and `gbyte`.
     """
     operations = elements = 0
+    frozen = frozen_stages(config, 0)
     with torch.device("meta"):
-        network = build_model(config).eval()
+        network = build_model(replace(config, pretraining=None)).eval()
 
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+    def count(
+        passes: int, module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor | tuple[Tensor, Tensor]
+    ) -> None:
         nonlocal operations, elements
-        assert isinstance(module, nn.Conv2d)
-        operations += 2 * result.numel() // result.shape[1] * module.weight.numel()
-        elements += inputs[0].numel() + result.numel()
+        result = result[0] if isinstance(result, tuple) else result
+        if isinstance(module, Attention):  # between frames; what it multiplies with weights are linear layers
+            operations += passes * 4 * result.numel() * result.shape[1]
+            return
+        weight: Tensor = module.direction if isinstance(module, PositionalConv) else module.weight  # type: ignore[assignment]
+        operations += passes * 2 * result.numel() // weight.shape[0] * weight.numel()
+        elements += passes * (inputs[0].numel() + result.numel())
 
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(count)
+    for name, module in network.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear, ConvLayer, PositionalConv, Attention)):
+            passes = 1 if config.model.stage_of(f"{name}.weight") in frozen else 3
+            module.register_forward_hook(partial(count, passes))
     frames = round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
     features = torch.empty(1, config.model.feature_channels, frames, device="meta")
     network(features, torch.empty(1, dtype=torch.int64, device="meta"))
     weights = sum(parameter.numel() for parameter in network.parameters())
     width = 2 if precision in DTYPES else 4
     return {
-        "gflop": 3 * batch * operations / 1e9,
-        "gbyte": (3 * batch * elements * width + 8 * weights * 4) / 1e9,
+        "gflop": batch * operations / 1e9,
+        "gbyte": (batch * elements * width + 8 * weights * 4) / 1e9,
     }
 
 

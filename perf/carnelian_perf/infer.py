@@ -51,11 +51,13 @@ class Plan:
     device: str = "cpu"
     """cpu or cuda."""
     precision: str = "fp32"
+    overrides: Sequence[str] = ()
+    """`a.b=value`, over a training YAML."""
 
 
 def measure(plan: Plan) -> Measurement:
     """Time features, each engine's network and greedy decoding."""
-    config, network = load_network(plan.source)
+    config, network = load_network(plan.source, plan.overrides)
     busy, commit = measure_busy_cores(), find_commit()
     timings, common = [], []
     cells = list(itertools.product(plan.durations_s, plan.batches))
@@ -77,11 +79,17 @@ def measure(plan: Plan) -> Measurement:
     return Measurement(facts=facts, timings=timings, common=common)
 
 
-def load_network(source: Path) -> tuple[Config, CtcNetwork]:
-    """Load a checkpoint, or build a training YAML's network with random weights."""
+def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, CtcNetwork]:
+    """Load a checkpoint, or build a training YAML's network with random weights.
+
+    Raises:
+        ValueError: There is no such network, or there are overrides of a checkpoint.
+    """
     if source.suffix not in (".yaml", ".yml"):
+        if overrides:
+            raise ValueError(f"--set must go with a training YAML, but {source} is a checkpoint")
         return load_model(source)
-    config = load_config(source)
+    config = load_config(source, tuple(overrides))
     torch.manual_seed(0)
     return config, build_model(config).eval()
 

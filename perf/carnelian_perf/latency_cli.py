@@ -83,6 +83,10 @@ def infer(
         Optional[Path],  # noqa: UP045
         typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
     ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="a.b=value, over the YAML; repeatable."),
+    ] = None,
     engines: Annotated[
         str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8.")
     ] = "plain,eager,onnx_conv1d,onnx",
@@ -96,10 +100,13 @@ def infer(
     manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
     model: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
+        typer.Option(
+            "--published-model",
+            help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
+        ),
     ] = None,
     machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
-    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32.")] = "fp16",
+    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_infer.json"),
@@ -140,6 +147,7 @@ def infer(
             threads=threads,
             device=device,
             precision=precision,
+            overrides=overrides or (),
         )
         measurement = measure(plan)
         render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"

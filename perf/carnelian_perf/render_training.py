@@ -10,6 +10,14 @@ from typing import Any
 from carnelian_perf.training import OURS, PLAIN, Result, read
 
 SOURCE = "NVIDIA DeepLearningExamples, commit 729963dd"
+_OF_EPOCHS = (
+    "Theirs are whole epochs of LibriSpeech, data loading and the optimiser's accumulated steps included; a batch "
+    "there is padded to its longest clip, at most 16.7 s."
+)
+_OF_TOKENS = (
+    "Theirs are of Base with the Hourglass of factor 4. Their tokens are hidden frames in pre-training and letters in "
+    "fine-tuning, no seconds of audio: only ratios, between precisions and numbers of GPUs, can be set beside ours."
+)
 
 
 def render(raw_path: Path) -> Path:
@@ -20,37 +28,45 @@ def render(raw_path: Path) -> Path:
     """
     facts, results = read(raw_path)
     lines = [
-        f"# {facts['model']}: training throughput",
+        f"# {facts['model']}: {_objective(facts)} throughput",
         "",
-        "| | precision | clips per process | processes | utterances/s | utterances per CPU s | ms/step | CPU ms/step "
-        "| GFLOP | GB | floor ms | of it | weak scaling |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| | precision | clips per process | processes | utterances/s | utterances per CPU s | audio s/s "
+        "| audio s per CPU s | ms/step | CPU ms/step | GFLOP | GB | floor ms | of it | weak scaling |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [_row(result, results, facts) for result in results]
     lines += ["", *_ratios(results, facts), *_amp(results), *_notes(facts, raw_path)]
-    lines += _published(facts["model"])
+    lines += _published(facts["model"], _objective(facts))
     page = raw_path.with_suffix(".md")
     page.write_text("\n".join(lines) + "\n")
     return page
 
 
-def _published(model: str) -> list[str]:
+def _objective(facts: dict[str, Any]) -> str:
+    return "pre-training" if facts.get("objective") == "pre-training" else "training"
+
+
+def _published(model: str, objective: str) -> list[str]:
+    if model.startswith("wav2vec2_base"):
+        model = "wav2vec2_base_hourglass/" + ("pretrain" if objective == "pre-training" else "finetune")
     rows = [
         f"| {row['hardware']} | {row['precision']} | {row['batch_per_gpu']} | {row['gpus']} | {row['throughput']} |"
         for row in published(model)
     ]
     if not rows:
         return []
+    unit, note = "utterances/s", _OF_EPOCHS
+    if "/" in model:
+        unit, note = "tokens/s", _OF_TOKENS
     return [
         "",
         f"Published by others, on other machines ({SOURCE}):",
         "",
-        "| | precision | clips per process | processes | utterances/s |",
+        f"| | precision | clips per process | processes | {unit} |",
         "|---|---|--:|--:|--:|",
         *rows,
         "",
-        "Theirs are whole epochs of LibriSpeech, data loading and the optimiser's accumulated steps included; a batch "
-        "there is padded to its longest clip, at most 16.7 s.",
+        note,
     ]
 
 
@@ -81,12 +97,14 @@ def _row(result: Result, results: list[Result], facts: dict[str, Any]) -> str:
     start = f"| {cell.form} | {cell.precision} | {cell.batch} | {cell.processes} "
     counts = f"| {floor['gflop']:.0f} | {floor['gbyte']:.1f} "
     if result.not_run:
-        return f"{start}| {result.not_run} | | | {counts}| | | |"
+        return f"{start}| {result.not_run} | | | | | {counts}| | | |"
     by_cpu = facts["machine"]["accelerator"] == "none" and facts["work"]["threads"] == 1
     wall_s, cpu_s = statistics.median(result.wall_s), statistics.median(result.cpu_s)
     least_s = max(floor["gflop"] / facts["gflop_per_s"][cell.precision], floor["gbyte"] / facts["gbyte_per_s"])
     share = least_s / (cpu_s if by_cpu else wall_s)
-    rates = f"| {result.utterances_per_s():.2f} | {cell.batch / cpu_s:.2f} "
+    duration_s = facts["work"]["duration_s"]
+    per_s, per_cpu_s = result.utterances_per_s(), cell.batch / cpu_s
+    rates = f"| {per_s:.2f} | {per_cpu_s:.2f} | {duration_s * per_s:.1f} | {duration_s * per_cpu_s:.1f} "
     return (
         f"{start}{rates}| {1000 * wall_s:.0f} | {1000 * cpu_s:.0f} {counts}"
         f"| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, results)} |"

@@ -1,10 +1,11 @@
 """Training throughput in the shape of the published tables: batch sizes, precisions, processes, beside a baseline.
 
 In: a training configuration. Out: one raw file with every step of every cell, and its table with the published rows.
-A step is the one that `carnelian-train fit` takes (:func:`carnelian_training.train.optimise`): masks, forward, CTC
-loss, backward, gradient norm, optimiser. Clips have one length and are features already. Ours and the baseline take
-turns, step by step, so that a machine that is busy is busy for both. CPU seconds, summed over the threads of a process,
-are kept beside wall seconds: with one thread they are what the wall would show on an idle machine.
+A step is the one that `carnelian-train fit` takes (:func:`carnelian_training.train.optimise`): masks, forward, loss
+(CTC, or what wav2vec 2.0 is pre-trained by), backward, gradient norm, optimiser. Clips have one length and are features
+already. Ours and the baseline take turns, step by step, so that a machine that is busy is busy for both. CPU seconds,
+summed over the threads of a process, are kept beside wall seconds: with one thread they are what the wall would show on
+an idle machine.
 """
 
 import dataclasses
@@ -25,9 +26,9 @@ from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Batch, Item
 from carnelian_training.manifest import Clip
-from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.optim import build_optimizer
 from carnelian_training.state import State, new_state
 from carnelian_training.train import Share, optimise
@@ -82,7 +83,8 @@ class Result:
     """Of each counted step, in the first process; so below."""
     cpu_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    """Per character: ours and the baseline's fall alike, for they are the same network on the same clips."""
+    """Per character, in pre-training per hidden frame: ours and the baseline's fall alike, for they are the same
+    network on the same clips."""
 
     def utterances_per_s(self) -> float:
         """All processes together, by the median step's wall time."""
@@ -102,12 +104,12 @@ class Work:
     """Of the CPU, where there is one process; several have one each."""
 
 
-def grid(batches: list[int], precisions: list[str], processes: list[int]) -> list[Cell]:
+def grid(batches: list[int], precisions: list[str], processes: list[int], *, has_baseline: bool = True) -> list[Cell]:
     """All combinations of ours, each with the baseline's beside it where there is one process."""
     cells = []
     for precision, batch, count in itertools.product(precisions, batches, processes):
         cells.append(Cell(form=OURS, precision=precision, batch=batch, processes=count))
-        if count == 1:
+        if count == 1 and has_baseline:
             cells.append(Cell(form=PLAIN, precision=precision, batch=batch))
     return cells
 
@@ -173,6 +175,8 @@ def _run_process(rank: int, config: Config, cell: Cell, work: Work, address: str
 def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iterator[tuple[float, float, float]]:
     """Take a step at each `next`, without end: wall seconds, CPU seconds of this process, loss per character."""
     config = replace(config, loop=replace(config.loop, precision=cell.precision))  # type: ignore[arg-type]
+    if isinstance(config.model, Wav2Vec2Config):  # all steps do the same work
+        config = replace(config, model=replace(config.model, layer_drop=0.0))
     state = build_state(config, cell.form, process)
     clips = draw_clips(config, cell, work.duration_s)
     own = clips[process.rank :: process.size]
@@ -213,13 +217,7 @@ def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
 
 
 def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
-    """Measure the cells and write the raw file.
-
-    Raises:
-        ValueError: The model is neither of those that were published.
-    """
-    if not isinstance(config.model, StackConfig):
-        raise ValueError(f"`model.name` must be quartznet or jasper for this measurement, but is {config.model.name}")
+    """Measure the cells and write the raw file."""
     busy, commit = measure_busy_cores(), find_commit()
     with threads(work.threads):
         results = measure(config, cells, work)
@@ -228,6 +226,7 @@ def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
     facts = {
         "subject": "training",
         "model": config.name,
+        "objective": "transcription" if config.pretraining is None else "pre-training",
         **raw_file.describe_origin(commit),
         "others_busy_cores": busy,
         "compiled": config.loop.compile,

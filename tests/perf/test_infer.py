@@ -1,6 +1,7 @@
 """Inference without a server: every engine that a CPU has, on the demo model."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,32 @@ def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
     page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
     assert page.count("| 2.50 |") == 2 * 3
     assert "NOT equal in 2 rows" in page
+
+
+def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
+    model = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
+    model |= {"width": 8, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
+    (tmp_path / "tiny.yaml").write_text(json.dumps({"name": "tiny", "model": model}))
+    plan = Plan(
+        source=tmp_path / "tiny.yaml",
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=["eager", "onnx", "onnx_int8"],
+        durations_s=[6.54],
+        batches=[4],
+        steps=1,
+        warm_up=0,
+        threads=1,
+        overrides=["model.hourglass={before: 1, pooled: 1, after: 1, factor: 2}"],
+    )
+    measured = measure(plan)
+    eager, onnx, int8 = measured.timings
+    assert eager.same_texts
+    assert onnx.same_texts
+    assert int8.not_run == "not run: int8 is for Jasper and QuartzNet; export this network in fp32 or fp16"
+    page = render_page(measured, "raw.json", choose("wav2vec2_base_hourglass", "A100", "bf16"))
+    assert page.count("| 17.7 |") == 3
+    with pytest.raises(ValueError, match="--set must go with a training YAML"):
+        load_network(CHECKPOINT, ["model.hourglass={}"])
 
 
 def test_training_yaml_gives_the_same_random_weights_each_time():

@@ -11,7 +11,6 @@ from carnelian_perf.cli import main
 from carnelian_perf.floors import find_floor
 from carnelian_perf.render_training import published, ratios, render
 from carnelian_perf.training import OURS, PLAIN, Cell, Result, Work, grid, measure, read, take_steps
-from carnelian_perf.training import run as measure_and_write
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
 
@@ -19,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "perf" / "results"
 STAGES = [{"filters": 16, "kernel": 5, "stride": 2, "residual": False}, {"filters": 16, "kernel": 5, "repeat": 2}]
 TREE = {"name": "quartznet_15x5", "model": {"name": "quartznet", "stages": STAGES}}
+WAV2VEC2 = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
+WAV2VEC2 |= {"width": 8, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
 
 
 @pytest.fixture
@@ -65,10 +66,28 @@ def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, m
     assert words in capsys.readouterr().err
 
 
-def test_another_architecture_is_refused(tmp_path):
-    config = config_from_dict({"name": "x", "model": {"name": "wav2vec2"}}, "test")
-    with pytest.raises(ValueError, match="must be quartznet or jasper"):
-        measure_and_write(config, [], Work(duration_s=1.0, steps=1), tmp_path / "raw.json")
+@pytest.mark.parametrize(
+    ("objective", "unit", "processes"), [("pre-training", "pretrain", 2), ("transcription", "finetune", 1)]
+)
+def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, unit, processes, tmp_path, monkeypatch):
+    tree = {"name": "wav2vec2_base", "model": WAV2VEC2, "augment": {"spans": {"time_probability": 0.5}}}
+    tree["optimizer"] = {"name": "adamw", "betas": [0.9, 0.98]}
+    if objective == "pre-training":
+        tree["pretraining"] = {"codes": 4, "code_width": 4, "width": 4}
+    (tmp_path / "tiny.yaml").write_text(json.dumps(tree))
+    raw = tmp_path / "raw.json"
+    arguments = ["--processes", processes, "--precisions", "bf16,fp16", "--batches", "2", "--duration", "1"]
+    assert run(monkeypatch, tmp_path / "tiny.yaml", *arguments, "--steps", "2", "--out", raw) == 0
+    facts, results = read(raw)
+    assert facts["objective"] == objective
+    cells = [(r.cell.form, r.cell.precision, r.cell.processes) for r in results]
+    assert cells == [(OURS, precision, processes) for precision in ("bf16", "fp16")]
+    assert len(results[0].wall_s) == 2
+    page = raw.with_suffix(".md").read_text()
+    assert "audio s/s" in page
+    theirs = published(f"wav2vec2_base_hourglass/{unit}")[0]["throughput"]
+    assert f"| 8 | 1 | {theirs} |" in page
+    assert "no seconds of audio" in page
 
 
 def test_what_is_no_raw_file_is_refused(tmp_path):
@@ -125,6 +144,20 @@ def test_the_floor_counts_operations_and_bytes(precision, width):
     assert floor["gbyte"] == pytest.approx((3 * batch * moved * width + 8 * weights * 4) / 1e9)
 
 
+def test_the_floor_of_wav2vec2_counts_attention_and_frozen_weights_once():
+    tree = {"name": "x", "model": WAV2VEC2 | {"layers": 1}}
+    tree["init"] = {"checkpoint": "some.pt", "freeze": [{"stages": [0]}]}
+    tree |= {"labels": ["a"], "features": {"name": "waveform"}}
+    config = config_from_dict(tree, "test")
+    # A second: 1999 frames after the first convolution, 249 after the second; computed with a window of 66 more.
+    first, frames = (16_066 - 10) // 8 + 1, ((16_066 - 10) // 8 + 1 - 8) // 8 + 1
+    extractor = 2 * (first * 8 * 10 + frames * 8 * 8 * 8)
+    linear = 2 * 249 * (8 * 8 + 4 * 8 * 8 + 2 * 8 * 16 + 2 * 8) + 2 * 249 * 8 * 4 * 8  # ... and positions
+    attention = 4 * 249 * 249 * 8
+    floor = find_floor(config, 1.0, 1, "fp32")
+    assert floor["gflop"] == pytest.approx((extractor + 3 * (linear + attention)) / 1e9)
+
+
 def test_rates_are_of_all_processes_by_the_median_step():
     result = Result(cell=Cell(form=OURS, precision="fp32", batch=4, processes=2), wall_s=[1.0, 2.0, 9.0])
     assert result.utterances_per_s() == 4.0
@@ -151,7 +184,7 @@ def gpu_commands() -> list[list[str]]:
     return [shlex.split(line)[2:] for line in lines.splitlines() if "carnelian-perf training" in line]
 
 
-def test_both_networks_are_measured_on_a_gpu_eager_and_compiled_and_with_our_kernels():
+def test_all_networks_are_measured_on_a_gpu_and_two_of_them_compiled_and_with_our_kernels():
     settings = {"loop.compile=true", "loop.depthwise=triton"}
     found = [(Path(arguments[0]).stem, *settings.intersection(arguments)) for arguments in gpu_commands()]
     assert sorted(found) == [
@@ -160,17 +193,24 @@ def test_both_networks_are_measured_on_a_gpu_eager_and_compiled_and_with_our_ker
         ("quartznet_15x5",),
         ("quartznet_15x5", "loop.compile=true"),
         ("quartznet_15x5", "loop.depthwise=triton"),
+        ("wav2vec2_base",),
+        ("wav2vec2_base_960h",),
     ]
 
 
-@pytest.mark.parametrize("i", range(5))
+@pytest.mark.parametrize("i", range(7))
 def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     raw = tmp_path / "raw.json"
     small = ["--duration", "0.5", "--steps", "1", "--warm-up", "1", "--batches", "1", "--out", raw]
     stages = json.dumps([{**stage, "separable": False} for stage in STAGES])
-    overrides = ["--set", f"model.stages={stages}", "--set", "loop.compile=false", "--set", "loop.depthwise=pytorch"]
-    assert run(monkeypatch, *gpu_commands()[i], *small, *overrides) == 0
+    arguments = gpu_commands()[i]
+    overrides = [f"model.stages={stages}", "loop.compile=false", "loop.depthwise=pytorch"]
+    if "wav2vec2" in arguments[0]:
+        pooled = {"before": 1, "pooled": 1, "after": 1, "factor": 2}
+        overrides = [f"model={json.dumps(WAV2VEC2 | {'hourglass': pooled})}"]
+    small += [word for override in overrides for word in ("--set", override)]
+    assert run(monkeypatch, *arguments, *small) == 0
     facts, results = read(raw)
     ran = {result.cell.precision for result in results if result.not_run is None}
     assert ran == ({"tf32", "fp16", "bf16"} if torch.cuda.is_available() else {"bf16"})
