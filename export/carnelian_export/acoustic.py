@@ -6,14 +6,14 @@ from pathlib import Path
 import onnx
 import torch
 from carnelian_training.config import Config
-from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.network import CtcNetwork, StackNetwork
 
 from carnelian_export.engine import EngineRun, build_engine
 from carnelian_export.parity import Clip, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.precision import DTYPES
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
 from carnelian_export.quantise import quantise, read_clips
-from carnelian_export.shaped import ShapedAcoustic, export_shaped, lower_stack
+from carnelian_export.shaped import build_shaped, export_shaped
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import OUTPUTS, export_ragged
 
@@ -29,7 +29,7 @@ def write_acoustic(
 
     Raises:
         ParityError: They differ by more than the precision explains.
-        ArchitectureError, EngineError: There is no such engine of this network, or no TensorRT.
+        EngineError: There is no TensorRT, or it does not build the engine.
         QuantisationError: There is nothing to calibrate on, or no int8 of this network.
     """
     if target.format == "tensorrt":
@@ -49,7 +49,8 @@ def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_siz
     graph = export_shaped(network, dtype)
     difference = _check_graph(network, target.precision, graph)
     profiles = choose_profiles(max_batch_size, max_audio_s)
-    plan = build_engine(graph, max_batch_size, profiles, network.config.feature_channels, target.timing_cache)
+    num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None
+    plan = build_engine(graph, max_batch_size, profiles, num_mels, target.timing_cache)
     path.write_bytes(plan)
     if torch.cuda.is_available():
         run = EngineRun(plan)
@@ -77,7 +78,7 @@ def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto) ->
             return check_parity(path, network, precision)
         onnx.save(export_shaped(network, torch.float32), path)
         check_parity(path, network)
-    module = ShapedAcoustic(lower_stack(network, torch.bfloat16))
+    module = build_shaped(network, torch.bfloat16)
 
     @torch.inference_mode()
     def score(clips: list[Clip], lengths: list[int]) -> Scores:

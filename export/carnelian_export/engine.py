@@ -47,7 +47,11 @@ def load_tensorrt() -> Any:
 
 
 def build_engine(
-    graph: onnx.ModelProto, max_batch_size: int, profiles: Sequence[Profile], num_mels: int, cache: Path | None = None
+    graph: onnx.ModelProto,
+    max_batch_size: int,
+    profiles: Sequence[Profile],
+    num_mels: int | None,
+    cache: Path | None = None,
 ) -> bytes:
     """Build an engine with these profiles.
 
@@ -55,7 +59,7 @@ def build_engine(
         graph: The shaped one. Its types are kept as they are (a strongly typed network).
         max_batch_size: Of the configuration.
         profiles: At least one.
-        num_mels: Of the features.
+        num_mels: Of the features; None of a waveform.
         cache: Timings of kernels, read if it is there and written; of the same GPU and version.
 
     Raises:

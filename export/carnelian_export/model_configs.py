@@ -130,7 +130,8 @@ def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
     """
     _add_shapes(config)
     profile = Profile(rows=1, seconds=7.0, most_s=config.max_batch_size * MAX_AUDIO_S)
-    shapes = shapes_of(profile, config.max_batch_size, config.input[0].dims[0])
+    *num_mels, _ = config.input[0].dims
+    shapes = shapes_of(profile, config.max_batch_size, num_mels[0] if num_mels else None)
     parameters = {"precision_mode": precision.upper(), "trt_engine_cache_enable": "1"}
     for position, end in enumerate(("min", "opt", "max")):
         parameters[f"trt_profile_{end}_shapes"] = ",".join(

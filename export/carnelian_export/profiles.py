@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 FRAMES_PER_S = 100
+SAMPLES_PER_S = 16_000
 MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
@@ -31,20 +32,26 @@ def choose_profiles(max_batch_size: int, max_audio_s: float) -> list[Profile]:
     ]
 
 
-def shapes_of(profile: Profile, max_batch_size: int, num_mels: int) -> dict[str, list[tuple[int, ...]]]:
+def shapes_of(profile: Profile, max_batch_size: int, num_mels: int | None) -> dict[str, list[tuple[int, ...]]]:
     """The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`.
 
     Rows go to `max_batch_size` in every profile, for Triton compares that with the configuration.
+
+    Args:
+        profile: What is tuned for.
+        max_batch_size: Of the configuration.
+        num_mels: Of the features; None of a waveform.
     """
-    row = round(profile.seconds * FRAMES_PER_S) * num_mels
+    rate, channels, axes = (SAMPLES_PER_S, 1, 1) if num_mels is None else (FRAMES_PER_S, num_mels, 2)
+    row = round(profile.seconds * rate) * channels
     # A clip has one frame more than hops.
-    most = (round(profile.most_s * FRAMES_PER_S) + max_batch_size) * num_mels
+    most = (round(profile.most_s * rate) + max_batch_size) * channels
     rows = (1, profile.rows, max_batch_size)
     shapes: tuple[list[tuple[int, ...]], ...] = (
-        [(num_mels,), (profile.rows * row,), (most,)],
-        [(n, 2) for n in rows],
+        [(channels,), (profile.rows * row,), (most,)],
+        [(n, axes) for n in rows],
         [(n, 1) for n in rows],
         [(n,) for n in rows],
-        [(num_mels,), (row,), (most,)],
+        [(channels,), (row,), (most,)],
     )
     return dict(zip(SHAPED_INPUTS, shapes, strict=True))

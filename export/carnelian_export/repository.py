@@ -112,7 +112,7 @@ def write_model(
     Raises:
         RepositoryError: The name is that of a model with other labels, features or format, or no name.
         ParityError: What was exported and the network disagree; nothing was written.
-        ArchitectureError, EngineError: TensorRT is not there, or not for this network; nothing was written.
+        EngineError: TensorRT is not there, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
             nothing was written.
         TuningError: A stage has no such setting; nothing was written.

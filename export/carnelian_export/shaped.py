@@ -10,15 +10,14 @@ import onnx
 import torch
 from carnelian_training.models.masked import Mask, strided
 from carnelian_training.models.network import CtcNetwork, StackNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2
 from torch import Tensor, nn
 
 from carnelian_export.precision import lower
-from carnelian_export.profiles import SHAPED_INPUTS
+from carnelian_export.profiles import MAX_AUDIO_S, SAMPLES_PER_S, SHAPED_INPUTS
 from carnelian_export.to_onnx import trace
 
-
-class ArchitectureError(ValueError):
-    """There is no such form of this network."""
+MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLES_PER_S)
 
 
 class ShapedAcoustic(nn.Module):
@@ -54,11 +53,49 @@ class ShapedAcoustic(nn.Module):
         packed, valid = pack(features, frames, real, starts, time, mels)
         body = packed.to(next(self.network.parameters()).dtype)
         log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
-        # All rows of a request have one shape; 1 // requests is 1 if there is one request and else 0.
-        rows_of_longest = 1 + (rows - 1) * (1 // request_sizes.shape[0])
-        longest = strided(longest_request.shape[0] // mels // rows_of_longest, config.stride)  # type: ignore[arg-type]
+        longest = strided(longest_row(longest_request, request_sizes, rows) // mels, config.stride)  # type: ignore[arg-type]
         unpacked = unpack(log_probs, longest, strided(real, config.stride), starts // config.stride)  # type: ignore[arg-type]
         return unpacked, strided(lengths.clamp(min=0), config.stride)
+
+
+class ShapedWaveforms(nn.Module):
+    """What :class:`carnelian_export.to_onnx.RaggedWaveforms` is, with the inputs of :class:`ShapedAcoustic`."""
+
+    def __init__(self, network: Wav2Vec2) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, features: Tensor, shapes: Tensor, lengths: Tensor, request_sizes: Tensor, longest_request: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score a ragged batch, as :class:`ShapedAcoustic` does; `features` are samples and `shapes` [rows, 1]."""
+        samples = shapes[:, 0].long()
+        real = torch.minimum(lengths[:, 0].long(), samples).clamp(min=0)
+        # No row is longer than a clip may be, so TensorRT need not find room for a batch that is one row.
+        longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)
+        time = torch.arange(longest)
+        inside = time < real[:, None]
+        index = torch.where(inside, sum_before(samples)[:, None] + time, features.shape[0])
+        waveforms = torch.cat([features, torch.zeros(1)])[index]  # what is past a clip's end reads the zero
+        log_probs, ends = self.network(waveforms[:, None].to(self.network.head.weight.dtype), real)
+        inside = torch.arange(log_probs.shape[1]) < ends[:, None]
+        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(lengths)
+
+
+def longest_row(longest_request: Tensor, request_sizes: Tensor, rows: int) -> int:
+    """Elements of the longest row; where several requests have several rows each, of all rows of the largest request.
+
+    All rows of a request have one shape.
+    """
+    rows_of_longest = 1 + (rows - 1) * (1 // request_sizes.shape[0])  # all rows if there is one request, else one
+    return longest_request.shape[0] // rows_of_longest
+
+
+def min_of(size: int, most: int) -> int:
+    """The smaller of two sizes, of which the first is a number on its way through a graph when it is exported."""
+    if isinstance(size, Tensor):
+        return size.clamp(max=most)
+    return min(size, most)
 
 
 def sum_before(sizes: Tensor) -> Tensor:
@@ -89,34 +126,28 @@ def unpack(packed: Tensor, longest: int, lengths: Tensor, starts: Tensor) -> Ten
     return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
 
 
-def lower_stack(network: CtcNetwork, dtype: torch.dtype) -> StackNetwork:
-    """As :func:`carnelian_export.precision.lower`, of a Jasper or QuartzNet.
-
-    Raises:
-        ArchitectureError: It is another network.
-    """
-    if not isinstance(network, StackNetwork):
-        raise ArchitectureError("TensorRT is for Jasper and QuartzNet here; export this network as onnx")
+def build_shaped(network: CtcNetwork, dtype: torch.dtype) -> nn.Module:
+    """The network as a module with :data:`SHAPED_INPUTS` that computes in `dtype`."""
     lowered = lower(network, dtype)
-    assert isinstance(lowered, StackNetwork)
-    return lowered
+    if isinstance(lowered, StackNetwork):
+        return ShapedAcoustic(lowered)
+    assert isinstance(lowered, Wav2Vec2)
+    return ShapedWaveforms(lowered)
 
 
 def export_shaped(network: CtcNetwork, dtype: torch.dtype) -> onnx.ModelProto:
-    """The graph of a TensorRT `<model>_acoustic` stage, with :data:`SHAPED_INPUTS`.
-
-    Raises:
-        ArchitectureError: It is not Jasper or QuartzNet.
-    """
-    module = ShapedAcoustic(lower_stack(network, dtype))
-    mels = network.config.feature_channels
-    shapes = torch.tensor([[mels, 40], [mels, 64]], dtype=torch.int32)
+    """The graph of a TensorRT `<model>_acoustic` stage, with :data:`SHAPED_INPUTS`."""
+    if isinstance(network, StackNetwork):
+        mels = network.config.num_mels
+        shapes = torch.tensor([[mels, 40], [mels, 64]], dtype=torch.int32)
+    else:
+        shapes = network.config.stride * torch.tensor([[40], [64]], dtype=torch.int32)
     sizes = shapes.prod(1)
     values = (
         torch.zeros(int(sizes.sum())),
         shapes,
-        shapes[:, 1:],
+        shapes[:, -1:],
         sizes.int(),
         torch.zeros(int(sizes.max())),
     )
-    return trace(module, dict(zip(SHAPED_INPUTS, values, strict=True)))
+    return trace(build_shaped(network, dtype), dict(zip(SHAPED_INPUTS, values, strict=True)))

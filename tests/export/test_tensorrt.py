@@ -1,4 +1,5 @@
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -10,8 +11,10 @@ from carnelian_export.engine import EngineError, build_engine
 from carnelian_export.parity import make_inputs, run, score
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
 from carnelian_export.repository import read_config, write_model
-from carnelian_export.shaped import ArchitectureError, export_shaped
+from carnelian_export.shaped import export_shaped
 from carnelian_export.target import Target, TargetError
+from carnelian_training.config import config_from_dict
+from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 TOLERANCE = 1e-4
@@ -159,7 +162,58 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         Target(precision="bf16")
 
 
-def test_another_architecture_is_refused_by_name():
-    small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
-    with pytest.raises(ArchitectureError, match="Jasper and QuartzNet"):
-        export_shaped(Wav2Vec2(small, 4).eval(), torch.float16)
+@pytest.fixture(params=["base", "large, hourglass"])
+def wav2vec2(request):
+    """Of both kinds of norms, with every layer's numbers set to something."""
+    sizes = {"conv_channels": (8,) * 3, "conv_kernels": (10, 4, 4), "conv_strides": (8, 4, 4), "width": 16, "heads": 2}
+    sizes |= {"layers": 3, "feed_forward": 16, "position_kernel": 16, "position_groups": 2}
+    if request.param != "base":
+        sizes |= {"conv_norm": "layer", "conv_bias": True, "norm_first": True}
+        sizes["hourglass"] = HourglassConfig(before=1, pooled=1, after=1, factor=3)
+    torch.manual_seed(0)
+    network = Wav2Vec2(Wav2Vec2Config(**sizes), 4).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return network
+
+
+def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says(wav2vec2):
+    session = open_session(export_shaped(wav2vec2, torch.float32))
+    random = np.random.default_rng(0)
+    samples = [130, 2611, 8000, 129, 4000]
+    clips = [random.standard_normal(count, np.float32) for count in samples]
+    batch, lengths = run(session, clips, [*samples[:4], 3000])
+    assert lengths[:, 0].tolist() == [1, 20, 62, 0, 23]
+    for row, (clip, end) in enumerate(zip(clips, lengths[:, 0], strict=True)):
+        expected, _ = score(wav2vec2, clip, [*samples[:4], 3000][row])
+        np.testing.assert_allclose(batch[row, :end], expected[:end], atol=TOLERANCE)
+        assert not batch[row, end:].any()
+    clips[1][:] = np.nan
+    after, _ = run(session, clips, [*samples[:4], 3000])
+    np.testing.assert_array_equal(after[2], batch[2])
+
+
+def test_an_engine_of_waveforms_is_built_and_configured(tensorrt, wav2vec2, tmp_path, monkeypatch):
+    monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda *sizes: SMALL[:1])
+    precision = "fp16" if wav2vec2.config.conv_norm == "group" else "bf16"
+    config = config_from_dict({"name": "tiny", "model": asdict(wav2vec2.config), "labels": list("abc")}, "here")
+    write_model(tmp_path, "tiny", config, wav2vec2, target=Target(format="tensorrt", precision=precision))
+    folder = tmp_path / "tiny_acoustic"
+    assert (folder / "1" / "model.plan").stat().st_size > 10_000
+    assert list(read_config(folder / "config.pbtxt").input[0].dims) == [-1]
+
+
+def test_profiles_of_waveforms_take_every_batch_that_the_configuration_allows():
+    profiles = [shapes_of(profile, 8, None) for profile in choose_profiles(8, 60.0)]
+    for rows, samples in ((1, 1), (1, 960_000), (2, 128_000), (8, 1), (8, 960_000)):
+        batch = make_inputs([np.zeros(samples, np.float32)] * rows, [samples] * rows)
+        batch["LONGEST_REQUEST"] = np.zeros(rows * samples, np.float32)
+        assert any(
+            all(
+                least[axis] <= size <= most[axis]
+                for name, (least, _, most) in shapes.items()
+                for axis, size in enumerate(batch[name].shape)
+            )
+            for shapes in profiles
+        )

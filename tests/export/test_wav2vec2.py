@@ -141,6 +141,19 @@ def test_float16_stays_within_its_tolerance(kind, tmp_path):
     assert 1e-5 < difference <= TOLERANCES["fp16"].worst
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_and_attention_over_a_long_loud_clip_in_float16_stay_within_the_tolerance(kind, tmp_path):
+    _, network = built(kind)
+    onnx.save(export_ragged(network, torch.float16), tmp_path / "model.onnx")
+    clip = 20 * np.random.default_rng(0).standard_normal(320_000, np.float32)
+    expected, frames = score(network, clip, len(clip))
+    assert frames == 2499
+    found, _ = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), [clip], [len(clip)])
+    difference = np.abs(found[0] - expected)
+    assert 1e-5 < difference.max() <= TOLERANCES["fp16"].worst
+    assert difference.mean() <= TOLERANCES["fp16"].mean
+
+
 def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, monkeypatch, capsys):
     source = REFERENCES / "wav2vec2_large"
     monkeypatch.setattr("sys.argv", ["carnelian-export", str(source), "--name", "large", "--repository", str(tmp_path)])
