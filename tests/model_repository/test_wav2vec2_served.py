@@ -1,5 +1,6 @@
 """wav2vec 2.0 through the same ensemble: several alphabets in one repository, errors in words, as heard offline."""
 
+import json
 from pathlib import Path
 
 import jiwer
@@ -76,3 +77,16 @@ def test_a_clip_that_cannot_be_transcribed_is_an_error(url, samples, length, mes
             inputs[-1].set_data_from_numpy(array)
         with pytest.raises(InferenceServerException, match=message):
             client.infer("german_pcm", inputs)
+
+
+def test_nan_is_an_error_and_silence_is_none(url):
+    silence = np.zeros((2, 16_000), np.float32)
+    silence[1, 5000] = np.nan
+    inputs = [triton.InferInput("SIGNAL", [2, 16_000], "FP32"), triton.InferInput("SIGNAL_LENGTH", [2, 1], "INT32")]
+    for tensor, array in zip(inputs, (silence, np.int32([[16_000]] * 2)), strict=True):
+        tensor.set_data_from_numpy(array)
+    with triton.InferenceServerClient(url) as client:
+        rows = client.infer("german_pcm", inputs).as_numpy("RESULT")
+    heard, refused = (json.loads(row[0]) for row in rows)
+    assert heard["duration"] == pytest.approx(1.0, abs=0.03)
+    assert refused["error"].startswith("not finite: all samples must be finite numbers")

@@ -7,10 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
+from carnelian_training.config import config_from_dict
 from carnelian_training.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation_table import render_mistakes
 from carnelian_training.manifest import Clip, read_manifest, write_manifest
@@ -166,6 +169,20 @@ def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):
 def test_wrong_number_of_paths(command):
     assert command(CLIPS)[0] == 2
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
+
+
+def test_a_clip_too_short_for_a_frame_is_named_and_counts_as_nothing_heard(tmp_path):
+    model = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
+    model |= {"width": 8, "layers": 1, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
+    config = config_from_dict({"name": "tiny", "model": model}, "here")
+    clips = []
+    for name, samples in (("short", 65), ("long", 16_000)):
+        soundfile.write(tmp_path / f"{name}.wav", np.random.default_rng(0).uniform(-0.1, 0.1, samples), 16_000)
+        clips.append(Clip(tmp_path / f"{name}.wav", samples / 16_000, "a"))
+    write_manifest(tmp_path / "dev.jsonl", clips)
+    found = evaluate(checkpoint.build_model(config), config, tmp_path / "dev.jsonl")
+    assert found.failures == {0: "too short: the network makes no frame of 0.0040625 s"}
+    assert found.transcripts[0] == ""
 
 
 def test_what_is_written_can_be_read_as_a_manifest(heard, tmp_path):

@@ -88,9 +88,18 @@ def test_another_body_is_refused_tensor_by_tensor(tiny_config, source):
     tree = config_to_dict(with_init(tiny_config, source))
     tree["model"]["stages"][1] |= {"filters": 24, "repeat": 3}
     with pytest.raises(
-        CheckpointError, match=r"(?s)sub_blocks\.2\.norm\.bias: not there.*head\.weight: must be \[29, 24"
+        CheckpointError,
+        match=r"(?s)`model\.stages\.1\.repeat` is 3, in the checkpoint 2\n.*sub_blocks\.2\.norm\.bias: not there.*"
+        r"projection\.weight: must be \[24, 16, 1, 1\], but is \[16, 16, 1, 1\].*\n  and \d+ more$",
     ):
         started(config_from_dict(tree, "here"))
+
+
+def test_a_checkpoint_of_another_family_is_refused_in_one_line(tiny_config, source):
+    tree = config_to_dict(with_init(tiny_config, source)) | {"model": {"name": "wav2vec2"}, "features": None}
+    del tree["features"]
+    with pytest.raises(CheckpointError, match=r"^`init\.checkpoint` must be of a wav2vec2.* is of a quartznet: .*$"):
+        finetune.start_from_checkpoint(torch.nn.Module(), config_from_dict(tree, "here"))
 
 
 def test_the_yaml_of_a_fine_tuning_needs_neither_model_nor_labels(tiny_config, source, tmp_path):
@@ -131,6 +140,11 @@ def test_lower_stages_learn_more_slowly(tiny_config, source):
         ({"checkpoint": "a.pt", "freeze": [{"stages": [2]}]}, r"stages of 0 to 1, but names \[2\]"),
         ({"freeze": [{"stages": "body"}]}, "must come with a `checkpoint`"),
         ({"stage_lr_decay": 0.0}, "above 0 and at most 1"),
+        ({"checkpoint": "a.pt", "freeze": "head"}, r"init\.freeze: must be a list of sections.* \(found 'head'\)$"),
+        (
+            {"checkpoint": "a.pt", "freeze": [{"stages": "head"}]},
+            r"init\.freeze\.0\.stages: must be `body`, .* \(found 'head'\)$",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(tiny_config, init, message):

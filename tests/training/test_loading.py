@@ -157,6 +157,14 @@ def test_evaluation_refuses_bad_clips_by_name(bad_clips):
         list(load([[Item(bad_clips["nan"])]], FeatureSettings(), 1))
 
 
+def test_evaluation_names_the_bad_clips_of_all_batches_and_stops_at_the_first(bad_clips):
+    good, first, second = (Item(clip) for clip in (read_manifest(CLIPS)[0], bad_clips["text"], bad_clips["nan"]))
+    batches = load([[good], [first], [good], [second]], FeatureSettings(), 1)
+    assert next(batches).items == [good]
+    with pytest.raises(RuntimeError, match=r"(?s)text\.wav: .*\n.*nan\.wav: "):
+        next(batches)
+
+
 def test_a_segment_is_what_it_cuts_out(tmp_path):
     sound = np.random.default_rng(0).standard_normal((88200, 2)).astype(np.float32) * 0.1
     for format_ in ("wav", "flac"):
@@ -192,7 +200,7 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     ]
     assert trainable([good, *bad], tiny_config) == [good]
     assert "left out 2 of 6 clips: characters outside the labels: 'äé'" in caplog.text
-    for reason in ("duration", "empty transcript", "a transcript longer than CTC can align"):
+    for reason in ("duration", "empty transcript", "transcript longer than CTC can align"):
         assert f"left out 1 of 6 clips: {reason}" in caplog.text
 
 

@@ -156,6 +156,12 @@ def test_transcripts_are_not_read(config):
     assert trainable(clips, config) == clips[:2]
 
 
+def test_a_clip_too_short_for_a_frame_is_left_out(config, caplog):
+    clip = Clip(Path("a.wav"), 0.01, "")
+    assert trainable([clip], changed(config, data={"min_duration_s": 0.0})) == []
+    assert "left out 1 of 1 clips: too short for an output frame" in caplog.text
+
+
 def test_long_clips_are_cropped_at_random():
     draw = random.Random(1)
     clip = Clip(Path("a.wav"), 10.0, "", offset=2.0)

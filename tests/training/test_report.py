@@ -130,6 +130,9 @@ def test_equal_records_give_an_equal_picture(tmp_path, monkeypatch):
 
 def test_what_holds_no_curve_is_refused(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
+    for name in ("curves.txt", "curves"):
+        with pytest.raises(ValueError, match=rf"must end in \.png, \.svg, \.pdf, but its name is .*{name}$"):
+            draw(metrics, tmp_path / name)
     metrics.write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="must hold a loss"):
         draw(metrics, tmp_path / "x.png")

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,10 +68,39 @@ def test_a_dev_manifest_is_looked_at_before_any_step_of_a_resumed_run_too(tiny_c
     for folder in ("run", "new"):
         with pytest.raises(ValueError, match=r"at least one clip to evaluate on, but .*empty\.jsonl has none"):
             train(with_data(longer, dev=tmp_path / "empty.jsonl"), tmp_path / folder)
-        with pytest.raises(FileNotFoundError, match=r"absent\.jsonl"):
+        with pytest.raises(
+            ValueError, match=r"`data\.dev`: .*absent\.jsonl must be a manifest, JSON lines, but: No such"
+        ):
             train(with_data(longer, dev=tmp_path / "absent.jsonl"), tmp_path / folder)
     assert len(losses(tmp_path / "run")) == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_a_training_manifest_that_is_not_there_is_named_with_its_key_and_its_place(tiny_config, tmp_path):
+    train_on = (*tiny_config.data.train, ManifestConfig(path=Path("absent.jsonl")))
+    expected = (
+        rf"`data\.train\.1\.path`: absent\.jsonl must be a manifest.*working directory, {re.escape(str(Path.cwd()))}\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        train(with_data(tiny_config, train=train_on), tmp_path / "run")
+
+
+def test_without_a_dev_manifest_the_last_weights_are_kept_and_the_log_says_so(tiny_config, tmp_path, caplog):
+    train(with_data(tiny_config, dev=None), tmp_path)
+    assert "`data.dev` is null: tiny.pt will be the last weights, not the best" in caplog.text
+    last, kept = (checkpoint.load(tmp_path / name)[1] for name in ("tiny-00000006.pt", "tiny.pt"))
+    assert kept["results"] == {"step": 6}
+    assert kept["training"] is None
+    assert all(torch.equal(tensor, kept["weights"][name]) for name, tensor in last["weights"].items())
+
+
+def test_a_bad_clip_is_named_once_and_counted_in_every_epoch(tiny_config, bad_clips, tmp_path, caplog):
+    write_manifest(tmp_path / "mixed.jsonl", [*read_manifest(tiny_config.data.dev), bad_clips["text"]])
+    config = with_data(tiny_config, train=(ManifestConfig(path=tmp_path / "mixed.jsonl"),), batch_s=100)
+    train(with_loop(config, steps=3, evaluate_every_steps=3, log_every_steps=1), tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["skipped_clips"] for record in records if "loss" in record] == [1, 2, 3]
+    assert caplog.text.count("text.wav: ") == 1
 
 
 def test_the_loss_falls(tiny_config, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from carnelian_training import mistakes, strict_yaml
 from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
@@ -197,11 +197,24 @@ class OptimizerConfig:
         check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
 
 
+def _check_freezes(value: object) -> object:
+    """In words of our own, for pydantic would name the kinds that a value might have been."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(part, (dict, FreezeConfig)) for part in value):
+        raise ValueError("must be a list of sections, such as `[{stages: body, until_step: 1000}]`")
+    return value
+
+
+def _check_stages(value: object) -> object:
+    if value != "body" and not (isinstance(value, (list, tuple)) and all(type(stage) is int for stage in value)):
+        raise ValueError("must be `body`, everything but the head, or a list of stages' numbers")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class FreezeConfig:
     """Stages that do not learn for a while. Their batch norms keep their statistics; their dropout stays on."""
 
-    stages: tuple[int, ...] | Literal["body"]
+    stages: Annotated[tuple[int, ...] | Literal["body"], BeforeValidator(_check_stages)]
     """Positions in `model.stages`, or all of them: everything but the head. Those of wav2vec 2.0 are its extractor (0),
     the input of its transformer (1), and the transformer's layers."""
     until_step: int | None = None
@@ -214,7 +227,7 @@ class InitConfig:
 
     checkpoint: Path | None = None
     """Ours, published ones too. `model`, `labels` and `features` are its own where the YAML does not give them."""
-    freeze: tuple[FreezeConfig, ...] = ()
+    freeze: Annotated[tuple[FreezeConfig, ...], BeforeValidator(_check_freezes)] = ()
     stage_lr_decay: float = 1.0
     """The head learns at the full rate, the last stage at this factor of it, the one before at its square, ..."""
 
@@ -390,3 +403,17 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     """The plain tree of a configuration, as YAML and JSON can hold it."""
     plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
     return plain
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of a plain tree by their dotted paths."""
+    if isinstance(tree, dict):
+        children = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list):
+        children = [(str(i), value) for i, value in enumerate(tree)]
+    else:
+        return {path: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in children:
+        leaves |= flat(value, f"{path}.{key}" if path else key)
+    return leaves

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from carnelian_training.config import Config
 from carnelian_training.distributed import Process
+from carnelian_training.evaluate import read_clips
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Batch, Item, group, load
-from carnelian_training.manifest import read_manifest
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.transcription import AUTOCAST, augmented
 
@@ -146,10 +146,7 @@ def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process
         RuntimeError: A clip is bad; it is named.
     """
     model.eval()
-    clips = read_manifest(manifest)
-    if not clips:
-        raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
-    items = [Item(clip, seed=seed) for seed, clip in enumerate(clips)]
+    items = [Item(clip, seed=seed) for seed, clip in enumerate(read_clips(manifest))]
     items.sort(key=lambda item: item.duration_s)
     shares = group(items, config.data.device_batch_s or config.data.batch_s)[process.rank :: process.size]
     sums = torch.zeros(3, device=process.device)

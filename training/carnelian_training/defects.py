@@ -89,10 +89,12 @@ def text_defect(clip: Clip, limits: Limits) -> str | None:
 
 
 def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
-    """A transcript that CTC cannot align with `frames` of features: it would have an infinite loss.
+    """No output frame of `frames` of features, or a transcript that CTC cannot align: it would have an infinite loss.
 
     Each character takes an output frame, and a pair of equal neighbours one more, for the blank between them.
     """
+    if limits.output_frames(frames) < 1:
+        return f"too short for an output frame: {frames * limits.hop_samples} samples"
     if limits.labels is None:
         return None
     needed = len(clip.text) + sum(a == b for a, b in zip(clip.text, clip.text[1:], strict=False))

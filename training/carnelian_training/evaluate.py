@@ -145,15 +145,25 @@ def frame_duration_s(config: Config) -> float:
     return config.model.stride * config.features.hop_samples / SAMPLE_RATE_HZ
 
 
-def clips_to_evaluate(manifest: Path) -> list[Clip]:
-    """Read a manifest.
+def read_clips(manifest: Path) -> list[Clip]:
+    """Read a manifest to evaluate on.
 
     Raises:
-        ValueError: The manifest is none, or there is nothing to compare with.
+        ValueError: The manifest is none, or names no clips.
     """
     clips = read_manifest(manifest)
     if not clips:
         raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
+    return clips
+
+
+def clips_to_evaluate(manifest: Path) -> list[Clip]:
+    """Read a manifest to compare transcripts with.
+
+    Raises:
+        ValueError: The manifest is none, or there is nothing to compare with.
+    """
+    clips = read_clips(manifest)
     if not any(clip.text.split() for clip in clips):
         raise ValueError(f"a manifest to evaluate on must hold at least one word, but {manifest} has none")
     return clips
@@ -199,11 +209,17 @@ def evaluate(
     process = process or Process(next(model.parameters()).device)
     clips = clips_to_evaluate(manifest)
     heard: dict[int, str] = {}
+    too_short: dict[int, str] = {}
     for share, log_probs in score(model, config, clips, process):
         hypotheses = decoder.decode(log_probs, [wanted] * len(share))
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
-    heard = process.union(heard)
-    return Evaluation(clips, [heard[i] for i in range(len(clips))])
+        too_short |= {
+            i: f"too short: the network makes no frame of {clips[i].duration:g} s"
+            for i, row in zip(share, log_probs, strict=True)
+            if not len(row)
+        }
+    heard, too_short = process.union(heard), process.union(too_short)
+    return Evaluation(clips, [heard[i] for i in range(len(clips))], too_short)
 
 
 @torch.inference_mode()

@@ -7,10 +7,13 @@ from torch import Tensor, nn
 
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import Config
+from carnelian_training.config import Config, config_to_dict, flat
 from carnelian_training.models.masked import MaskedBatchNorm
 
 logger = logging.getLogger(__name__)
+
+MOST_NAMED = 10
+"""Tensors that do not fit; the others are counted."""
 
 
 def start_from_checkpoint(model: nn.Module, config: Config) -> None:
@@ -23,12 +26,18 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
     head's frame at the same time.
 
     Raises:
-        CheckpointError: The file cannot be read, or its body is another; every tensor that does not fit is named.
+        CheckpointError: The file cannot be read, or its body is another: what differs in `model` is named, and tensors
+            that do not fit.
     """
     path = config.init.checkpoint
     if path is None:
         return
     source, content = checkpoint.load(path)
+    if source.model.name != config.model.name:
+        raise CheckpointError(
+            f"`init.checkpoint` must be of a {config.model.name}, as `model.name` says, but {path} is of a "
+            f"{source.model.name}: choose another one, or leave `model`, `labels` and `features` to it"
+        )
     found: dict[str, Tensor] = content["weights"]
     wanted = model.state_dict()
     if source.pretraining is not None and config.pretraining is None:
@@ -45,7 +54,16 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
         if wanted[name].shape[parts] != found[name].shape[parts]:
             mistakes.append(f"  {name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
     if mistakes:
-        raise CheckpointError("\n".join([f"{path} does not fit `model`, except for its head it must:", *mistakes]))
+        raise CheckpointError(
+            "\n".join(
+                [
+                    f"{path} does not fit `model`, except for its head it must:",
+                    *_differences(source, config),
+                    *mistakes[:MOST_NAMED],
+                    *([f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []),
+                ]
+            )
+        )
     if source.features != config.features:
         logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
     kept = [label for label in config.labels if label in source.labels]
@@ -63,6 +81,16 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
     if len(kept) < len(source.labels):
         dropped = "".join(label for label in source.labels if label not in kept)
         logger.info("labels of the checkpoint that this run has not: %r", dropped)
+
+
+def _differences(source: Config, config: Config) -> list[str]:
+    """The fields of `model` that the checkpoint has otherwise, which is why its tensors do not fit."""
+    theirs, ours = (flat(config_to_dict(of)["model"], "model") for of in (source, config))
+    return [
+        f"  `{key}` is {ours.get(key)!r}, in the checkpoint {theirs.get(key)!r}"
+        for key in dict.fromkeys([*ours, *theirs])
+        if ours.get(key) != theirs.get(key) and "dropout" not in key
+    ]
 
 
 def _head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Tensor:

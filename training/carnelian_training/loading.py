@@ -93,8 +93,9 @@ def _no_clips(num_channels: int, skipped: Sequence[tuple[Item, str]] = ()) -> Ba
 def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
     """The clips that can be learnt from, by their manifest; what is left out is counted in the log, by reason.
 
-    Left out: clips outside the configured durations, characters outside the labels, and transcripts that CTC cannot
-    align even at the fastest speed. Nothing is read but the manifest; :func:`load` sees to what the files hold.
+    Left out: clips outside the configured durations or too short for an output frame, characters outside the labels,
+    and transcripts that CTC cannot align even at the fastest speed. Nothing is read but the manifest; :func:`load` sees
+    to what the files hold.
     """
     limits = Limits.of(config)
     left_out: Counter[str] = Counter()
@@ -106,8 +107,8 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
         elif defect := text_defect(clip, limits):
             reason = defect.partition(":")[0]
             unknown.setdefault(reason, set()).update(set(clip.text) - (limits.labels or set()))
-        elif alignment_defect(clip, planned_frames(clip, limits), limits):
-            reason = "a transcript longer than CTC can align"
+        elif defect := alignment_defect(clip, planned_frames(clip, limits), limits):
+            reason = defect.partition(":")[0]
         else:
             kept.append(clip)
             continue
@@ -188,6 +189,7 @@ def load(
     num_threads: int,
     *,
     skip: Limits | None = None,
+    named: set[tuple[Path, str]] | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
     """Decode audio and compute features, ahead of the caller.
@@ -198,22 +200,33 @@ def load(
         num_threads: for decoding and features.
         skip: for training: a clip that cannot be learnt from is left out of its batch, logged and listed in
             `Batch.skipped`. None, for evaluation: such a clip is an error.
+        named: files and their defects that the log has named already; those that it names are added.
         prefetch: batches that DALI works on before they are asked for.
 
     Raises:
-        RuntimeError: Without `skip`, a clip that cannot be decoded or is not what its manifest says; named, with why.
+        RuntimeError: Without `skip`, at the end, if clips cannot be decoded or are not what their manifest says; all
+            are named, with why. After the first of them no batch is given any more.
     """
     failed: dict[Clip, str] = {}
     broken: set[Path] = set()
+    named = set() if named is None else named
+    refused: list[str] = []
 
     def build_pipeline(remaining: Sequence[Sequence[Item]]) -> Pipeline:
         return _pipeline(remaining, failed, broken, settings, num_threads, prefetch)
 
     for items, outputs in run_surviving(batches, failed, build_pipeline):
+        batch = _no_clips(channels(settings))
         if items:
-            yield _batch(items, [output.as_cpu() for output in outputs], failed, skip)
+            batch = _batch(items, [output.as_cpu() for output in outputs], failed, skip)
+        if skip is None:
+            refused += [f"{item.clip.audio_filepath}: {defect}" for item, defect in batch.skipped]
         else:
-            yield _no_clips(channels(settings))
+            _name(batch.skipped, named)
+        if not refused:
+            yield batch
+    if refused:
+        raise RuntimeError("\n".join(refused))
 
 
 def run_surviving(
@@ -328,12 +341,17 @@ def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) 
     failed |= found
 
 
-def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:
-    """The clips of a batch that have no defect.
+def _name(skipped: Sequence[tuple[Item, str]], named: set[tuple[Path, str]]) -> None:
+    """Log clips that are left out, once for each file and reason."""
+    for item, defect in skipped:
+        path = item.clip.audio_filepath
+        if (path, defect) not in named:
+            logger.warning("skipped %s: %s", path, defect)
+            named.add((path, defect))
 
-    Raises:
-        RuntimeError: A clip has one, and `skip` is None.
-    """
+
+def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:
+    """The clips of a batch that have no defect; silence and too long transcripts are one where there are `skip`'s."""
     features, frames, samples, decoded_rms, rms = (torch.from_numpy(np.array(out.as_tensor())) for out in outputs)
     kept: list[int] = []
     skipped: list[tuple[Item, str]] = []
@@ -350,10 +368,6 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], s
             kept.append(row)
     if not skipped:
         return Batch(items, features, frames)
-    if skip is None:
-        raise RuntimeError("\n".join(f"{item.clip.audio_filepath}: {defect}" for item, defect in skipped))
-    for item, defect in skipped:
-        logger.warning("skipped %s: %s", item.clip.audio_filepath, defect)
     if not kept:
         return _no_clips(features.shape[1], skipped)
     longest = int(frames[kept].max())

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ def read_manifest(path: Path) -> list[Clip]:
     """Read a manifest; relative audio paths are taken from the manifest's own folder.
 
     Raises:
-        ValueError: A line is not a clip; the message names the file, the line and what was found.
+        ValueError: The file cannot be read, or a line is not a clip; the message names the file, the line and what was
+            found.
     """
     return [_parse_line(line, path.parent, where) for where, line in _lines(path)]
 
@@ -71,10 +72,18 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """The lines that are not blank, each after the words that say where it is."""
-    with path.open("rb") as lines:
+    with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}, line {number}", line
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        place = "" if path.is_absolute() else f" (in the working directory, {Path.cwd()})"
+        raise ValueError(f"{path} must be a manifest, JSON lines{place}, but: {error.strerror}") from error
 
 
 def _parse_line(line: bytes, folder: Path, where: str) -> Clip:

@@ -8,6 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+SUFFIXES = (".png", ".svg", ".pdf")
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a run, in order; a last line that a kill cut short is left out.
@@ -35,6 +37,8 @@ def draw(metrics: Path, target: Path) -> None:
     Raises:
         ValueError: There is nothing to draw, or no such format.
     """
+    if target.suffix not in SUFFIXES:
+        raise ValueError(f"a picture must end in {', '.join(SUFFIXES)}, but its name is {target}")
     records = read_metrics(metrics)
     losses = [(record["step"], record["loss"]) for record in records if "loss" in record]
     evaluations = [record for record in records if "dev_wer" in record]

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import Config, ConfigError, config_to_dict
+from carnelian_training.config import Config, ConfigError, config_to_dict, flat
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
@@ -270,20 +270,6 @@ def compare(before: Config, now: Config, path: Path) -> None:
 
 def _matches(key: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(key, pattern) for pattern in patterns)
-
-
-def flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of a plain tree by their dotted paths."""
-    if isinstance(tree, dict):
-        children = [(str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list):
-        children = [(str(i), value) for i, value in enumerate(tree)]
-    else:
-        return {path: tree}
-    leaves: dict[str, Any] = {}
-    for key, value in children:
-        leaves |= flat(value, f"{path}.{key}" if path else key)
-    return leaves
 
 
 def write(state: State, config: Config, directory: Path) -> None:

@@ -1,8 +1,8 @@
 """The training run, top to bottom: clips -> batches -> loss -> step, with evaluation and checkpoints in between.
 
 In: a :class:`Config` and a folder. Out, in that folder: `<name>.yaml` (the resolved configuration), `<name>-<step>.pt`
-(all that resuming needs), `<name>.pt` (the best weights by dev WER, in pre-training by accuracy) and what `report.py`
-writes.
+(all that resuming needs), `<name>.pt` (the best weights by dev WER, in pre-training by accuracy; the last ones where
+there is no dev manifest) and what `report.py` writes.
 """
 
 import logging
@@ -22,7 +22,7 @@ from carnelian_training import checkpoint, contrastive, finetune
 from carnelian_training.config import Config, config_to_dict
 from carnelian_training.defects import Limits
 from carnelian_training.distributed import joined
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluate import evaluate, read_clips
 from carnelian_training.interruption import Interruption
 from carnelian_training.loading import Batch, Item, deal, load, plan_epoch, trainable
 from carnelian_training.manifest import Clip, read_manifest
@@ -32,7 +32,7 @@ from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.report import Report
 from carnelian_training.state import State, new_state, resume, write
 from carnelian_training.transcription import Transcription
-from carnelian_training.validate import check_for_evaluation
+from carnelian_training.validate import check_for_evaluation, check_sound
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,7 @@ def train(config: Config, directory: Path) -> None:
         RuntimeError: A dev clip is bad, all training clips are, or too many steps in a row were not finite.
         SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
-    clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
-    clips = trainable(clips, config)
+    clips = trainable(read_training_clips(config), config)
     if not clips:
         raise ValueError("`data.train` must name manifests with usable clips, but none is left; see the warnings above")
     with joined() as process, Interruption() as interruption:
@@ -89,8 +88,7 @@ def train(config: Config, directory: Path) -> None:
             logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
             return
         if process.leads:
-            if config.data.dev is not None and config.pretraining is None:
-                check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
+            check_dev(config)
             directory.mkdir(parents=True, exist_ok=True)
             resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
             (directory / f"{config.name}.yaml").write_text(resolved, encoding="utf-8")
@@ -123,6 +121,40 @@ def train(config: Config, directory: Path) -> None:
         raise SystemExit(128 + received)
 
 
+def read_training_clips(config: Config) -> list[Clip]:
+    """All clips of `data.train`, as often as they come in an epoch.
+
+    Raises:
+        ValueError: A manifest is none; the message says which entry names it.
+    """
+    clips: list[Clip] = []
+    for i, manifest in enumerate(config.data.train):
+        try:
+            clips += read_manifest(manifest.path) * manifest.repeat
+        except ValueError as error:
+            raise ValueError(f"`data.train.{i}.path`: {error}") from error
+    return clips
+
+
+def check_dev(config: Config) -> None:
+    """Look at `data.dev`, so that a bad one ends a run before it begins and not at its first evaluation.
+
+    Raises:
+        ValueError: It is no manifest, or there is nothing to compare with.
+        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+    """
+    if config.data.dev is None:
+        logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)
+        return
+    try:
+        if config.pretraining is None:
+            check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
+        else:
+            check_sound(read_clips(config.data.dev), config.data.dev, config.data.num_threads)
+    except ValueError as error:
+        raise ValueError(f"`data.dev`: {error}") from error
+
+
 def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
     """What this process has to do, step after step without end, from where `state` is, which is kept up to date.
 
@@ -130,6 +162,7 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
         RuntimeError: A whole epoch held no clip that could be learnt from.
     """
     rank, size = state.process.rank, state.process.size
+    named: set[tuple[Path, str]] = set()  # a bad clip is bad in every epoch
     while True:
         started = None if state.batch else state.step
         plan = plan_epoch(clips, config, state.epoch)[state.batch :]
@@ -140,6 +173,7 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
             config.features,
             config.data.num_threads,
             skip=Limits.of(config),
+            named=named,
             prefetch=config.data.prefetch_batches,
         )
         for step, parts in zip(plan, dealt, strict=True):
@@ -242,9 +276,12 @@ def skip(state: State, outcome: Outcome, clips: Sequence[Item], config: Config) 
 
 
 def look(state: State, config: Config, directory: Path, report: Report) -> None:
-    """Evaluate on the dev manifest and keep the best weights."""
+    """Evaluate on the dev manifest and keep the best weights; without one, the last."""
     state.settle(config)
+    best = directory / f"{config.name}.pt"
     if config.data.dev is None:
+        if state.process.leads:
+            checkpoint.save(best, config, state.best_model.state_dict(), results={"step": state.step})
         return
     if isinstance(state.best_model, Wav2Vec2Pretraining):
         found = contrastive.evaluate(state.best_model, config, config.data.dev, state.process)
@@ -256,4 +293,4 @@ def look(state: State, config: Config, directory: Path, report: Report) -> None:
         error = record["dev_wer"]
     if state.process.leads and error < state.best_error:
         state.best_error = error
-        checkpoint.save(directory / f"{config.name}.pt", config, state.best_model.state_dict(), results=record)
+        checkpoint.save(best, config, state.best_model.state_dict(), results=record)

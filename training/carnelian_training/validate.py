@@ -120,6 +120,15 @@ def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int
     """
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, labels)
+    check_sound(clips, manifest, num_threads)
+
+
+def check_sound(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None:
+    """Decode the clips of a manifest.
+
+    Raises:
+        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+    """
     bad = [
         f"{clip.audio_filepath}: {found[kind]}"
         for clip, found in _listen(clips, 0, num_threads)

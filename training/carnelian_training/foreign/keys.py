@@ -99,11 +99,20 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
             continue
         # A copy: what was loaded may be one storage of everything.
         weights[ours] = tensor.reshape(shape).to(wanted[ours].dtype, copy=True)
+    check_fit(mistakes, path)
+    return weights
+
+
+def check_fit(mistakes: list[str], path: Path) -> None:
+    """Refuse a file that contradicts itself.
+
+    Raises:
+        CheckpointError: There are mistakes, a line each.
+    """
     if mistakes:
         raise CheckpointError(
             "\n".join([f"{path}: {len(mistakes)} tensor(s) do not fit the network that it describes:", *mistakes])
         )
-    return weights
 
 
 def give(weights: Mapping[str, Tensor], config: Config, naming: Naming) -> dict[str, Tensor]:

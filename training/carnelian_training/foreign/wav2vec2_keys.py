@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, build_network
+from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
+from carnelian_training.foreign.keys import check_fit
 
 _BODY = {
     "extractor_norm": ("feature_projection.layer_norm", "layer_norm"),
@@ -135,10 +136,7 @@ def take(
             mistakes.append(f"  {theirs}: must be {shape}, but is {list(tensor.shape)}")
             continue
         weights[ours] = tensor.to(torch.float32, copy=True)
-    if mistakes:
-        raise CheckpointError(
-            "\n".join([f"{path}: {len(mistakes)} tensor(s) do not fit the network that it describes:", *mistakes])
-        )
+    check_fit(mistakes, path)
     return weights
 
 
