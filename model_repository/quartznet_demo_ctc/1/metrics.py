@@ -78,7 +78,7 @@ class Metrics:
             values[_outcome(result)] += 1
             values["seconds"] += result.get("duration", 0)
         for rows, row_lengths in zip(scores, lengths, strict=True):
-            values["frames"] += int(np.clip(row_lengths, 0, rows.shape[1]).sum())
+            values["frames"] += sum(min(max(length, 0), rows.shape[1]) for length in row_lengths.tolist())
             values["delivered"] += rows.shape[0] * rows.shape[1]
         with self._lock:
             self._pending.update(values)
