@@ -15,8 +15,14 @@ def export(
         Path,
         typer.Argument(help="A checkpoint of ours, a .nemo, a .pt of DLE or fairseq, or a Hugging Face folder."),
     ],
-    name: Annotated[str, typer.Option(help="The model's public name, for example quartznet_15x5.")],
-    repository: Annotated[Path, typer.Option(help="The folder that tritonserver loads.")],
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model's public name, for example quartznet_15x5; that of --out may be left out."),
+    ] = None,
+    repository: Annotated[Path | None, typer.Option(help="The folder that tritonserver loads.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Of a neural language model, in place of --repository: the .onnx to write.")
+    ] = None,
     model_format: Annotated[str, typer.Option("--format", help="onnx or tensorrt")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16; int8 of onnx; bf16 of tensorrt.")] = "fp32",
     provider: Annotated[
@@ -50,7 +56,17 @@ def export(
         list[str] | None, typer.Option("--option", help="Default of the decoder, such as decoder=ngram; repeatable.")
     ] = None,
 ) -> None:
-    """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch."""
+    """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch.
+
+    With --out: write a neural language model as one file, for rescoring.
+    """
+    if out is not None:
+        if repository is not None:
+            raise typer.BadParameter("--out is for language models and --repository for recognisers: give one of them")
+        _export_language_model(source, name, out)
+        return
+    if name is None or repository is None:
+        raise typer.BadParameter("--name and --repository must be given; of a language model, --out")
     from carnelian_export.target import Target, TargetError
     from carnelian_export.tuning import read_tuning
 
@@ -78,6 +94,16 @@ def export(
     difference = write_model(repository, name, config, network, decoding, target)
     measure = "distributions, in the mean," if precision == "int8" else "log-probabilities"
     print(f"{name} and {name}_pcm are in {repository}; {measure} within {difference:.1e} of PyTorch's")
+
+
+def _export_language_model(source: Path, name: str | None, out: Path) -> None:
+    from carnelian_training.checkpoint import load_language_model
+
+    from carnelian_export.language_model import write_language_model
+
+    config, network = load_language_model(source)
+    difference = write_language_model(out, name or config.name, config, network)
+    print(f"{out}: {out.stat().st_size:,} bytes; log-probabilities within {difference:.1e} a token of PyTorch's")
 
 
 def main() -> None:

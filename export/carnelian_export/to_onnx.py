@@ -171,7 +171,7 @@ def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> on
     else:
         assert isinstance(network, Wav2Vec2)
         graph = trace_ragged(RaggedWaveforms(network), (40 * network.config.stride,))
-    _store_as_float16(graph.graph)
+    store_as_float16(graph.graph)
     return graph
 
 
@@ -187,7 +187,7 @@ def export_padded(network: CtcNetwork) -> onnx.ModelProto:
     features = torch.zeros(2, network.config.feature_channels, 64)
     lengths = torch.tensor([[40], [64]], dtype=torch.int32)
     graph = trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
-    _store_as_float16(graph.graph)
+    store_as_float16(graph.graph)
     return graph
 
 
@@ -249,7 +249,7 @@ def _with_plain_convolutions(network: nn.Module) -> nn.Module:
     return network
 
 
-def _store_as_float16(graph: onnx.GraphProto) -> None:
+def store_as_float16(graph: onnx.GraphProto) -> None:
     """Halve the file where that loses nothing, as for published checkpoints. Runtimes fold the casts."""
     casts = []
     for initializer in graph.initializer:

@@ -22,7 +22,8 @@ from carnelian_training.manifest import Clip
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.state import State, new_state
-from carnelian_training.train import Share, optimise
+from carnelian_training.task import Share
+from carnelian_training.train import optimise
 from torch import Tensor
 
 from carnelian_perf import raw_file

@@ -31,7 +31,8 @@ from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.optim import build_optimizer
 from carnelian_training.state import State, new_state
-from carnelian_training.train import Share, optimise
+from carnelian_training.task import Share
+from carnelian_training.train import optimise
 from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 

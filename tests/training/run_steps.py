@@ -12,8 +12,9 @@ import torch
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import joined
 from carnelian_training.manifest import read_manifest
+from carnelian_training.recognition import shares
 from carnelian_training.state import new_state
-from carnelian_training.train import optimise, shares
+from carnelian_training.train import optimise
 
 
 def main(steps: int, paths: list[str]) -> None:
@@ -28,7 +29,7 @@ def main(steps: int, paths: list[str]) -> None:
                 losses.append(optimise(state, share, config).loss)
                 state.step += 1
                 parts += share.parts
-                empty += len(share.clips) < process.size
+                empty += len(share.items) < process.size
             buffers = state.model.named_buffers()
             statistics = sum(float(buffer.sum()) for name, buffer in buffers if name.endswith("running_mean"))
             if process.leads:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 from carnelian_training.config import ConfigError, config_from_dict, config_to_dict, load_config
+from carnelian_training.language_config import load_run
 from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 
 CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))
@@ -18,7 +19,7 @@ def config_file(tmp_path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_shipped_config_loads_and_carries_its_files_name(path):
-    assert load_config(path).name == path.stem
+    assert load_run(path).name == path.stem
 
 
 @pytest.mark.parametrize(

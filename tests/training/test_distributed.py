@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from carnelian_training.config import OptimizerConfig, config_to_dict
+from carnelian_training.config import config_to_dict
 from carnelian_training.distributed import joined
+from carnelian_training.loop_config import OptimizerConfig
 from carnelian_training.state import checkpoints
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

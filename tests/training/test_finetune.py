@@ -7,13 +7,12 @@ from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import (
     ConfigError,
-    FreezeConfig,
-    InitConfig,
     config_from_dict,
     config_to_dict,
     load_config,
 )
 from carnelian_training.evaluate import evaluate
+from carnelian_training.loop_config import FreezeConfig, InitConfig
 from carnelian_training.optim import build_optimizer
 from carnelian_training.train import train
 

@@ -6,7 +6,8 @@ import pytest
 from carnelian_training.cli import app
 from carnelian_training.ctc.language_model import LanguageModel
 from carnelian_training.manifest import Clip, write_manifest
-from carnelian_training.ngram import find_tool, read_text
+from carnelian_training.ngram import find_tool
+from carnelian_training.sentences import read_text
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.text import LABEL_CHARACTERS
 from typer.testing import CliRunner

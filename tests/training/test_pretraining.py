@@ -23,8 +23,9 @@ from carnelian_training.models.pretraining import (
     gumbel_noise,
     hidden_frames,
 )
+from carnelian_training.recognition import shares
 from carnelian_training.state import new_state
-from carnelian_training.train import optimise, shares, train
+from carnelian_training.train import optimise, train
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 CPU = Process(torch.device("cpu"))

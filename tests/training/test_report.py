@@ -44,7 +44,7 @@ def heard():
 
 def log_three_steps(report: Report) -> None:
     for loss in (1.0, 2.0, 3.0):
-        report.add(loss, utterances=4, audio_s=20.0)
+        report.add(loss, {"utterances": 4, "audio_s": 20.0})
     report.log(3, 0, lr=0.01, grad_norm=0.5)
 
 

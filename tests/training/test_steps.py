@@ -13,8 +13,9 @@ from carnelian_training.manifest import read_manifest
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import Mask, MaskedBatchNorm
 from carnelian_training.models.shared_norm import shared_batch_norm
+from carnelian_training.recognition import shares
 from carnelian_training.state import new_state
-from carnelian_training.train import optimise, shares
+from carnelian_training.train import optimise
 from torch.nn import functional as F
 
 CPU = Process(torch.device("cpu"))

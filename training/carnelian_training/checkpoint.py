@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carnelian_training.config import Config, config_from_dict, config_to_dict
+from carnelian_training.config import Config, config_to_dict
+from carnelian_training.language_config import LanguageModelConfig, RunConfig, run_from_dict
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 _ADVICE = "; `carnelian-train import` makes one of another toolkit's"
@@ -22,8 +24,10 @@ class CheckpointError(ValueError):
     """A file is not a checkpoint of ours, or does not fit its own configuration."""
 
 
-def build_network(config: Config) -> nn.Module:
-    """What a configuration trains, with random weights: a recogniser, or wav2vec 2.0 in pre-training."""
+def build_network(config: RunConfig) -> nn.Module:
+    """What a configuration trains, with random weights: a recogniser, wav2vec 2.0 in pre-training, a language model."""
+    if isinstance(config, LanguageModelConfig):
+        return TransformerXl(config.model, config.text.tokens.vocabulary)
     if config.pretraining is None:
         return build_model(config)
     assert isinstance(config.model, Wav2Vec2Config)
@@ -51,7 +55,7 @@ def build_model(config: Config) -> CtcNetwork:
 
 def save(
     path: Path,
-    config: Config,
+    config: RunConfig,
     weights: dict[str, Tensor],
     *,
     results: dict[str, Any],
@@ -82,7 +86,7 @@ def save(
     partial.replace(path)
 
 
-def load(path: Path) -> tuple[Config, dict[str, Any]]:
+def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
     Raises:
@@ -98,23 +102,48 @@ def load(path: Path) -> tuple[Config, dict[str, Any]]:
         raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of Carnelian, format 1, but is not{_ADVICE}")
-    return config_from_dict(content["config"], str(path)), content
+    return run_from_dict(content["config"], str(path)), content
 
 
 def load_model(path: Path) -> tuple[Config, CtcNetwork]:
-    """Read a checkpoint for inference: float32 weights, evaluation mode.
+    """Read a recogniser's checkpoint for inference: float32 weights, evaluation mode.
 
     Raises:
-        CheckpointError: as :func:`load`, or tensors are missing, unexpected or misshapen; each is named.
+        CheckpointError: as :func:`load`, or it is no recogniser, or tensors are missing, unexpected or misshapen; each
+            is named.
     """
     config, content = load(path)
+    if isinstance(config, LanguageModelConfig):
+        raise CheckpointError(
+            f"{path} must be a recogniser, but is a language model: `carnelian-train perplexity` rates it, "
+            "`carnelian-export --out` writes it for rescoring"
+        )
     model = build_model(config)
+    _fill(model, content["weights"], path)
+    return config, model.eval()
+
+
+def load_language_model(path: Path) -> tuple[LanguageModelConfig, TransformerXl]:
+    """Read a language model's checkpoint for inference: float32 weights, evaluation mode.
+
+    Raises:
+        CheckpointError: as :func:`load_model`, of a recogniser.
+    """
+    config, content = load(path)
+    if not isinstance(config, LanguageModelConfig):
+        raise CheckpointError(
+            f"{path} must be a language model, but is a recogniser, `model.name: {config.model.name}`"
+        )
+    model = TransformerXl(config.model, config.text.tokens.vocabulary)
+    _fill(model, content["weights"], path)
+    return config, model.eval()
+
+
+def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     try:
-        weights = content["weights"].items()
-        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in weights})
+        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in weights.items()})
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit its own configuration: {error}") from error
-    return config, model.eval()
 
 
 def publish(source: Path, target: Path) -> None:

@@ -29,10 +29,10 @@ def fit(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
 ) -> None:
     """Train a model."""
-    from carnelian_training.config import load_config
+    from carnelian_training.language_config import load_run
     from carnelian_training.train import train
 
-    train(load_config(config, tuple(overrides or ())), directory)
+    train(load_run(config, tuple(overrides or ())), directory)
 
 
 @app.command()
@@ -205,6 +205,40 @@ def ngram(
         f"perplexity {report.perplexity:g} on {report.held_out_sentences:,} others, "
         f"{report.unknown_share:.2%} of their words unknown"
     )
+
+
+@app.command()
+def perplexity(
+    models: Annotated[
+        list[Path],
+        typer.Argument(help="Checkpoints of language models; n-gram models, ARPA or KenLM binary."),
+    ],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
+    ] = None,
+    exclude: Annotated[list[Path] | None, typer.Option(help="As it was given to `ngram` and `fit`.")] = None,
+    whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,
+) -> None:
+    """Print how well language models foretell the same sentences: those of the text that `ngram` and `fit` keep out."""
+    from carnelian_training.checkpoint import load_language_model
+    from carnelian_training.perplexity import rate_network, rate_ngram
+    from carnelian_training.sentences import divide
+    from carnelian_training.synthesis.texts import choose_sources
+
+    sentences = divide(choose_sources(text or None), exclude or ())
+    chosen = [*sentences.used, *sentences.held_out] if whole else sentences.held_out
+    print(f"{len(chosen):,} sentences, {sum(len(sentence.split()) for sentence in chosen):,} words")
+    print(f"{'per word':>10} {'per token':>10} {'tokens':>10} {'unknown':>8}")
+    for path in models:
+        if path.suffix == ".pt":
+            config, network = load_language_model(path)
+            found = rate_network(network, chosen, config.text.segment)
+        else:
+            found = rate_ngram(path, chosen)
+        tokens = found.words if found.tokens is None else found.tokens
+        share = found.unknown / max(1, found.words)
+        print(f"{found.per_word:10.2f} {found.per_token:10.2f} {tokens:10,} {share:8.2%} {path}")
 
 
 @app.command()

@@ -3,21 +3,24 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from carnelian_training import mistakes, strict_yaml
 from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
+from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.span_masks import SpanMaskConfig
 from carnelian_training.waveform import WaveformSettings
+
+T = TypeVar("T")
 
 LABELS = tuple(" abcdefghijklmnopqrstuvwxyz'")
 
@@ -149,136 +152,6 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Which optimiser, and the learning rate over the steps: linear warm-up, hold, then the schedule's decay."""
-
-    name: Literal["adamw", "novograd"] = "novograd"
-    lr: float = 0.01
-    lr_batch_s: float | None = None
-    """The `data.batch_s` that `lr` is meant for; with another one it is scaled by the square root of their ratio, as
-    suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). None: `lr` as it is."""
-    betas: tuple[float, float] = (0.95, 0.0)
-    eps: float = 1e-8
-    """Of AdamW."""
-    weight_decay: float = 1e-3
-    warmup_steps: int = 1000
-    hold_steps: int = 0
-    schedule: Literal["cosine", "linear", "exponential", "tri_stage"] = "cosine"
-    """Cosine and linear fall to `min_lr` at `loop.steps`; exponential by `decay` every `decay_steps`, but not below
-    `min_lr`; tri-stage, fairseq's, exponentially to `final_share` of `lr` at `loop.steps`."""
-    start_share: float = 0.0
-    """Of `lr`, where the warm-up begins."""
-    final_share: float = 0.05
-    decay: float = 0.981
-    """As in NVIDIA's recipes, where it is per epoch."""
-    decay_steps: int = 1000
-    min_lr: float = 1e-5
-    max_grad_norm: float | None = None
-    ema: float | None = None
-    """Decay of an average of the weights over the steps, for example 0.999, which is then what is evaluated, called the
-    best and published; none: no average."""
-
-    def __post_init__(self) -> None:
-        if self.name == "adamw" and not 0 < self.betas[1] < 1:
-            raise ValueError(
-                "`betas` must suit AdamW, for example [0.9, 0.98] (the default is NovoGrad's), "
-                f"but are {list(self.betas)}"
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"`betas` must be at least 0 and below 1, but are {list(self.betas)}")
-        for name in ("decay", "ema"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise ValueError(f"`{name}` must lie between 0 and 1, but is {value}")
-        check_probability("start_share", self.start_share)
-        if not 0 < self.final_share <= 1:
-            raise ValueError(f"`final_share` must be above 0 and at most 1, but is {self.final_share}")
-        check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm", "eps")
-        check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
-
-
-def _check_freezes(value: object) -> object:
-    """In words of our own, for pydantic would name the kinds that a value might have been."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(part, (dict, FreezeConfig)) for part in value):
-        raise ValueError("must be a list of sections, such as `[{stages: body, until_step: 1000}]`")
-    return value
-
-
-def _check_stages(value: object) -> object:
-    if value != "body" and not (isinstance(value, (list, tuple)) and all(type(stage) is int for stage in value)):
-        raise ValueError("must be `body`, everything but the head, or a list of stages' numbers")
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreezeConfig:
-    """Stages that do not learn for a while. Their batch norms keep their statistics; their dropout stays on."""
-
-    stages: Annotated[tuple[int, ...] | Literal["body"], BeforeValidator(_check_stages)]
-    """Positions in `model.stages`, or all of them: everything but the head. Those of wav2vec 2.0 are its extractor (0),
-    the input of its transformer (1), and the transformer's layers."""
-    until_step: int | None = None
-    """They learn from this step on; none: never."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitConfig:
-    """Fine-tuning: where the weights of a new run come from, and how fast each part moves away from there."""
-
-    checkpoint: Path | None = None
-    """Ours, published ones too. `model`, `labels` and `features` are its own where the YAML does not give them."""
-    freeze: Annotated[tuple[FreezeConfig, ...], BeforeValidator(_check_freezes)] = ()
-    stage_lr_decay: float = 1.0
-    """The head learns at the full rate, the last stage at this factor of it, the one before at its square, ..."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.stage_lr_decay <= 1:
-            raise ValueError(f"`stage_lr_decay` must be above 0 and at most 1, but is {self.stage_lr_decay}")
-        if self.freeze and self.checkpoint is None:
-            raise ValueError("`freeze` must come with a `checkpoint`, for random weights have to learn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopConfig:
-    """How long to train, how often to look."""
-
-    steps: int = 100_000
-    seed: int = 1
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Of matrix products and convolutions; the rest is float32. tf32 is fp32 on devices without it."""
-    compile: bool = False
-    """Let `torch.compile` fuse the network; needs a C++ compiler, and Triton on GPUs."""
-    depthwise: Literal["pytorch", "triton"] = "pytorch"
-    """What computes depthwise convolutions on a GPU: PyTorch, with cuDNN or without, or kernels of ours in the Triton
-    language (`models/depthwise_gpu.py`), which have not run on one yet."""
-    recompute: bool = False
-    """Keep only the inputs of blocks for the backward pass and compute the rest again: less memory, a third more
-    time."""
-    batch_statistics: Literal["process", "shared", "frozen"] = "process"
-    """What batch norms see in training: each process its own clips, all clips of all processes (of one part, where a
-    step is taken in parts: see `data.device_batch_s`), or the statistics of the checkpoint, which then stay."""
-    max_skipped_steps: int = 50
-    """A step whose loss or gradient is not finite changes nothing; more than this many in a row end the run."""
-    log_every_steps: int = 50
-    evaluate_every_steps: int = 1000
-    checkpoint_every_steps: int | None = None
-    """None: at each evaluation. SIGTERM and Ctrl-C write one in any case."""
-    checkpoint_every_s: float | None = None
-    """And whenever the last one is older than this."""
-    keep_last: int = 2
-    milestones: tuple[int, ...] = ()
-    """Steps whose checkpoints are kept for ever."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "log_every_steps", "evaluate_every_steps", "checkpoint_every_steps", "keep_last"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value}")
-        check_positive(self, "checkpoint_every_s")
-        check_not_negative(self, "max_skipped_steps")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that makes a model. Written beside and into each checkpoint."""
 
@@ -299,8 +172,7 @@ class Config:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        if self.name in {"", ".."} or Path(self.name).name != self.name:
-            raise ValueError(f"`name` must be fit to name files, without folders, but is {self.name!r}")
+        check_name(self.name)
         if not self.labels:
             raise ValueError("`labels` must hold one character at least, but is empty")
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
@@ -321,11 +193,7 @@ class Config:
                 "`pretraining` must be of wav2vec2 and with `augment.spans.time_probability` above 0: what is hidden "
                 f"is learnt, but `model` is {self.model.name} and that is {self.augment.spans.time_probability:g}"
             )
-        stages = range(self.model.num_stages)
-        for freeze in self.init.freeze:
-            absent = [i for i in freeze.stages if i not in stages] if freeze.stages != "body" else []
-            if absent:
-                raise ValueError(f"`init.freeze` must name stages of 0 to {stages[-1]}, but names {absent}")
+        check_stages(self.init, self.model.num_stages)
 
 
 # The rule reaches nested dataclasses by propagation; a test pins that.
@@ -333,10 +201,21 @@ _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
-    """Read a YAML file and apply ``a.b=value`` overrides to its tree before validation.
+    """Read a recogniser's YAML file and apply ``a.b=value`` overrides to its tree before validation.
 
     Raises:
         ConfigError: with every unknown key and wrong value, by path.
+    """
+    tree = load_tree(path, overrides)
+    inherit(tree)
+    return config_from_dict(tree, str(path))
+
+
+def load_tree(path: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The plain tree of a YAML file with its overrides, not validated.
+
+    Raises:
+        ConfigError: It is no mapping, or an override cannot be applied.
     """
     try:
         tree = strict_yaml.load(path.read_text(encoding="utf-8"))
@@ -345,8 +224,7 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
     apply_overrides(tree, overrides)
-    _inherit(tree)
-    return config_from_dict(tree, str(path))
+    return tree
 
 
 def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
@@ -371,7 +249,7 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
             raise ConfigError(f"override {override!r}: the value cannot be read as YAML: {error}") from error
 
 
-def _inherit(tree: dict[str, Any]) -> None:
+def inherit(tree: dict[str, Any]) -> None:
     """Complete the tree of a fine-tuning by what its checkpoint says of the network."""
     init = tree.get("init")
     is_complete = {"model", "labels", "features"} <= tree.keys()
@@ -379,9 +257,11 @@ def _inherit(tree: dict[str, Any]) -> None:
         from carnelian_training.checkpoint import load  # which needs this module
 
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
-        sections = {"model", "labels", "features"} - ({"labels"} if source["pretraining"] else set())
-        for section in sections:
+        sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())
+        for section in sections & source.keys():
             tree.setdefault(section, source[section])
+        if "text" in source and isinstance(text := tree.setdefault("text", {}), dict):
+            text.setdefault("tokens", source["text"]["tokens"])
 
 
 def config_from_dict(tree: dict[str, Any], where: str) -> Config:
@@ -392,16 +272,25 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
     """
     if isinstance(tree.get("model"), dict) and tree["model"].get("name") == Wav2Vec2Config.name:
         tree = {"features": {"name": WaveformSettings.name}, **tree}
+    return validated(_ADAPTER, tree, where, tagged=("model", "features"))
+
+
+def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagged: tuple[str, ...] = ()) -> T:
+    """What a plain tree says, as an adapter reads it; `tagged` are the sections of which there are several kinds.
+
+    Raises:
+        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+    """
     try:
-        return _ADAPTER.validate_python(tree)
+        return adapter.validate_python(tree)
     except ValidationError as error:
-        found = mistakes.described(error)
+        found = mistakes.described(error, tagged)
         raise ConfigError("\n".join([f"{where}: {len(found)} mistake(s)", *(f"  {line}" for line in found)])) from error
 
 
-def config_to_dict(config: Config) -> dict[str, Any]:
+def config_to_dict(config: object) -> dict[str, Any]:
     """The plain tree of a configuration, as YAML and JSON can hold it."""
-    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
+    plain: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
     return plain
 
 

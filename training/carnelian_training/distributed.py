@@ -61,6 +61,13 @@ class Process:
         dist.all_gather_object(parts, part)
         return {key: value for found in parts for key, value in found.items()}
 
+    def gathered(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, by rank, on the CPU; every process has to call it."""
+        tensors = [tensor.cpu()] * self.size
+        if self.size > 1:
+            dist.all_gather_object(tensors, tensor.cpu())
+        return tensors
+
     def average(self, tensors: list[Tensor]) -> None:
         """Replace floating-point tensors by their means over all processes."""
         for tensor in tensors if self.size > 1 else []:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, config_to_dict, flat
+from carnelian_training.language_config import LanguageModelConfig, RunConfig
 from carnelian_training.models.masked import MaskedBatchNorm
 
 logger = logging.getLogger(__name__)
@@ -16,14 +17,14 @@ MOST_NAMED = 10
 """Tensors that do not fit; the others are counted."""
 
 
-def start_from_checkpoint(model: nn.Module, config: Config) -> None:
+def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     """Give a new network the weights of `config.init.checkpoint`, if there is one; the log says what was taken.
 
     The body must be the same. In the head, a label that both alphabets have keeps its row, as does the blank, and a new
     label gets the mean of the old labels' rows: the letters that two languages share mostly share their sounds, and a
     network that knows when to write a blank aligns from the first step. A random row would drown both, for a trained
     head holds all labels down but the one that it hears. Frames of the head (`head_frames`) are taken from the old
-    head's frame at the same time.
+    head's frame at the same time. A language model takes over everything, its tokenizer too.
 
     Raises:
         CheckpointError: The file cannot be read, or its body is another: what differs in `model` is named, and tensors
@@ -38,6 +39,10 @@ def start_from_checkpoint(model: nn.Module, config: Config) -> None:
             f"`init.checkpoint` must be of a {config.model.name}, as `model.name` says, but {path} is of a "
             f"{source.model.name}: choose another one, or leave `model`, `labels` and `features` to it"
         )
+    if isinstance(config, LanguageModelConfig) or isinstance(source, LanguageModelConfig):
+        model.load_state_dict(checkpoint.load_language_model(path)[1].state_dict())
+        logger.info("starting from %s, with its tokens", path)
+        return
     found: dict[str, Tensor] = content["weights"]
     wanted = model.state_dict()
     if source.pretraining is not None and config.pretraining is None:
@@ -107,7 +112,7 @@ def _head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Ten
     return head.flatten(0, 1)
 
 
-def frozen_stages(config: Config, step: int) -> frozenset[int]:
+def frozen_stages(config: RunConfig, step: int) -> frozenset[int]:
     """The stages that do not learn at `step`."""
     frozen: set[int] = set()
     for freeze in config.init.freeze:
@@ -116,7 +121,7 @@ def frozen_stages(config: Config, step: int) -> frozenset[int]:
     return frozenset(frozen)
 
 
-def freeze(model: nn.Module, config: Config, step: int) -> None:
+def freeze(model: nn.Module, config: RunConfig, step: int) -> None:
     """Let those parameters of a model in training mode learn that should at `step`, and no others."""
     frozen = frozen_stages(config, step)
     if config.init.freeze:

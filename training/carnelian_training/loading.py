@@ -56,6 +56,11 @@ class Item:
         """Seconds after the change of speed."""
         return self.clip.duration / self.speed
 
+    @property
+    def title(self) -> str:
+        """How the log calls it."""
+        return str(self.clip.audio_filepath)
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -13,9 +13,14 @@ WORDS = {
 }
 
 
-def described(error: ValidationError) -> list[str]:
-    """One line for each mistake: where, what must hold and, unless it is a whole section, what was found."""
-    return [f"{_path(mistake['loc'])}: {_words(mistake)}" for mistake in error.errors()]
+def described(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
+    """One line for each mistake: where, what must hold and, unless it is a whole section, what was found.
+
+    Args:
+        error: what pydantic says.
+        tagged: sections of which there are several kinds.
+    """
+    return [f"{_path(mistake['loc'], tagged)}: {_words(mistake)}" for mistake in error.errors()]
 
 
 def _words(mistake: ErrorDetails) -> str:
@@ -23,8 +28,8 @@ def _words(mistake: ErrorDetails) -> str:
     return words if isinstance(mistake["input"], dict) else f"{words} (found {mistake['input']!r})"
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    """A place in the file; pydantic also names the kind of model and of features, which is no key."""
-    if location[:1] in (("model",), ("features",)):
+def _path(location: tuple[int | str, ...], tagged: tuple[str, ...]) -> str:
+    """A place in the file; of a tagged section pydantic also names the kind, which is no key."""
+    if location and location[0] in tagged:
         location = (location[0], *location[2:])
     return ".".join(map(str, location)) or "config"

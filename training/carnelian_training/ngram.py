@@ -12,20 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from carnelian_training.manifest import read_manifest
+from carnelian_training.sentences import divide
 from carnelian_training.synthesis.texts import Source
-from carnelian_training.text import spell_out, to_labels
 
 logger = logging.getLogger(__name__)
-
-HELD_OUT_EVERY = 100
-"""One sentence in so many is kept for the perplexity."""
-OVERLAP_WORDS = 6
-"""A sentence that has so many words in a row with a transcript that is left out is left out with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +67,8 @@ def build_ngram(
         ValueError: The texts hold too little, or the settings do not fit together.
     """
     tools = {tool: find_tool(tool) for tool in ("lmplz", "build_binary", "query")}
-    excluded = {words for manifest in exclude for clip in read_manifest(manifest) for words in _runs(clip.text)}
-    used: list[str] = []
-    refused = shared = 0
-    for sentence in read_text(sources):
-        if sentence is None:
-            refused += 1
-        elif excluded.isdisjoint(_runs(sentence)):
-            used.append(sentence)
-        else:
-            shared += 1
-    held_out, used = used[::HELD_OUT_EVERY], [s for i, s in enumerate(used) if i % HELD_OUT_EVERY]
-    counts = Counter(word for sentence in used for word in sentence.split())
+    text = divide(sources, exclude)
+    counts = Counter(word for sentence in text.used for word in sentence.split())
     known = [word for word, _ in counts.most_common(vocabulary)]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -93,40 +77,25 @@ def build_ngram(
         pruning = [*prune[:order], *[prune[-1]] * (order - len(prune))]
         estimate = [tools["lmplz"], "-o", order, "--prune", *pruning, "-T", scratch, "-S", "1G", "--arpa", arpa]
         # Small texts may have no n-gram that is seen just once, twice, ...; the discounts are KenLM's usual ones then.
-        _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], "\n".join(used))
+        _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], "\n".join(text.used))
         _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, target], "")
-    said = _run([tools["query"], "-v", "summary", target], "\n".join(held_out))
-    num_words = sum(len(sentence.split()) for sentence in held_out)
+    said = _run([tools["query"], "-v", "summary", target], "\n".join(text.held_out))
+    num_words = sum(len(sentence.split()) for sentence in text.held_out)
     report = NgramReport(
         order=order,
         prune=pruning,
-        sentences=len(used),
+        sentences=len(text.used),
         words=sum(counts.values()),
         vocabulary=len(known),
-        refused=refused,
-        excluded=shared,
-        held_out_sentences=len(held_out),
+        refused=text.refused,
+        excluded=text.excluded,
+        held_out_sentences=len(text.held_out),
         perplexity=round(float(_find(r"Perplexity including OOVs:\s*(\S+)", said)), 2),
         unknown_share=round(int(_find(r"OOVs:\s*(\d+)\s*$", said)) / max(num_words, 1), 4),
         bytes=target.stat().st_size,
     )
     target.with_suffix(".json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
-
-
-def read_text(sources: Iterable[Source]) -> Iterator[str | None]:
-    """Sentences as labels, each once, in their order; None for one whose sound is not sure."""
-    seen: set[str] = set()
-    for source in sources:
-        for paragraph in source.read():
-            text = re.sub(r"-{2,}", ", ", spell_out(" ".join(paragraph.split())))
-            for sentence in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“']?[A-Z])", text):
-                labels = to_labels(sentence)
-                if labels is None and sentence.strip():
-                    yield None
-                elif labels is not None and labels not in seen:
-                    seen.add(labels)
-                    yield labels
 
 
 def find_tool(name: str) -> str:
@@ -143,12 +112,6 @@ def find_tool(name: str) -> str:
             "or build https://github.com/kpu/kenlm"
         )
     return found
-
-
-def _runs(text: str) -> set[tuple[str, ...]]:
-    """Every run of `OVERLAP_WORDS` words; a shorter text is none."""
-    words = text.split()
-    return {tuple(words[i : i + OVERLAP_WORDS]) for i in range(len(words) - OVERLAP_WORDS + 1)}
 
 
 def _run(command: Sequence[object], text: str) -> str:

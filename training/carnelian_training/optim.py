@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from carnelian_training.config import Config
+from carnelian_training.language_config import RunConfig
 
 
 class NovoGrad(Optimizer):
@@ -52,7 +53,7 @@ class NovoGrad(Optimizer):
             torch._foreach_add_(parameters, momenta, alpha=-group["lr"])
 
 
-def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
+def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
     """The configured optimiser. AdamW leaves norms and biases undecayed; NovoGrad, as published, decays all.
 
     Each group carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
@@ -75,11 +76,11 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
     return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
 
 
-def learning_rate(config: Config, step: int) -> float:
+def learning_rate(config: RunConfig, step: int) -> float:
     """Learning rate of `step` (from 0): linear warm-up, hold, decay. Nothing in it depends on the hardware."""
     optimizer = config.optimizer
     peak = optimizer.lr
-    if optimizer.lr_batch_s is not None:
+    if optimizer.lr_batch_s is not None and isinstance(config, Config):
         peak *= math.sqrt(config.data.batch_s / optimizer.lr_batch_s)
     if step < optimizer.warmup_steps:
         share = (step + 1) / optimizer.warmup_steps

@@ -1,10 +1,11 @@
-"""The curves of a run: `metrics.jsonl` to a picture of loss and error rates over the steps."""
+"""The curves of a run: `metrics.jsonl` to a picture of loss and error rates, or perplexity, over the steps."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -32,7 +33,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def draw(metrics: Path, target: Path) -> None:
-    """Draw loss above and dev error rates below; the suffix of `target` (.png, .svg, .pdf) chooses the format.
+    """Draw loss above and dev results below; the suffix of `target` (.png, .svg, .pdf) chooses the format.
 
     Raises:
         ValueError: There is nothing to draw, or no such format.
@@ -41,26 +42,23 @@ def draw(metrics: Path, target: Path) -> None:
         raise ValueError(f"a picture must end in {', '.join(SUFFIXES)}, but its name is {target}")
     records = read_metrics(metrics)
     losses = [(record["step"], record["loss"]) for record in records if "loss" in record]
-    evaluations = [record for record in records if "dev_wer" in record]
-    if not losses and not evaluations:
-        raise ValueError(f"{metrics} must hold a loss or an error rate to draw, but holds {len(records)} records")
-    figure = Figure(figsize=(7, 5 if evaluations else 2.8), layout="constrained")
-    panels = figure.subplots(2 if evaluations else 1, sharex=True, squeeze=False)[:, 0]
+    error_rates = [record for record in records if "dev_wer" in record]
+    perplexities = [record for record in records if "dev_word_perplexity" in record]
+    has_results = bool(error_rates or perplexities)
+    if not losses and not has_results:
+        raise ValueError(
+            f"{metrics} must hold a loss, an error rate or a perplexity to draw, but holds {len(records)} records"
+        )
+    figure = Figure(figsize=(7, 5 if has_results else 2.8), layout="constrained")
+    panels = figure.subplots(2 if has_results else 1, sharex=True, squeeze=False)[:, 0]
     panels[0].plot(*zip(*losses, strict=True) if losses else ([], []), color="tab:blue", linewidth=1)
     is_pretraining = any("accuracy" in record for record in records)
-    panels[0].set_ylabel("loss per hidden frame" if is_pretraining else "CTC loss per character")
-    if evaluations:
-        for name, label, style in (("dev_wer", "WER", "tab:red"), ("dev_cer", "CER", "tab:orange")):
-            points = [(record["step"], record[name]) for record in evaluations]
-            panels[1].plot(*zip(*points, strict=True), color=style, marker=".", markersize=4, linewidth=1, label=label)
-        best = min(evaluations, key=lambda record: float(record["dev_wer"]))
-        panels[1].set_title(
-            f"best WER {best['dev_wer']:.1%}, CER {best['dev_cer']:.1%} at step {best['step']}", fontsize="small"
-        )
-        panels[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        panels[1].set_ylim(bottom=0)
-        panels[1].set_ylabel("dev error rate")
-        panels[1].legend()
+    per_item = "loss per hidden frame" if is_pretraining else "CTC loss per character"
+    panels[0].set_ylabel("loss per token" if any("tokens_per_s" in record for record in records) else per_item)
+    if error_rates:
+        _draw_error_rates(panels[1], error_rates)
+    elif perplexities:
+        _draw_perplexities(panels[1], perplexities)
     panels[-1].set_xlabel("step")
     for panel in panels:
         panel.grid(alpha=0.3)
@@ -68,3 +66,26 @@ def draw(metrics: Path, target: Path) -> None:
     # Equal records give an equal file: no date, no random identifiers.
     with rc_context({"svg.hashsalt": "carnelian"}):
         figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
+
+
+def _draw_error_rates(panel: Axes, evaluations: list[dict[str, Any]]) -> None:
+    for name, label, style in (("dev_wer", "WER", "tab:red"), ("dev_cer", "CER", "tab:orange")):
+        points = [(record["step"], record[name]) for record in evaluations]
+        panel.plot(*zip(*points, strict=True), color=style, marker=".", markersize=4, linewidth=1, label=label)
+    best = min(evaluations, key=lambda record: float(record["dev_wer"]))
+    panel.set_title(
+        f"best WER {best['dev_wer']:.1%}, CER {best['dev_cer']:.1%} at step {best['step']}", fontsize="small"
+    )
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("dev error rate")
+    panel.legend()
+
+
+def _draw_perplexities(panel: Axes, evaluations: list[dict[str, Any]]) -> None:
+    points = [(record["step"], record["dev_word_perplexity"]) for record in evaluations]
+    panel.plot(*zip(*points, strict=True), color="tab:red", marker=".", markersize=4, linewidth=1)
+    step, best = min(points, key=lambda point: float(point[1]))
+    panel.set_title(f"best perplexity per word {best:.1f} at step {step}", fontsize="small")
+    panel.set_yscale("log")
+    panel.set_ylabel("dev perplexity per word")

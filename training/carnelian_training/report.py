@@ -9,14 +9,15 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from carnelian_training.config import Config
 from carnelian_training.evaluate import Evaluation
+from carnelian_training.language_config import RunConfig
 from carnelian_training.plot import draw, read_metrics
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Report:
         enabled: False makes every method do nothing.
     """
 
-    def __init__(self, directory: Path, config: Config, step: int, *, enabled: bool = True) -> None:
+    def __init__(self, directory: Path, config: RunConfig, step: int, *, enabled: bool = True) -> None:
         self.directory = directory
         self.config = config
         self.enabled = enabled
@@ -52,15 +53,14 @@ class Report:
     def restart_clock(self) -> None:
         """Forget the steps since the last log line, for example because an evaluation came between."""
         self.losses: list[float] = []
-        self.utterances = 0
-        self.audio_s = 0.0
+        self.amounts: dict[str, float] = {}
         self.started = time.perf_counter()
 
-    def add(self, loss: float, utterances: int, audio_s: float) -> None:
+    def add(self, loss: float, amounts: Mapping[str, float]) -> None:
         """Count one step, of all processes together; a loss that is not finite is left out of the mean."""
         self.losses += [loss] if math.isfinite(loss) else []
-        self.utterances += utterances
-        self.audio_s += audio_s
+        for unit, amount in amounts.items():
+            self.amounts[unit] = self.amounts.get(unit, 0) + amount
         if self.bar is not None:
             self.bar.update()
 
@@ -75,16 +75,16 @@ class Report:
         if not self.enabled:
             return
         seconds = time.perf_counter() - self.started
+        rates = {f"{unit}_per_s": round(amount / seconds, 2) for unit, amount in self.amounts.items()}
         record = {
             "step": step,
             "epoch": epoch,
             "loss": round(sum(self.losses) / len(self.losses), 4) if self.losses else math.inf,
             **measured,
-            "utterances_per_s": round(self.utterances / seconds, 2),
-            "audio_s_per_s": round(self.audio_s / seconds, 1),
+            **rates,
         }
         if self.bar is not None:
-            self.bar.set_postfix(loss=record["loss"], audio_s_per_s=record["audio_s_per_s"])
+            self.bar.set_postfix({"loss": record["loss"], **rates})
         else:
             # Counts in full, however large.
             fields = [f"{key}={value:<{'8' if isinstance(value, int) else '8.5g'}}" for key, value in record.items()]

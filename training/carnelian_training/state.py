@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import Config, ConfigError, config_to_dict, flat
+from carnelian_training.config import ConfigError, config_to_dict, flat
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
+from carnelian_training.language_config import RunConfig
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.optim import build_optimizer
@@ -31,9 +32,12 @@ from carnelian_training.optim import build_optimizer
 logger = logging.getLogger(__name__)
 
 # What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
-FIXED = ("model.*", "labels.*", "features.*", "optimizer.name", "init.stage_lr_decay")
+FIXED = ("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay")
 STEP = f"-{'[0-9]' * 8}.pt"  # behind the name of a run
-FREE = ("model.stages.*.dropout", "model.*dropout", "model.layer_drop", "model.extractor_gradient")
+FREE = (
+    *("model.stages.*.dropout", "model.*dropout", "model.layer_drop", "model.extractor_gradient"),
+    *("text.context_share", "text.device_streams"),
+)
 
 
 @dataclass
@@ -50,7 +54,10 @@ class State:
     batch: int = 0
     """Steps of the epoch that are done."""
     best_error: float = float("inf")
-    """The smallest dev WER, in pre-training the smallest share of hidden frames that were not told from others."""
+    """The smallest dev WER, in pre-training the smallest share of hidden frames that were not told from others, of a
+    language model the smallest perplexity."""
+    memory: Tensor | None = None
+    """[layers, streams, tokens, width]: what a language model remembers of this process's streams."""
     skipped_clips: int = 0
     """Clips, counted each time, that could not be learnt from."""
     skipped_steps: int = 0
@@ -70,7 +77,7 @@ class State:
         """What is evaluated and published: the average if there is one."""
         return self.model if self.average is None else self.average.model
 
-    def prepare(self, config: Config) -> nn.Module:
+    def prepare(self, config: RunConfig) -> nn.Module:
         """The network as the next step calls it: with what learns then, compiled, its gradients gathered."""
         self.model.train()
         finetune.freeze(self.model, config, self.step)
@@ -89,13 +96,17 @@ class State:
             self.average.update(self.step)
 
     def skipped_step(self) -> None:
-        """Forget what the forward pass of a step without optimiser did to batch-norm statistics, and count it."""
+        """Forget what the forward pass of a step without optimiser did to batch-norm statistics, and count it.
+
+        A language model's memory is forgotten as a whole: it may not be finite either.
+        """
+        self.memory = None
         if self._kept:
             torch._foreach_copy_(self._statistics, self._kept)
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
 
-    def settle(self, config: Config) -> None:
+    def settle(self, config: RunConfig) -> None:
         """Make the processes' batch-norm statistics one, before they are used or written; all must call it."""
         if config.loop.batch_statistics == "process":
             self.process.average(list(self.model.buffers()))
@@ -107,22 +118,29 @@ class State:
         if self.average is not None:
             self.average.model.load_state_dict(self.model.state_dict())
 
-    def looks(self, config: Config) -> bool:
+    def looks(self, config: RunConfig) -> bool:
         """Whether an evaluation is due after this step."""
         return self.step % config.loop.evaluate_every_steps == 0 or self.step == config.loop.steps
 
-    def saves(self, config: Config) -> bool:
+    def saves(self, config: RunConfig) -> bool:
         """Whether a checkpoint is due after this step."""
         every = config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps
         return self.step % every == 0 or self.step == config.loop.steps or self.step in config.loop.milestones
 
-    def is_late(self, config: Config) -> bool:
+    def is_late(self, config: RunConfig) -> bool:
         """Whether the last checkpoint is too old."""
         every_s = config.loop.checkpoint_every_s
         return every_s is not None and time.monotonic() - self.saved_at > every_s
 
-    def save(self, path: Path, config: Config) -> None:
-        """Write everything. The checkpoint's `weights` are those of :attr:`best_model`."""
+    def whole_memory(self) -> Tensor | None:
+        """What is remembered of all processes' streams, in the order of the streams; every process has to call it."""
+        if self.memory is None:
+            return None
+        # Process i has the streams i, i + processes, ...
+        return torch.stack(self.process.gathered(self.memory), dim=2).flatten(1, 2)
+
+    def save(self, path: Path, config: RunConfig, memory: Tensor | None = None) -> None:
+        """Write everything, with the memory of all processes. The `weights` are those of :attr:`best_model`."""
         training = {
             "weights": None if self.average is None else self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -130,6 +148,7 @@ class State:
             "epoch": self.epoch,
             "batch": self.batch,
             "best_wer": self.best_error,
+            "memory": memory,
             "skipped_clips": self.skipped_clips,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -150,11 +169,13 @@ class State:
             self.scaler.load_state_dict(training["scaler"])
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
         self.best_error = training["best_wer"]
+        if (memory := training.get("memory")) is not None:
+            self.memory = memory[:, self.process.rank :: self.process.size].to(self.process.device)
         for counter in ("skipped_clips", "skipped_steps", "skipped_in_a_row"):
             setattr(self, counter, training.get(counter, 0))
 
 
-def new_state(config: Config, process: Process) -> State:
+def new_state(config: RunConfig, process: Process) -> State:
     """The state before the first step, with random weights, the same in every process.
 
     Raises:
@@ -199,12 +220,12 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
     return network
 
 
-def checkpoints(directory: Path, config: Config) -> list[Path]:
+def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
     """The checkpoints of a run by step, oldest first; the best one is not among them."""
     return sorted(directory.glob(f"{glob.escape(config.name)}{STEP}"))
 
 
-def resume(state: State, config: Config, directory: Path) -> bool:
+def resume(state: State, config: RunConfig, directory: Path) -> bool:
     """Go on from the newest checkpoint of `directory` that can be read; False if there is none.
 
     Raises:
@@ -222,7 +243,7 @@ def resume(state: State, config: Config, directory: Path) -> bool:
     return True
 
 
-def newest(directory: Path, config: Config) -> Path | None:
+def newest(directory: Path, config: RunConfig) -> Path | None:
     """The newest checkpoint that can be read, if there is one; the log names those that cannot.
 
     Raises:
@@ -250,7 +271,7 @@ def newest(directory: Path, config: Config) -> Path | None:
     return None
 
 
-def compare(before: Config, now: Config, path: Path) -> None:
+def compare(before: RunConfig, now: RunConfig, path: Path) -> None:
     """Log what has changed since a checkpoint.
 
     Raises:
@@ -272,13 +293,14 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(key, pattern) for pattern in patterns)
 
 
-def write(state: State, config: Config, directory: Path) -> None:
+def write(state: State, config: RunConfig, directory: Path) -> None:
     """Write a checkpoint and remove old ones, but not milestones; every process has to call it."""
     state.settle(config)
+    memory = state.whole_memory()
     state.saved_at = time.monotonic()
     if not state.process.leads:
         return
-    state.save(directory / f"{config.name}-{state.step:08d}.pt", config)
+    state.save(directory / f"{config.name}-{state.step:08d}.pt", config, memory)
     milestones = {directory / f"{config.name}-{step:08d}.pt" for step in config.loop.milestones}
     for old in checkpoints(directory, config)[: -config.loop.keep_last]:
         if old not in milestones:

@@ -17,6 +17,7 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
 from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, give, take
+from carnelian_training.language_config import LanguageModelConfig, RunConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
 
@@ -153,7 +154,7 @@ def _alphabet(path: Path, options: Options) -> Alphabet:
     return fold(kept, options.get("pad_token_id", 0), str(path / "vocab.json"), delimiter)
 
 
-def write(path: Path, config: Config, weights: dict[str, Tensor]) -> None:
+def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
 
     Raises:
@@ -161,8 +162,9 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> None:
     """
     from safetensors.torch import save_file
 
-    if not isinstance(config.model, Wav2Vec2Config) or not isinstance(config.features, WaveformSettings):
+    if isinstance(config, LanguageModelConfig) or not isinstance(config.features, WaveformSettings):
         raise CheckpointError(f"a Hugging Face folder must hold a wav2vec2, not a {config.model.name}")
+    assert isinstance(config.model, Wav2Vec2Config)
     if config.model.hourglass is not None:
         raise CheckpointError("`model.hourglass` must be none, for `transformers` has no such layers")
     tensors = give(weights, config, HUGGING_FACE)

@@ -1,0 +1,162 @@
+"""A language model as one ONNX file for rescoring: rows of tokens in, the log-probability of each row's sentence out.
+
+The file describes itself: its `metadata_props` hold the tokenizer and what the tensors below are. Weights are float16,
+tensors and sums float32.
+"""
+
+import base64
+import copy
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import torch
+from carnelian_training.language_config import LanguageModelConfig
+from carnelian_training.models.transformer_xl import TransformerXl
+from carnelian_training.perplexity import rate
+from carnelian_training.tokens import END
+from onnx import helper
+from torch import Tensor, nn
+
+from carnelian_export.parity import SEED, ParityError, Tolerance, open_graph
+from carnelian_export.to_onnx import OPSET, store_as_float16
+
+FORMAT = "carnelian-language-model-1"
+INPUTS = ("TOKENS", "TOKEN_LENGTH")
+OUTPUT = "LOG_PROB"
+TOLERANCE = Tolerance(0.02, 0.005)
+"""How far the log-probability of a sentence may be from PyTorch's in float32, over its tokens and its end. Weights in
+float16 keep 11 bits; a wrong mask or a wrong distance shows as 0.1 and more."""
+
+
+class SentenceRater(nn.Module):
+    """The network with the tensors of the file.
+
+    Args:
+        network: In evaluation mode.
+    """
+
+    def __init__(self, network: TransformerXl) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Rate sentences; a row's answer depends on its own tokens alone.
+
+        Args:
+            tokens: [rows, time] int64, without the end; whatever is in the padding.
+            lengths: [rows] int64, 0 for the empty sentence.
+
+        Returns:
+            [rows] float32: the natural log-probability of the tokens and the end. NaN for a row with a token that
+            there is not, or a length beyond `time`.
+        """
+        inside = torch.arange(tokens.shape[1]) < lengths[:, None]
+        known = (tokens >= 0) & (tokens < self.network.embedding.num_embeddings)
+        tokens = torch.where(inside & known, tokens, END)
+        end = torch.full_like(lengths, END)[:, None]
+        log_probs, _ = self.network(torch.cat([end, tokens], dim=1), torch.cat([tokens, end], dim=1))
+        counted = torch.arange(log_probs.shape[1]) <= lengths[:, None]
+        total = torch.where(counted, log_probs, torch.zeros(())).sum(1)
+        wrong = (inside & ~known).sum(1) + (lengths != inside.sum(1))
+        return torch.where(wrong > 0, torch.full((), torch.nan), total)
+
+
+def write_language_model(path: Path, name: str, config: LanguageModelConfig, network: TransformerXl) -> float:
+    """Write the file, once it agrees with PyTorch.
+
+    Args:
+        path: Of the file; an older one is replaced.
+        name: Of the model, for those who find the file.
+        config: The network's configuration.
+        network: In evaluation mode, in float32.
+
+    Returns:
+        The largest difference of a log-probability, by token.
+
+    Raises:
+        ParityError: They disagree; nothing was written.
+    """
+    graph = export_language_model(network)
+    metadata = {"tokenizer": base64.b64encode(network.tokenizer).decode(), "case": "lower"}
+    helper.set_model_props(graph, {"format": FORMAT, "name": name, **metadata})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    try:
+        onnx.save(graph, partial)
+        worst = check_parity(partial, network, config.text.segment)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return worst
+
+
+def export_language_model(network: TransformerXl) -> onnx.ModelProto:
+    """The graph, with :data:`INPUTS` and :data:`OUTPUT`, weights rounded to float16."""
+    rounded = copy.deepcopy(network).half().float().eval()
+    inputs = (torch.full((2, 3), END), torch.tensor([3, 1]))
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # As in `to_onnx.trace`; and of `seen[:, -memory:]`, which the graph does not hold.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(
+            SentenceRater(rounded),
+            inputs,
+            buffer,  # type: ignore[arg-type]
+            input_names=list(INPUTS),
+            output_names=[OUTPUT],
+            dynamic_axes={INPUTS[0]: {0: "rows", 1: "time"}, INPUTS[1]: {0: "rows"}, OUTPUT: {0: "rows"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    model = onnx.load_from_string(buffer.getvalue())
+    store_as_float16(model.graph)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
+    """Compare the file, run by ONNX Runtime, with the network, which reads in segments, on random sentences.
+
+    Returns:
+        The largest difference of a log-probability, by token.
+
+    Raises:
+        ParityError: It is over :data:`TOLERANCE`.
+    """
+    session = open_graph(path)
+    vocabulary, memory = network.embedding.num_embeddings, network.config.memory
+    draw = np.random.default_rng(SEED)
+    lengths = [0, 1, 2, 40, 7, memory + 1, 2 * memory + 3, 0]
+    rows = [draw.integers(END + 1, vocabulary, length).tolist() for length in lengths]
+    expected = rate(network, rows, segment).numpy()
+    tokens = np.array(lengths) + 1
+    together = run(session, rows, padding=vocabulary + 7)
+    alone = np.concatenate([run(session, [row]) for row in rows])
+    differences = np.abs(np.stack([together, alone]) - expected) / tokens
+    worst, mean = float(differences.max()), float(differences.mean())
+    # "not <=", so that NaN is refused as well
+    if not (worst <= TOLERANCE.worst and mean <= TOLERANCE.mean):
+        raise ParityError(
+            f"{path} in ONNX Runtime: log-probabilities must be within {TOLERANCE.worst:g} a token of PyTorch's, and "
+            f"{TOLERANCE.mean:g} in the mean, but differ by {worst:.3g}, and {mean:.3g} in the mean (alone and in a "
+            f"batch of {len(rows)} rows of random tokens)"
+        )
+    return worst
+
+
+def run(
+    session: onnxruntime.InferenceSession, rows: Sequence[Sequence[int]], padding: int = 0
+) -> npt.NDArray[np.float32]:
+    """The log-probability of each row's sentence, [rows] float32."""
+    tokens = np.full((len(rows), max(map(len, rows))), padding, np.int64)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    lengths = np.array([len(row) for row in rows], np.int64)
+    found: npt.NDArray[np.float32] = session.run([OUTPUT], dict(zip(INPUTS, (tokens, lengths), strict=True)))[0]
+    return found

@@ -1,0 +1,243 @@
+"""Language models through the command and the loop that train everything."""
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+import torch
+from carnelian_training.checkpoint import CheckpointError, load, load_language_model, load_model
+from carnelian_training.cli import app
+from carnelian_training.config import ConfigError, config_to_dict
+from carnelian_training.distributed import Process
+from carnelian_training.language_config import load_run, run_from_dict
+from carnelian_training.language_modelling import LanguageModelling
+from carnelian_training.perplexity import rate_network
+from carnelian_training.state import new_state
+from carnelian_training.streams import Streams
+from carnelian_training.text import LABEL_CHARACTERS
+from carnelian_training.tokens import END, TokenConfig, Tokenizer, train_tokenizer
+from carnelian_training.train import optimise, train
+from typer.testing import CliRunner
+
+NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "letter"], ["saw", "heard", "met", "followed"]
+CPU = Process(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    lines = [f"The {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)} {i}." for i in range(600)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tree(text):
+    return {
+        "name": "tiny",
+        "model": {"name": "transformer_xl", "width": 16, "layers": 2, "heads": 2, "feed_forward": 24, "memory": 8},
+        "text": {"sources": [str(text)], "tokens": {"size": 60}, "streams": 4, "segment": 12},
+        "optimizer": {"name": "adamw", "lr": 0.01, "betas": [0.9, 0.98], "warmup_steps": 6},
+        "loop": {"steps": 6, "log_every_steps": 1, "evaluate_every_steps": 3},
+    }
+
+
+@pytest.fixture(scope="module")
+def config(tree):
+    return run_from_dict(tree, "here")
+
+
+@pytest.fixture(scope="module")
+def trained(config, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    train(config, directory)
+    return directory
+
+
+def changed(config, **sections):
+    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
+    return dataclasses.replace(config, **parts)
+
+
+def metrics(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_per_s")} for line in lines]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "char"])
+def test_tokens_spell_every_word(text, kind):
+    sentences = [f"the {noun} is here" for noun in NOUNS * 9]
+    config = TokenConfig(kind=kind, size=33 if kind == "unigram" else None)
+    tokenizer = train_tokenizer(sentences, config)
+    assert tokenizer.vocabulary == config.vocabulary
+    assert tokenizer.model == train_tokenizer(sentences, config).model
+    said = ["quick brown foxes jump over the lazy dog's vizier", LABEL_CHARACTERS.strip(), ""]
+    encoded = Tokenizer(tokenizer.model).encode(said)
+    assert [tokenizer.decode(tokens) for tokens in encoded] == said
+    assert all(token > END for tokens in encoded for token in tokens)
+
+
+def test_too_many_tokens_for_a_text_are_refused_in_words():
+    with pytest.raises(ValueError, match="large enough for 500 tokens, but 1 sentences are not"):
+        train_tokenizer(["the cat"], TokenConfig(size=500))
+
+
+def test_an_epoch_reads_every_stream_in_order_once(config):
+    sentences = [[i % 7 + 2] * (i % 5 + 1) for i in range(99)]
+    streams = Streams(sentences, changed(config, text={"context_share": 0.0}).text)
+    flat = [token for sentence in sentences for token in (END, *sentence)] + [END]
+    rows = [[], [], [], []]
+    for items, (whole,) in streams.segments(1, 0, 0):
+        assert len(items) == 4
+        for row, tokens, targets in zip(rows, whole.tokens.tolist(), whole.targets.tolist(), strict=True):
+            assert row[-1:] in ([], tokens[:1])
+            row[-1:] = [*tokens, targets[-1]]
+            for token, reach in zip(tokens, whole.reach[rows.index(row)].tolist(), strict=True):
+                assert token != END or reach == 0
+    doubled = " ".join(map(str, flat[:-1] + flat[:-1]))
+    assert all(" ".join(map(str, row)) in doubled for row in rows)
+    first, other = ([s.tokens.tolist() for _, (s,) in streams.segments(1, epoch, 0)] for epoch in (0, 1))
+    assert first == [s.tokens.tolist() for _, (s,) in streams.segments(1, 0, 0)]
+    assert first != other
+
+
+def test_processes_and_parts_share_the_streams(config):
+    sentences = [[i % 7 + 2] * (i % 5 + 1) for i in range(99)]
+    whole = next(Streams(sentences, config.text).segments(1, 0, 2))[1][0]
+    streams = Streams(sentences, changed(config, text={"device_streams": 1}).text)
+    for rank in (0, 1):
+        items, parts = next(streams.segments(1, 0, 2, rank, 2))
+        assert len(items) == 4
+        assert len(parts) == 2
+        assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens[rank::2])
+        assert [part.rows for part in parts] == [slice(0, 1), slice(1, 2)]
+        assert [part.items[0].stream for part in parts] == [rank, rank + 2]
+
+
+def test_parts_make_no_difference(config):
+    losses = []
+    for text in ({}, {"device_streams": 1}):
+        run = changed(config, text=text, model={"dropout": 0.0})
+        state, task = new_state(run, CPU), LanguageModelling(run)
+        task.prepare(state)
+        found = []
+        for share in task.shares(state):
+            found.append(optimise(state, share, run).loss)
+            state.step += 1
+            if state.step == 4:
+                break
+        losses.append(found)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_run_learns_and_reports_perplexities(config, trained):
+    records = metrics(trained)
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert losses[-1] < losses[0] < math.log(60) + 1
+    evaluations = [record for record in records if "dev_word_perplexity" in record]
+    assert [record["step"] for record in evaluations] == [3, 6]
+    assert evaluations[-1]["dev_perplexity"] < evaluations[-1]["dev_word_perplexity"]
+    assert (trained / "tiny.png").exists()
+    best = load(trained / "tiny.pt")[1]["results"]
+    assert best["dev_word_perplexity"] == min(record["dev_word_perplexity"] for record in evaluations)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, trained, tmp_path):
+    train(changed(config, loop={"steps": 4, "checkpoint_every_steps": 2}), tmp_path)
+    train(config, tmp_path)
+    whole, parts = (load(directory / "tiny-00000006.pt")[1] for directory in (trained, tmp_path))
+    for name, tensor in whole["weights"].items():
+        assert torch.equal(parts["weights"][name], tensor), name
+    assert torch.equal(parts["training"]["memory"], whole["training"]["memory"])
+    resumed = {record["step"]: record for record in metrics(tmp_path) if "loss" in record}
+    assert [record for record in metrics(trained) if "loss" in record] == list(resumed.values())
+    with pytest.raises(ConfigError, match=r"text\.segment"):
+        train(changed(config, text={"segment": 6}), tmp_path)
+
+
+def test_perplexity_is_printed_beside_that_of_other_models(config, trained, text):
+    result = CliRunner().invoke(app, ["perplexity", str(trained / "tiny.pt"), "--text", str(text), "--whole"])
+    assert result.exit_code == 0, result.output
+    _, network = load_language_model(trained / "tiny.pt")
+    task = LanguageModelling(config)
+    task.prepare(new_state(config, CPU))
+    assert "600 sentences" in result.output
+    found = rate_network(network, task.held_out, 5)
+    assert found.per_word == pytest.approx(rate_network(network, task.held_out, 500).per_word, rel=1e-5)
+    best = load(trained / "tiny.pt")[1]["results"]["dev_word_perplexity"]
+    assert found.per_word == pytest.approx(best, rel=1e-5)
+
+
+def test_publishing_keeps_the_tokenizer(trained, tmp_path):
+    result = CliRunner().invoke(app, ["publish", str(trained / "tiny.pt"), str(tmp_path / "small.pt")])
+    assert result.exit_code == 0, result.output
+    (_, whole), (_, small) = (load_language_model(path) for path in (trained / "tiny.pt", tmp_path / "small.pt"))
+    assert whole.tokenizer == small.tokenizer != b""
+    sentences = ["the king saw the ship"]
+    assert rate_network(small, sentences, 9).per_word == pytest.approx(
+        rate_network(whole, sentences, 9).per_word, rel=0.01
+    )
+
+
+def test_fine_tuning_takes_over_the_tokens(tree, trained, text, tmp_path):
+    tuned = {name: tree[name] for name in ("optimizer", "loop")}
+    tuned |= {"name": "tuned", "init": {"checkpoint": str(trained / "tiny.pt")}}
+    tuned["text"] = {"sources": [str(text)], "streams": 2, "segment": 9}
+    (tmp_path / "tuned.yaml").write_text(json.dumps(tuned))
+    run = load_run(tmp_path / "tuned.yaml")
+    train(changed(run, loop={"steps": 1}), tmp_path / "run")
+    (_, before), (_, after) = (load_language_model(p) for p in (trained / "tiny.pt", tmp_path / "run" / "tuned.pt"))
+    assert before.tokenizer == after.tokenizer
+    assert before.embedding.weight.shape == after.embedding.weight.shape
+
+
+def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, tiny_config, tmp_path):
+    from carnelian_training.checkpoint import build_model, save
+
+    with pytest.raises(CheckpointError, match="must be a recogniser, but is a language model"):
+        load_model(trained / "tiny.pt")
+    save(tmp_path / "tiny.pt", tiny_config, build_model(tiny_config).state_dict(), results={})
+    with pytest.raises(CheckpointError, match="must be a language model, but is a recogniser"):
+        load_language_model(tmp_path / "tiny.pt")
+    result = CliRunner().invoke(app, ["evaluate", str(trained / "tiny.pt"), "dev.jsonl"])
+    assert "must be a recogniser" in str(result.exception)
+    init = dataclasses.replace(tiny_config.init, checkpoint=trained / "tiny.pt")
+    with pytest.raises(CheckpointError, match=r"`init\.checkpoint` must be of a quartznet"):
+        train(dataclasses.replace(tiny_config, init=init), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.width=17", "model: `width` must be even"),
+        ("model.steps=3", "model.steps: unknown key"),
+        ("text.tokens.size=3", "text.tokens: `size` must be at least"),
+        ("text.tokens.kind=char", "`size` must be given for subwords and for them alone"),
+        ("model.cutoffs=[60]", "`model.cutoffs` must be below the 60 tokens"),
+        ("loop.recompute=true", "loop.recompute"),
+        ("data.batch_s=3", "data: unknown key"),
+    ],
+)
+def test_mistakes_are_named_by_their_place(tree, tmp_path, override, words):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(tree))
+    with pytest.raises(ConfigError) as caught:
+        load_run(path, (override,))
+    assert words in str(caught.value)
+
+
+def test_a_text_that_is_too_short_is_refused_in_words(config, tmp_path):
+    (tmp_path / "short.txt").write_text("\n".join(f"The cat saw {i} quick brown foxes jump." for i in range(40)))
+    short = changed(
+        config,
+        text={"sources": (str(tmp_path / "short.txt"),), "streams": 64, "segment": 64, "tokens": TokenConfig(size=40)},
+    )
+    with pytest.raises(ValueError, match=r"must hold a step of 64 `text\.streams` by 64 tokens"):
+        train(short, tmp_path / "run")
+
+
+def test_a_configuration_survives_its_checkpoint(config):
+    assert run_from_dict(config_to_dict(config), "there") == config

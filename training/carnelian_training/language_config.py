@@ -1,0 +1,93 @@
+"""The configuration of a language model, beside that of a recogniser; :func:`load_run` reads either."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from carnelian_training.checks import check_positive, check_probability
+from carnelian_training.config import Config, config_from_dict, inherit, load_tree, validated
+from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
+from carnelian_training.models.transformer_xl import TransformerXlConfig
+from carnelian_training.tokens import TokenConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """Which text, and how it is cut up."""
+
+    tokens: TokenConfig
+    sources: tuple[str, ...] | None = None
+    """Packaged texts (austen, web, wordnet) and files; none: all packaged texts that are installed."""
+    exclude: tuple[Path, ...] = ()
+    """Manifests whose sentences must not be in the text."""
+    streams: int = 32
+    """The text is cut into so many equal streams, which are read side by side; over all processes together."""
+    device_streams: int | None = None
+    """Streams that a device reads at once. A process whose share is larger takes it in parts and adds up their
+    gradients; none: no limit."""
+    segment: int = 96
+    """Tokens of each stream in one step."""
+    context_share: float = 0.5
+    """Of the sentences, drawn anew in each epoch, that see those before them; the others begin as if nothing had been
+    said, which is how a transcript is rated."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "streams", "device_streams", "segment")
+        check_probability("context_share", self.context_share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """Everything that makes a language model. Written beside and into each checkpoint."""
+
+    name: str
+    """Also the name of the config file and the checkpoint."""
+    model: TransformerXlConfig
+    text: TextConfig
+    init: InitConfig = field(default_factory=InitConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_stages(self.init, self.model.num_stages)
+        if self.model.cutoffs and self.model.cutoffs[-1] >= self.text.tokens.vocabulary:
+            raise ValueError(
+                f"`model.cutoffs` must be below the {self.text.tokens.vocabulary} tokens, but end at "
+                f"{self.model.cutoffs[-1]}"
+            )
+        plain = LoopConfig()
+        foreign = {f"loop.{name}" for name in _OF_RECOGNISERS if getattr(self.loop, name) != getattr(plain, name)}
+        foreign |= {"optimizer.lr_batch_s"} if self.optimizer.lr_batch_s is not None else set()
+        if foreign:
+            raise ValueError(f"these are for recognisers and must not be set here: {', '.join(sorted(foreign))}")
+
+
+_OF_RECOGNISERS = ("depthwise", "recompute", "batch_statistics")
+
+
+RunConfig = Config | LanguageModelConfig
+"""Whatever the loop trains."""
+
+_ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
+
+
+def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Read a YAML file of a recogniser or of a language model; see :func:`carnelian_training.config.load_config`."""
+    tree = load_tree(path, overrides)
+    inherit(tree)
+    return run_from_dict(tree, str(path))
+
+
+def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
+    """Validate a plain tree, for example one out of a checkpoint.
+
+    Raises:
+        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+    """
+    model = tree.get("model")
+    if isinstance(model, dict) and model.get("name") == TransformerXlConfig.name:
+        return validated(_ADAPTER, tree, where)
+    return config_from_dict(tree, where)

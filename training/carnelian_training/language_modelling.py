@@ -1,0 +1,124 @@
+"""Learning from text: to foretell each token from those before it. The task and its loss."""
+
+import base64
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from carnelian_training.language_config import LanguageModelConfig
+from carnelian_training.models.transformer_xl import TransformerXl
+from carnelian_training.perplexity import rate_network
+from carnelian_training.report import Report
+from carnelian_training.sentences import divide
+from carnelian_training.state import State
+from carnelian_training.streams import Segment, Streams, Stretch
+from carnelian_training.synthesis.texts import choose_sources
+from carnelian_training.task import Finding, Share
+from carnelian_training.tokens import Tokenizer, train_tokenizer
+from carnelian_training.transcription import AUTOCAST
+
+logger = logging.getLogger(__name__)
+
+
+class LanguageModelling:
+    """The task of a :class:`LanguageModelConfig`."""
+
+    streams: Streams
+    held_out: list[str]
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        self.config = config
+
+    def prepare(self, state: State) -> None:
+        """Read the text and make tokens of it, with the checkpoint's tokenizer if there is one.
+
+        Raises:
+            ValueError: A text is not there or too small, or the streams cannot be shared among the processes.
+        """
+        text, process = self.config.text, state.process
+        if text.streams % process.size:
+            raise ValueError(
+                f"`text.streams` must be a multiple of the {process.size} processes, but is {text.streams}"
+            )
+        sentences = divide(choose_sources(text.sources), text.exclude)
+        self.held_out = sentences.held_out
+        assert isinstance(state.model, TransformerXl)
+        if not state.model.tokenizer:
+            model = train_tokenizer(sentences.used, text.tokens).model if process.leads else b""
+            state.model.tokenizer = base64.b64decode(process.told(base64.b64encode(model).decode()))
+            state.restart_average()
+        encoded = Tokenizer(state.model.tokenizer).encode(sentences.used)
+        self.streams = Streams(encoded, text)
+        logger.info(
+            "%d sentences, %d words, %d tokens, %d steps an epoch; left out: %d with no sure pronunciation, %d of "
+            "`text.exclude`, %d to rate by",
+            len(sentences.used),
+            sum(sentence.count(" ") + 1 for sentence in sentences.used),
+            sum(map(len, encoded)),
+            self.streams.steps,
+            sentences.refused,
+            sentences.excluded,
+            len(sentences.held_out),
+        )
+
+    def shares(self, state: State) -> Iterator[Share]:
+        """What this process has to do, step after step without end, from where `state` is, which is kept up to date."""
+        rank, size = state.process.rank, state.process.size
+        while True:
+            for items, parts in self.streams.segments(self.config.loop.seed, state.epoch, state.batch, rank, size):
+                state.batch += 1
+                yield Share(items, iter(parts), len(parts))
+            state.epoch, state.batch = state.epoch + 1, 0
+            state.memory = None  # the streams of another epoch begin elsewhere
+
+    def amounts(self, items: Sequence[Stretch]) -> Mapping[str, float]:
+        """Tokens."""
+        return {"tokens": sum(item.size for item in items)}
+
+    def evaluate(self, state: State, report: Report) -> Finding | None:
+        """Perplexity on the sentences that were kept out."""
+        assert isinstance(state.best_model, TransformerXl)
+        if not self.held_out:
+            return None
+        found = rate_network(state.best_model, self.held_out, self.config.text.segment, state.process)
+        rounded = {"dev_perplexity": round(found.per_token, 3), "dev_word_perplexity": round(found.per_word, 3)}
+        return Finding(report.record(state.step, rounded), found.per_word)
+
+
+class Prediction:
+    """The loss of one step, by what the network remembers of the steps before.
+
+    Args:
+        state: whose memory is used, and replaced once all parts are through.
+        config: of the run.
+    """
+
+    def __init__(self, state: State, config: LanguageModelConfig) -> None:
+        self.state, self.config = state, config
+        self.remembered: list[Tensor] = []
+
+    def planned(self, items: Sequence[Stretch]) -> float:
+        """Tokens."""
+        return sum(item.size for item in items)
+
+    def batches(self, batches: Iterable[Segment], parts: int) -> Iterable[Segment]:
+        """The parts of this process; after the last one the memory is that of this step."""
+        yield from batches
+        self.state.memory = torch.cat(self.remembered, dim=1)
+
+    def losses(self, network: nn.Module, batch: Segment) -> tuple[Tensor, int]:
+        """The loss of each stream, [streams] float32, and the tokens of all."""
+        device = self.state.process.device
+        precision = AUTOCAST.get(self.config.loop.precision)
+        memory = None if self.state.memory is None else self.state.memory[:, batch.rows]
+        with torch.autocast(device.type, precision, enabled=precision is not None):
+            inputs = (tensor.to(device) for tensor in (batch.tokens, batch.targets, batch.reach))
+            log_probs, memory = network(*inputs, memory)
+        self.remembered.append(memory)
+        return -log_probs.sum(1), batch.tokens.numel()
+
+    def measured(self) -> Mapping[str, float]:
+        """Nothing but the loss."""
+        return {}

@@ -1,0 +1,129 @@
+"""Learning from clips: recognisers, and wav2vec 2.0 before it knows letters."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from carnelian_training import contrastive
+from carnelian_training.config import Config
+from carnelian_training.defects import Limits
+from carnelian_training.evaluate import evaluate, read_clips
+from carnelian_training.loading import Item, deal, load, plan_epoch, trainable
+from carnelian_training.manifest import Clip, read_manifest
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.pretraining import Wav2Vec2Pretraining
+from carnelian_training.report import Report
+from carnelian_training.state import State
+from carnelian_training.task import Finding, Share
+from carnelian_training.validate import check_for_evaluation, check_sound
+
+logger = logging.getLogger(__name__)
+
+
+class Recognition:
+    """The task of a :class:`Config`.
+
+    Raises:
+        ValueError: There is nothing to train on.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.clips = trainable(read_training_clips(config), config)
+        if not self.clips:
+            raise ValueError(
+                "`data.train` must name manifests with usable clips, but none is left; see the warnings above"
+            )
+
+    def prepare(self, state: State) -> None:
+        """See :func:`check_dev`."""
+        if state.process.leads:
+            check_dev(self.config)
+
+    def shares(self, state: State) -> Iterator[Share]:
+        """See :func:`shares`."""
+        return shares(self.clips, self.config, state)
+
+    def amounts(self, items: Sequence[Item]) -> Mapping[str, float]:
+        """Utterances and seconds of audio."""
+        return {"utterances": len(items), "audio_s": sum(item.duration_s for item in items)}
+
+    def evaluate(self, state: State, report: Report) -> Finding | None:
+        """Error rates on the dev manifest, in pre-training how well hidden frames are told from others."""
+        manifest = self.config.data.dev
+        if manifest is None:
+            return None
+        if isinstance(state.best_model, Wav2Vec2Pretraining):
+            found = contrastive.evaluate(state.best_model, self.config, manifest, state.process)
+            record = report.record(state.step, found)
+            return Finding(record, 1 - record["dev_accuracy"])
+        assert isinstance(state.best_model, CtcNetwork)
+        evaluation = evaluate(state.best_model, self.config, manifest, state.process)
+        record = report.evaluated(state.step, evaluation)
+        return Finding(record, record["dev_wer"])
+
+
+def read_training_clips(config: Config) -> list[Clip]:
+    """All clips of `data.train`, as often as they come in an epoch.
+
+    Raises:
+        ValueError: A manifest is none; the message says which entry names it.
+    """
+    clips: list[Clip] = []
+    for i, manifest in enumerate(config.data.train):
+        try:
+            clips += read_manifest(manifest.path) * manifest.repeat
+        except ValueError as error:
+            raise ValueError(f"`data.train.{i}.path`: {error}") from error
+    return clips
+
+
+def check_dev(config: Config) -> None:
+    """Look at `data.dev`, so that a bad one ends a run before it begins and not at its first evaluation.
+
+    Raises:
+        ValueError: It is no manifest, or there is nothing to compare with.
+        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+    """
+    if config.data.dev is None:
+        logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)
+        return
+    try:
+        if config.pretraining is None:
+            check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
+        else:
+            check_sound(read_clips(config.data.dev), config.data.dev, config.data.num_threads)
+    except ValueError as error:
+        raise ValueError(f"`data.dev`: {error}") from error
+
+
+def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
+    """What this process has to do, step after step without end, from where `state` is, which is kept up to date.
+
+    Raises:
+        RuntimeError: A whole epoch held no clip that could be learnt from.
+    """
+    rank, size = state.process.rank, state.process.size
+    named: set[tuple[Path, str]] = set()  # a bad clip is bad in every epoch
+    while True:
+        started = None if state.batch else state.step
+        plan = plan_epoch(clips, config, state.epoch)[state.batch :]
+        dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
+        parts_in_order = [part for parts in dealt for part in parts]
+        batches = load(
+            parts_in_order,
+            config.features,
+            config.data.num_threads,
+            skip=Limits.of(config),
+            named=named,
+            prefetch=config.data.prefetch_batches,
+        )
+        for step, parts in zip(plan, dealt, strict=True):
+            state.batch += 1
+            yield Share(step, islice(batches, len(parts)), len(parts))
+        if started == state.step:
+            raise RuntimeError(
+                "one clip at least must be usable, but the files of all are bad; the log says why of each"
+            )
+        state.epoch, state.batch = state.epoch + 1, 0

@@ -1,0 +1,72 @@
+"""Sentences out of texts for language models of any kind, written as transcripts are.
+
+In: texts. Out: those to learn from and those to rate a model by, the same ones for n-grams and networks.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from carnelian_training.manifest import read_manifest
+from carnelian_training.synthesis.texts import Source
+from carnelian_training.text import spell_out, to_labels
+
+HELD_OUT_EVERY = 100
+"""One sentence in so many is kept for the perplexity."""
+OVERLAP_WORDS = 6
+"""A sentence that has so many words in a row with a transcript that is left out is left out with it."""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """What texts hold, in their order, each sentence once."""
+
+    used: list[str]
+    held_out: list[str]
+    refused: int
+    """Those with characters or numbers that have no sure pronunciation."""
+    excluded: int
+    """Those in common with the manifests that were to be left out."""
+
+
+def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences:
+    """Read texts and keep one sentence in :data:`HELD_OUT_EVERY` out of training.
+
+    Args:
+        sources: texts.
+        exclude: manifests whose transcripts must not be in the text.
+    """
+    excluded = {words for manifest in exclude for clip in read_manifest(manifest) for words in _runs(clip.text)}
+    kept: list[str] = []
+    refused = shared = 0
+    for sentence in read_text(sources):
+        if sentence is None:
+            refused += 1
+        elif excluded.isdisjoint(_runs(sentence)):
+            kept.append(sentence)
+        else:
+            shared += 1
+    used = [sentence for i, sentence in enumerate(kept) if i % HELD_OUT_EVERY]
+    return Sentences(used, kept[::HELD_OUT_EVERY], refused, shared)
+
+
+def read_text(sources: Iterable[Source]) -> Iterator[str | None]:
+    """Sentences as labels, each once, in their order; None for one whose sound is not sure."""
+    seen: set[str] = set()
+    for source in sources:
+        for paragraph in source.read():
+            text = re.sub(r"-{2,}", ", ", spell_out(" ".join(paragraph.split())))
+            for sentence in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“']?[A-Z])", text):
+                labels = to_labels(sentence)
+                if labels is None and sentence.strip():
+                    yield None
+                elif labels is not None and labels not in seen:
+                    seen.add(labels)
+                    yield labels
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    """Every run of `OVERLAP_WORDS` words; a shorter text is none."""
+    words = text.split()
+    return {tuple(words[i : i + OVERLAP_WORDS]) for i in range(len(words) - OVERLAP_WORDS + 1)}

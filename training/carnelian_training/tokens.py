@@ -1,0 +1,105 @@
+"""Text to tokens and back: subwords or characters by SentencePiece, whose model travels in the checkpoint.
+
+Subwords are SentencePiece's unigrams (Kudo 2018, arXiv:1804.10959). Every character of the labels is a token as well,
+so no word is unknown and perplexities per word cover all of the text.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import sentencepiece
+
+from carnelian_training.text import LABEL_CHARACTERS
+
+END = 1
+"""The token that ends a sentence and begins the next one; 0 is SentencePiece's unknown, which labels never make."""
+MOST_SENTENCES = 1_000_000
+"""That a tokenizer is trained on, evenly out of the text; it needs about 10 kB for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig:
+    """What the tokens are."""
+
+    kind: Literal["unigram", "char"] = "unigram"
+    """Subwords, or characters."""
+    size: int | None = None
+    """How many there are; of subwords, and only of them."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "char") != (self.size is None):
+            raise ValueError(
+                f"`size` must be given for subwords and for them alone, but is {self.size} for {self.kind}"
+            )
+        least = len(LABEL_CHARACTERS) + 3
+        if self.size is not None and self.size < least:
+            raise ValueError(f"`size` must be at least {least}, which characters alone take, but is {self.size}")
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, the unknown and the end included."""
+        return self.size or len(LABEL_CHARACTERS) + 2
+
+
+class Tokenizer:
+    """A trained SentencePiece model.
+
+    Args:
+        model: serialised, as :func:`train_tokenizer` returns it.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return int(self._processor.vocab_size())
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The tokens of each sentence, without the end."""
+        encoded: list[list[int]] = self._processor.encode(list(sentences))
+        return encoded
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self._processor.decode(list(tokens)))
+
+
+def train_tokenizer(sentences: Sequence[str], config: TokenConfig) -> Tokenizer:
+    """Find the tokens of a text; the same text gives the same ones.
+
+    Args:
+        sentences: in the labels' characters.
+        config: what tokens there should be.
+
+    Raises:
+        ValueError: The text is too small for so many.
+    """
+    every = -(-len(sentences) // MOST_SENTENCES)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences[::every]),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.vocabulary,
+            character_coverage=1.0,
+            required_chars=LABEL_CHARACTERS.strip(),
+            normalization_rule_name="identity",  # `text.py` has normalised; SentencePiece's rules alone take 240 kB
+            unk_id=0,
+            eos_id=END,
+            bos_id=-1,
+            pad_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"the text must be large enough for {config.vocabulary} tokens, but {len(sentences):,} sentences are not: "
+            f"{error}; lower `text.tokens.size`"
+        ) from error
+    return Tokenizer(model.getvalue())
