@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SEARCH_GRID = {
     "lm_weight": np.arange(0.1, 2.01, 0.1),
     "word_score": np.arange(-3.0, 5.01, 0.5),
-    "unknown_score": np.arange(-12.0, 0.01, 2.0),
+    "unknown_score": np.arange(-18.0, 0.01, 3.0),
 }
 RESCORING_GRID = {
     "rescore_weight": np.arange(0.0, 2.01, 0.1),
