@@ -240,6 +240,10 @@ def words(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of 16 kHz clips that were not trained on.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
+    lm_weights: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Weights of the language model, of `carnelian-train weigh`."),
+    ] = None,
     calibration: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Where to write the calibration, for `carnelian-export --calibration`."),
@@ -251,12 +255,14 @@ def words(
 ) -> None:
     """Measure times of words against PocketSphinx's alignment, and whether confidences are true; calibrate both."""
     from carnelian_training.checkpoint import load_model
+    from carnelian_training.lm_weights import read_weights
 
     from carnelian_perf.words import measure
 
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_words.json"
-    record = measure(config, network, manifest, language_model, out, calibration)
+    weights = read_weights(lm_weights) if lm_weights else {}
+    record = measure(config, network, manifest, language_model, weights, out, calibration)
     for row in record["decoders"]:
         print(
             f"{row['decoder']:<8} {'calibrated' if row['calibrated'] else 'as it is':<10}  start within "

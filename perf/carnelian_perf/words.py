@@ -7,7 +7,7 @@ on all.
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,13 @@ class Heard:
 
 
 def measure(
-    config: Config, network: CtcNetwork, manifest: Path, language_model: Path, out: Path, calibration: Path | None
+    config: Config,
+    network: CtcNetwork,
+    manifest: Path,
+    language_model: Path,
+    weights: Mapping[str, float],
+    out: Path,
+    calibration: Path | None,
 ) -> dict[str, Any]:
     """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
     clips = clips_to_evaluate(manifest)
@@ -61,7 +67,9 @@ def measure(
             word
             for name in DECODERS
             for i, (clip, row) in enumerate(zip(clips, log_probs, strict=True))
-            for word in compare(i, name, clip.text, references[i], _decode(decoders[i % len(decoders)], row, name))
+            for word in compare(
+                i, name, clip.text, references[i], _decode(decoders[i % len(decoders)], row, name, weights)
+            )
         ]
 
     plain = listen([ctc.Calibration()])
@@ -73,6 +81,7 @@ def measure(
         "model": config.name,
         "manifest": str(manifest),
         "language_model": language_model.name,
+        "weights": dict(weights),
         **raw_file.describe_origin(find_commit()),
         "clips": len(clips),
         "aligned_clips": sum(reference is not None for reference in references),
@@ -213,5 +222,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def _decode(decoder: ctc.Decoder, row: npt.NDArray[np.float32], name: str) -> ctc.Hypothesis:
-    return decoder.decode([row], [ctc.Options(decoder=name)])[0]
+def _decode(
+    decoder: ctc.Decoder, row: npt.NDArray[np.float32], name: str, weights: Mapping[str, float]
+) -> ctc.Hypothesis:
+    options = dataclasses.replace(decoder.change_options(weights), decoder=name)
+    return decoder.decode([row], [options])[0]
