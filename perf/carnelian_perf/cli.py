@@ -209,7 +209,7 @@ def held_out(
         Optional[Path],  # noqa: UP045
         typer.Option("--neural-lm", help="Neural language model, ONNX."),
     ] = None,
-    groups: Annotated[int, typer.Option(help="Of speakers; the weights for each are chosen on the others.", min=2)] = 2,
+    groups: Annotated[int, typer.Option(help="Of speakers; the weights for each are chosen on the others.", min=2)] = 4,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Raw file.", show_default="perf/results/NAME_held_out.json"),

@@ -1,7 +1,7 @@
 """What language models are worth on clips that did not choose their weights.
 
 Speakers are dealt into groups. The clips of each group are decoded with weights that were chosen on all other groups,
-so that none is heard with weights that its words, or its speaker, had a say in. Out: one raw file with every clip.
+so that none is heard with weights that its sentence, or its speaker, had a say in. Out: one raw file with every clip.
 """
 
 import dataclasses
@@ -101,22 +101,28 @@ def measure(
 
 
 def deal(clips: Sequence[Clip], groups: int) -> list[int]:
-    """The group of each clip: of about equally many words, and no speaker in two of them.
+    """The group of each clip: of about equally many words, and no speaker and no sentence in two of them.
 
     Raises:
-        ValueError: There are fewer speakers than groups.
+        ValueError: There are fewer speakers than groups; those who read the same sentence count as one.
     """
+    first_reader: dict[str, str] = {}
+    reads_as = {_speaker(clip): _speaker(clip) for clip in clips}
+    for clip in clips:
+        mine = reads_as[_speaker(clip)]
+        other = reads_as[first_reader.setdefault(clip.text, mine)]
+        reads_as = {speaker: other if leader == mine else leader for speaker, leader in reads_as.items()}
     words: Counter[str] = Counter()
     for clip in clips:
-        words[_speaker(clip)] += len(clip.text.split())
+        words[reads_as[_speaker(clip)]] += len(clip.text.split())
     if len(words) < groups:
-        raise ValueError(f"each group must have a speaker of its own, but there are {len(words)} speakers for {groups}")
+        raise ValueError(f"each group must have its own speakers, but there are {len(words)} for {groups} groups")
     sizes = [0] * groups
     group_of: dict[str, int] = {}
     for speaker, count in sorted(words.items(), key=lambda item: (-item[1], item[0])):
         group_of[speaker] = sizes.index(min(sizes))
         sizes[group_of[speaker]] += count
-    return [group_of[_speaker(clip)] for clip in clips]
+    return [group_of[reads_as[_speaker(clip)]] for clip in clips]
 
 
 def summarise(rows: Sequence[ClipErrors]) -> dict[str, Any]:

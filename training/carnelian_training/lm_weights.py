@@ -33,7 +33,7 @@ SEARCH_GRID = {
     "unknown_score": np.arange(-18.0, 0.01, 3.0),
 }
 RESCORING_GRID = {
-    "rescore_weight": np.arange(0.0, 2.01, 0.1),
+    "rescore_weight": np.arange(0.0, 1.51, 0.05),
     "rescore_word_score": np.arange(-2.0, 4.01, 0.5),
 }
 LISTED = 100
