@@ -24,6 +24,10 @@ from carnelian_perf.traffic import Clip, shuffle_order
 
 LOGGER = logging.getLogger(__name__)
 
+FILLING = 8
+"""Times that all clients send the longest clip at once, before counted requests: a stage keeps a buffer for each place
+in a batch, as large as the longest clip that was there. What grows after that grows without a need."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -54,6 +58,8 @@ def measure(plan: Plan) -> Measurement:
         client = grpc.InferenceServerClient(server.grpc_url)
         samples = [take_sample(server, 0)]
         try:
+            longest = max(range(len(plan.clips)), key=lambda index: plan.clips[index].duration_s)
+            send_all(lambda index: _send(client, plan, index), [longest] * FILLING * plan.concurrency, plan.concurrency)
             with tqdm(total=len(order), desc=SUBJECT, unit="request", disable=None) as bar:
                 for start in range(0, len(order), plan.every):
                     part = order[start : start + plan.every]
