@@ -144,7 +144,8 @@ def list_candidates(shipped: Settings, best: Settings, knob: Knob) -> list[Setti
         return []
     candidates: list[Settings] = []
     for value in knob.values:
-        changed = {**best.get(knob.stage, {}), **value}
+        there = {name: new for name, new in value.items() if name in shipped[knob.stage]}  # an engine has no threads
+        changed = {**best.get(knob.stage, {}), **there}
         different = {name: new for name, new in changed.items() if shipped[knob.stage].get(name) != new}
         settings: Settings = {stage: values for stage, values in {**best, knob.stage: different}.items() if values}
         if settings != best and settings not in candidates:

@@ -98,6 +98,7 @@ def test_candidates_are_what_differs_from_the_best_so_far():
     best = {"acoustic": {"threads": 1}, **TWO}
     assert list_candidates(SETTINGS, best, knob) == [TWO, {"acoustic": {"instances": 2, "threads": 1}, **TWO}]
     assert list_candidates(SETTINGS, {}, Knob("lm", "rescoring", ({"instances": 2},))) == []
+    assert list_candidates(SETTINGS, {}, Knob("ctc", "ctc", ({"threads": 2}, {"instances": 2, "threads": 2}))) == [TWO]
 
 
 def test_every_knob_is_a_setting_of_the_demo_model(repository):
