@@ -4,7 +4,10 @@ import dataclasses
 import json
 import math
 import random
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 from carnelian_training.checkpoint import CheckpointError, load, load_language_model, load_model
@@ -13,7 +16,7 @@ from carnelian_training.config import ConfigError, config_to_dict
 from carnelian_training.distributed import Process
 from carnelian_training.language_config import load_run, run_from_dict
 from carnelian_training.language_modelling import LanguageModelling
-from carnelian_training.perplexity import rate_network
+from carnelian_training.perplexity import WordScores, network_words, ngram_words, rate_network, together
 from carnelian_training.state import new_state
 from carnelian_training.streams import Streams
 from carnelian_training.text import LABEL_CHARACTERS
@@ -158,17 +161,74 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, trained, t
         train(changed(config, text={"segment": 6}), tmp_path)
 
 
-def test_perplexity_is_printed_beside_that_of_other_models(config, trained, text):
-    result = CliRunner().invoke(app, ["perplexity", str(trained / "tiny.pt"), "--text", str(text), "--whole"])
-    assert result.exit_code == 0, result.output
+def test_words_are_rated_by_their_tokens(config, trained):
     _, network = load_language_model(trained / "tiny.pt")
     task = LanguageModelling(config)
     task.prepare(new_state(config, CPU))
-    assert "600 sentences" in result.output
     found = rate_network(network, task.held_out, 5)
     assert found.per_word == pytest.approx(rate_network(network, task.held_out, 500).per_word, rel=1e-5)
     best = load(trained / "tiny.pt")[1]["results"]["dev_word_perplexity"]
     assert found.per_word == pytest.approx(best, rel=1e-5)
+    words = network_words(network, task.held_out, 5)
+    assert len(words.log_probs) == sum(len(sentence.split()) + 1 for sentence in task.held_out)
+    assert words.perplexity() == pytest.approx(found.per_word)
+
+
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=1
+
+\\1-grams:
+-1.0\t<unk>\t0
+-99\t<s>\t0
+-0.5\t</s>
+-0.25\tthe\t0
+-2.0\tking\t0
+
+\\2-grams:
+-0.75\tthe king
+
+\\end\\
+"""
+
+
+def test_processes_make_no_difference_and_may_change_in_between(config, trained, tmp_path):
+    config = changed(config, model={"dropout": 0.0})
+    train(config, tmp_path / "one")
+    first = changed(config, loop={"steps": 4})
+    (tmp_path / "first.yaml").write_text(json.dumps(config_to_dict(first)))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command = ["carnelian_training.cli", "fit", str(tmp_path / "first.yaml"), "--out", str(tmp_path / "two")]
+    done = subprocess.run([*launch, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    train(config, tmp_path / "two")
+    losses = [[r["loss"] for r in metrics(tmp_path / run) if "loss" in r] for run in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], abs=2e-4)
+    whole, parts = (load(tmp_path / run / "tiny-00000006.pt")[1]["training"]["memory"] for run in ("one", "two"))
+    torch.testing.assert_close(parts, whole, atol=1e-3, rtol=1e-2)
+
+
+def test_perplexities_stand_beside_each_other(trained, tmp_path):
+    (tmp_path / "text.txt").write_text("The king saw the king.")
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    words = ngram_words(tmp_path / "lm.arpa", ["the king saw the king"])
+    assert words.known.tolist() == [True, True, False, True, True, True]
+    assert words.perplexity() == pytest.approx(10 ** ((0.25 + 0.75 + 1 + 0.25 + 0.75 + 0.5) / 6), rel=1e-5)
+    assert words.perplexity(words.known) == pytest.approx(10 ** ((0.25 + 0.75 + 0.25 + 0.75 + 0.5) / 5), rel=1e-5)
+    certain = WordScores(np.zeros(6), np.ones(6, bool))
+    mixed = together([words, certain])
+    assert mixed.log_probs[1] == pytest.approx(math.log((1 + 10**-0.75) / 2), rel=1e-5)
+    assert mixed.known.tolist() == words.known.tolist()
+    paths = [str(trained / "tiny.pt"), str(tmp_path / "lm.arpa")]
+    result = CliRunner().invoke(app, ["perplexity", *paths, "--text", str(tmp_path / "text.txt"), "--whole"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "1 sentences, 5 words"
+    assert [line.split()[-1] for line in lines[2:]] == [*paths, "together"]
+    assert lines[3].split()[:3] == [f"{words.perplexity():.2f}", f"{words.perplexity(words.known):.2f}", "16.67%"]
+    (tmp_path / "no.klm").write_text("nothing")
+    result = CliRunner().invoke(app, ["perplexity", str(tmp_path / "no.klm"), "--text", str(tmp_path / "text.txt")])
+    assert "must be an ARPA file or a KenLM binary" in str(result.exception)
 
 
 def test_publishing_keeps_the_tokenizer(trained, tmp_path):

@@ -220,25 +220,32 @@ def perplexity(
     exclude: Annotated[list[Path] | None, typer.Option(help="As it was given to `ngram` and `fit`.")] = None,
     whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,
 ) -> None:
-    """Print how well language models foretell the same sentences: those of the text that `ngram` and `fit` keep out."""
+    """Print how well language models foretell the same sentences: those of the text that `ngram` and `fit` keep out.
+
+    Perplexities are per word and sentence end; of all words, and of those that all models know, for an n-gram model has
+    no probability of a word that it does not know. Where there are several models, also of their mean.
+    """
     from carnelian_training.checkpoint import load_language_model
-    from carnelian_training.perplexity import rate_network, rate_ngram
+    from carnelian_training.perplexity import network_words, ngram_words, together
     from carnelian_training.sentences import divide
     from carnelian_training.synthesis.texts import choose_sources
 
     sentences = divide(choose_sources(text or None), exclude or ())
     chosen = [*sentences.used, *sentences.held_out] if whole else sentences.held_out
-    print(f"{len(chosen):,} sentences, {sum(len(sentence.split()) for sentence in chosen):,} words")
-    print(f"{'per word':>10} {'per token':>10} {'tokens':>10} {'unknown':>8}")
+    scores = {}
     for path in models:
         if path.suffix == ".pt":
             config, network = load_language_model(path)
-            found = rate_network(network, chosen, config.text.segment)
+            scores[str(path)] = network_words(network, chosen, config.text.segment)
         else:
-            found = rate_ngram(path, chosen)
-        tokens = found.words if found.tokens is None else found.tokens
-        share = found.unknown / max(1, found.words)
-        print(f"{found.per_word:10.2f} {found.per_token:10.2f} {tokens:10,} {share:8.2%} {path}")
+            scores[str(path)] = ngram_words(path, chosen)
+    mean = together(list(scores.values()))
+    if len(models) > 1:
+        scores["together"] = mean
+    print(f"{len(chosen):,} sentences, {sum(len(sentence.split()) for sentence in chosen):,} words")
+    print(f"{'all words':>10} {'known':>8} {'unknown':>8}")
+    for name, found in scores.items():
+        print(f"{found.perplexity():10.2f} {found.perplexity(mean.known):8.2f} {1 - found.known.mean():8.2%} {name}")
 
 
 @app.command()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kenlm
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,30 +21,46 @@ MOST_TOKENS = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """How well sentences are foretold, their ends included."""
+    """How well a network foretells sentences, their ends included."""
 
     log_prob: float
     """Natural logarithm, of all sentences together."""
     sentences: int
     words: int
     """Without ends, as are the tokens."""
-    tokens: int | None = None
-    """None of an n-gram model, whose tokens are the words."""
-    unknown: int = 0
-    """Words that the model does not know; it has one probability for all of them together."""
+    tokens: int
 
     @property
     def per_token(self) -> float:
         """Of tokens and ends."""
-        return self._per(self.words if self.tokens is None else self.tokens)
+        return math.exp(-self.log_prob / max(1, self.tokens + self.sentences))
 
     @property
     def per_word(self) -> float:
-        """Of words and ends, unknown words included."""
-        return self._per(self.words)
+        """Of words and ends, as n-gram models count. A network knows all words."""
+        return math.exp(-self.log_prob / max(1, self.words + self.sentences))
 
-    def _per(self, units: int) -> float:
-        return math.exp(-self.log_prob / max(1, units + self.sentences))
+
+@dataclass(frozen=True)
+class WordScores:
+    """What a model gives each word and each sentence's end, one after the other."""
+
+    log_probs: npt.NDArray[np.float64]
+    """[words and ends], natural logarithms."""
+    known: npt.NDArray[np.bool_]
+    """[words and ends]: which it knows. An n-gram model has one probability for all that it does not, which is no
+    probability of any of them."""
+
+    def perplexity(self, among: npt.NDArray[np.bool_] | None = None) -> float:
+        """Per word and end, all of them or those `among` [words and ends]."""
+        counted = self.log_probs if among is None else self.log_probs[among]
+        return float(np.exp(-counted.mean())) if len(counted) else math.nan
+
+
+def together(scores: Sequence[WordScores]) -> WordScores:
+    """The mean of several models' probabilities, word by word."""
+    mean = np.logaddexp.reduce([score.log_probs for score in scores]) - math.log(len(scores))
+    return WordScores(mean, np.logical_and.reduce([score.known for score in scores]))
 
 
 def rate_network(
@@ -63,8 +81,21 @@ def rate_network(
     return Perplexity(log_prob=float(process.total(log_prob)), sentences=len(sentences), words=words, tokens=tokens)
 
 
-def rate_ngram(path: Path, sentences: Sequence[str]) -> Perplexity:
-    """Rate sentences by an n-gram model, an ARPA file or a KenLM binary.
+def network_words(network: TransformerXl, sentences: Sequence[str], segment: int) -> WordScores:
+    """What a network gives each word: its tokens together, the first of which begins with a space."""
+    tokenizer = Tokenizer(network.tokenizer)
+    encoded = tokenizer.encode(sentences)
+    words: list[float] = []
+    for tokens, log_probs in zip(encoded, rate_tokens(network, encoded, segment), strict=True):
+        for token, log_prob in zip([*tokens, END], log_probs.tolist(), strict=True):
+            if token == END or tokenizer.begins_word(token):
+                words.append(0.0)
+            words[-1] += log_prob
+    return WordScores(np.array(words), np.ones(len(words), bool))
+
+
+def ngram_words(path: Path, sentences: Sequence[str]) -> WordScores:
+    """What an n-gram model gives each word, an ARPA file or a KenLM binary.
 
     Raises:
         ValueError: It cannot be read.
@@ -73,17 +104,19 @@ def rate_ngram(path: Path, sentences: Sequence[str]) -> Perplexity:
         model = kenlm.Model(str(path))
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{path} must be an ARPA file or a KenLM binary, but cannot be read: {error}") from error
-    words = [sentence.split() for sentence in sentences]
-    log10 = sum(model.score(sentence) for sentence in sentences)
-    unknown = sum(word not in model for found in words for word in found)
-    return Perplexity(
-        log_prob=log10 * math.log(10), sentences=len(sentences), words=sum(map(len, words)), unknown=unknown
-    )
+    found = [score for sentence in sentences for score in model.full_scores(sentence)]
+    log10 = np.array([log_prob for log_prob, _, _ in found])
+    return WordScores(log10 * math.log(10), np.array([not is_unknown for _, _, is_unknown in found], bool))
+
+
+def rate(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
+    """The log-probability of each sentence and its end, [sentences] float64; see :func:`rate_tokens`."""
+    return torch.stack([found.sum() for found in rate_tokens(network, sentences, segment)] or [torch.zeros(())])
 
 
 @torch.inference_mode()
-def rate(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
-    """The log-probability of each sentence and its end.
+def rate_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> list[Tensor]:
+    """The log-probabilities of each sentence's tokens and of its end.
 
     Args:
         network: is set to evaluation mode.
@@ -91,24 +124,25 @@ def rate(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: in
         segment: tokens that are read at once; the memory carries the sentence on.
 
     Returns:
-        [sentences] float64, on the CPU.
+        For each sentence, [tokens + 1] float64, on the CPU.
     """
     network.eval()
     device = next(network.parameters()).device
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
-    found = torch.zeros(len(sentences), dtype=torch.float64)
+    found: list[Tensor] = [torch.zeros(0)] * len(sentences)
     while order:
         longest = len(sentences[order[-1]]) + 1
         most = max(1, MOST_TOKENS // longest)
         order, batch = order[:-most], order[-most:]
         rows = [[END, *sentences[i], END] for i in batch]
         tokens = torch.tensor([row + [END] * (longest + 1 - len(row)) for row in rows])
-        steps = torch.tensor([len(row) - 1 for row in rows])[:, None]
+        parts = []
         memory: Tensor | None = None
         for start in range(0, longest, segment):
             end = min(start + segment, longest)
             inputs, targets = tokens[:, start:end].to(device), tokens[:, start + 1 : end + 1].to(device)
             log_probs, memory = network(inputs, targets, None, memory)
-            inside = torch.arange(start, end) < steps
-            found[batch] += torch.where(inside, log_probs.cpu().double(), 0.0).sum(1)
+            parts.append(log_probs.cpu().double())
+        for i, log_probs in zip(batch, torch.cat(parts, dim=1), strict=True):
+            found[i] = log_probs[: len(sentences[i]) + 1]
     return found

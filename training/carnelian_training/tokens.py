@@ -64,6 +64,10 @@ class Tokenizer:
         encoded: list[list[int]] = self._processor.encode(list(sentences))
         return encoded
 
+    def begins_word(self, token: int) -> bool:
+        """Whether a token is the first of a word."""
+        return str(self._processor.id_to_piece(token)).startswith("\u2581")
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
         return str(self._processor.decode(list(tokens)))
