@@ -220,12 +220,17 @@ def test_perplexities_stand_beside_each_other(trained, tmp_path):
     assert mixed.log_probs[1] == pytest.approx(math.log((1 + 10**-0.75) / 2), rel=1e-5)
     assert mixed.known.tolist() == words.known.tolist()
     paths = [str(trained / "tiny.pt"), str(tmp_path / "lm.arpa")]
-    result = CliRunner().invoke(app, ["perplexity", *paths, "--text", str(tmp_path / "text.txt"), "--whole"])
+    out = tmp_path / "report.json"
+    options = ["--text", str(tmp_path / "text.txt"), "--whole", "--out", str(out)]
+    result = CliRunner().invoke(app, ["perplexity", *paths, *options])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0] == "1 sentences, 5 words"
-    assert [line.split()[-1] for line in lines[2:]] == [*paths, "together"]
+    assert [line.split()[-1] for line in lines[2:]] == ["tiny.pt", "lm.arpa", "together"]
     assert lines[3].split()[:3] == [f"{words.perplexity():.2f}", f"{words.perplexity(words.known):.2f}", "16.67%"]
+    report = json.loads(out.read_text())
+    assert report["words"] == 5
+    assert report["models"]["lm.arpa"]["known_words"] == pytest.approx(words.perplexity(words.known))
     (tmp_path / "no.klm").write_text("nothing")
     result = CliRunner().invoke(app, ["perplexity", str(tmp_path / "no.klm"), "--text", str(tmp_path / "text.txt")])
     assert "must be an ARPA file or a KenLM binary" in str(result.exception)

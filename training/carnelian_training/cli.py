@@ -1,8 +1,9 @@
 """`carnelian-train`: fit a model, evaluate it, publish it, import one; prepare, check and synthesise corpora."""
 
+import json
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -219,6 +220,7 @@ def perplexity(
     ] = None,
     exclude: Annotated[list[Path] | None, typer.Option(help="As it was given to `ngram` and `fit`.")] = None,
     whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
     """Print how well language models foretell the same sentences: those of the text that `ngram` and `fit` keep out.
 
@@ -236,16 +238,25 @@ def perplexity(
     for path in models:
         if path.suffix == ".pt":
             config, network = load_language_model(path)
-            scores[str(path)] = network_words(network, chosen, config.text.segment)
+            scores[path.name] = network_words(network, chosen, config.text.segment)
         else:
-            scores[str(path)] = ngram_words(path, chosen)
+            scores[path.name] = ngram_words(path, chosen)
     mean = together(list(scores.values()))
     if len(models) > 1:
         scores["together"] = mean
-    print(f"{len(chosen):,} sentences, {sum(len(sentence.split()) for sentence in chosen):,} words")
+    report: dict[str, Any] = {
+        "sentences": len(chosen),
+        "words": sum(len(sentence.split()) for sentence in chosen),
+        "models": {},
+    }
+    print(f"{report['sentences']:,} sentences, {report['words']:,} words")
     print(f"{'all words':>10} {'known':>8} {'unknown':>8}")
     for name, found in scores.items():
-        print(f"{found.perplexity():10.2f} {found.perplexity(mean.known):8.2f} {1 - found.known.mean():8.2%} {name}")
+        row = found.perplexity(), found.perplexity(mean.known), 1 - float(found.known.mean())
+        report["models"][name] = dict(zip(("all_words", "known_words", "unknown_share"), row, strict=True))
+        print(f"{row[0]:10.2f} {row[1]:8.2f} {row[2]:8.2%} {name}")
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 @app.command()

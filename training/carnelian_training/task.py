@@ -18,18 +18,6 @@ class Item(Protocol):
         """How the log calls it."""
 
 
-class Batch(Protocol):
-    """One part of what a process does of a step."""
-
-    @property
-    def items(self) -> Sequence[Item]:
-        """One for each loss."""
-
-    @property
-    def skipped(self) -> Sequence[object]:
-        """Items of the plan that are not here."""
-
-
 @dataclass(frozen=True)
 class Share:
     """What one process does of one step of the optimiser."""
@@ -37,7 +25,7 @@ class Share:
     items: Sequence[Any]
     """Those of the whole step, over all processes."""
     batches: Iterator[Any]
-    """The parts of this process; some may be empty."""
+    """The parts of this process; some may be empty. Each knows its `items` and those that were left out, `skipped`."""
     parts: int
     """How many batches: as many as in every other process."""
 
