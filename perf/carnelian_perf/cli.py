@@ -317,9 +317,9 @@ def training(
         names = precisions.split(",")
         if not set(names) <= set(PRECISIONS):
             raise typer.BadParameter(f"--precisions must be of {', '.join(PRECISIONS)}, but are {precisions!r}")
+        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
         settings = load_config(config, tuple(overrides or ()))
         has_baseline = settings.model.name != "wav2vec2"
-        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
         render = out or Path("perf/results") / f"{settings.name}_training.json"
         run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
