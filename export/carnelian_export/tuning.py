@@ -28,7 +28,7 @@ class StageTuning:
     threads: int | None = None
     """Of each instance; 0 lets the library choose, which is one for each core."""
     preferred_batch: int | None = None
-    """Clips that the dynamic batcher waits for, as long as the queue delay, and does not go beyond; 0 for none such.
+    """Clips that the dynamic batcher puts together and, without a queue delay, does not go beyond; 0 for none such.
     The largest batch of a request, `max_batch_size`, is the model's interface and no setting."""
     queue_delay_ms: float | None = None
 

@@ -1,6 +1,8 @@
 """Commands of `carnelian-perf` about a server on this machine: tune, overhead, memory."""
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -24,8 +26,12 @@ def tune(
         "model_repository"
     ),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
-    manifest: Annotated[
+    random_weights: Annotated[
         Optional[Path],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        typer.Option(help="A training YAML: its network with random weights, in place of --repository."),
+    ] = None,
+    manifest: Annotated[
+        Optional[Path],  # noqa: UP045
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
     ] = None,
     objective: Annotated[
@@ -59,25 +65,26 @@ def tune(
 
     check_words("--objective", [objective], ("throughput", "latency"))
     if render is None:
-        check_model_and_clips(repository, model, manifest)
         from carnelian_perf.traffic import cut_clips, load_clips
         from carnelian_perf.tune import Plan, list_knobs, measure
 
-        plan = Plan(
-            repository=repository,
-            model=model,
-            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-            source=describe_clips(manifest),
-            objective="latency" if objective == "latency" else "throughput",
-            target_ms=target,
-            concurrency=1 if objective == "latency" else concurrency,
-            num_requests=requests,
-            rounds=rounds,
-            knobs=list_knobs("latency" if objective == "latency" else "throughput"),
-        )
-        render = out or Path("perf/results") / f"{model}_tune_{objective}.json"
-        for measurement in measure(plan):
-            measurement.write(render)  # after each step, so that it is not lost if a later one fails
+        with served_repository(repository, model, random_weights) as (repository, model):
+            check_model_and_clips(repository, model, manifest)
+            plan = Plan(
+                repository=repository,
+                model=model,
+                clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+                source=describe_clips(manifest),
+                objective="latency" if objective == "latency" else "throughput",
+                target_ms=target,
+                concurrency=1 if objective == "latency" else concurrency,
+                num_requests=requests,
+                rounds=rounds,
+                knobs=list_knobs("latency" if objective == "latency" else "throughput"),
+            )
+            render = out or Path("perf/results") / f"{model}_tune_{objective}.json"
+            for measurement in measure(plan):
+                measurement.write(render)  # after each step, so that it is not lost if a later one fails
     check_file("--render", render)
     print(f"wrote {render_tune.render(render)}")
     if write is not None:
@@ -119,13 +126,7 @@ def overhead(
         check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of("--durations", durations)
         check_file("--manifest", manifest)
-        with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
-            if random_weights is not None:
-                check_file("--random-weights", random_weights)
-                from carnelian_perf.infer import export_random
-
-                repository = Path(scratch) / "models"
-                model, _ = export_random(random_weights, repository)
+        with served_repository(repository, model, random_weights) as (repository, model):
             check_model_and_clips(repository, model, manifest)
             plan = Plan(
                 repository=repository,
@@ -197,3 +198,18 @@ def memory(
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if trend.verdict == "grows":
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def served_repository(repository: Path, model: str, random_weights: Path | None) -> Iterator[tuple[Path, str]]:
+    """The repository and the recogniser under test: those given, or an export of a network that nobody has trained."""
+    if random_weights is None:
+        yield repository, model
+        return
+    check_file("--random-weights", random_weights)
+    from carnelian_perf.infer import export_random
+
+    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
+        exported = Path(scratch) / "models"
+        name, _ = export_random(random_weights, exported)
+        yield exported, name
