@@ -82,7 +82,6 @@ class DecodingOptions(TypedDict, total=False):
     rescore: bool
     """Whether the neural language model that is deployed with the model rates the readings of beam or ngram."""
     rescore_weight: float
-    rescore_word_score: float
     rescore_depth: int
     """How many readings it rates."""
 

@@ -9,6 +9,7 @@ from carnelian_client import CarnelianClient, InvalidOption
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
 from carnelian_training.evaluate import evaluate, frame_duration_s
+from carnelian_training.lm_weights import read_weights
 from carnelian_training.manifest import read_manifest
 from tritonclient import grpc as triton
 
@@ -20,9 +21,10 @@ OPTIONS = [
     {"decoder": "beam", "n_best": 4},
     {"decoder": "beam", "beam_width": 20, "beam_threshold": 8.5},
     {"decoder": "beam", "hotwords": ["lighthouse", "the stairs"], "hotword_boost": 9.5},
-    {"decoder": "ngram", "lm_weight": 0.6, "n_best": 2},
+    {"decoder": "ngram", "lm_weight": 0.55, "n_best": 2},
+    {"decoder": "ngram", "rescore": True, "n_best": 2},
 ]
-LANGUAGE_MODEL = ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
+DEPLOYED = ROOT / "model_repository" / "quartznet_demo_ctc" / "1"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +35,10 @@ def clip() -> bytes:
 @pytest.mark.parametrize("options", OPTIONS[1:])
 def test_served_is_offline(sdk, options):
     config, network = load_model(ROOT / "demo" / "quartznet_demo.pt")
-    decoder = Decoder(config.labels, frame_duration_s(config), LANGUAGE_MODEL)
-    offline = evaluate(network, config, CLIPS, decoder=decoder, options=options)
+    models = DEPLOYED / "english.klm", None, DEPLOYED / "english.onnx"
+    decoder = Decoder(config.labels, frame_duration_s(config), *models)
+    weights = read_weights(ROOT / "demo" / "lm_weights.json")
+    offline = evaluate(network, config, CLIPS, decoder=decoder, options=options, defaults=weights)
     paths = [clip.audio_filepath for clip in read_manifest(CLIPS)]
     served = [outcome.text for outcome in sdk.transcribe_many(paths, **options)]
     assert served == list(offline.transcripts)

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from carnelian_export.repository import Decoding, write_model
 from carnelian_training.checkpoint import load_model
+from carnelian_training.lm_weights import read_weights
 from onnx import numpy_helper
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,13 @@ MAX_BYTES = 30 * 1024**2
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
-    decoding = Decoding(REPOSITORY / "quartznet_demo_ctc" / "1" / "english.klm", {}, ROOT / "demo" / "calibration.json")
+    decoder = REPOSITORY / "quartznet_demo_ctc" / "1"
+    decoding = Decoding(
+        decoder / "english.klm",
+        read_weights(ROOT / "demo" / "lm_weights.json"),
+        ROOT / "demo" / "calibration.json",
+        decoder / "english.onnx",
+    )
     write_model(folder, "quartznet_demo", *load_model(CHECKPOINT), decoding)
     return folder
 

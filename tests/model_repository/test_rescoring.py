@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from carnelian_export.repository import read_config
 from carnelian_serving.launcher import Server
-from carnelian_training.ctc import Decoder, Options
+from carnelian_training.ctc import Decoder
 from google.protobuf import text_format
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
@@ -69,7 +69,9 @@ def test_served_is_offline(client, repository, clips, options):
     settings = json.loads((version / "ctc.json").read_text())
     models = {"language_model": version / "english.klm", "neural_language_model": version / "tiny.onnx"}
     decoder = Decoder(settings["labels"], settings["frame_s"], **models)
-    wanted = decoder.read_options(options, Options())
+    parameters = read_config(repository / MODEL / "config.pbtxt").parameters
+    defaults = {name: parameters[name].string_value for name in parameters if name not in models}
+    wanted = decoder.read_options(options, decoder.change_options(defaults))
     for clip in clips:
         served = ask(client, clip, options)
         (offline,) = decoder.decode([clip], [wanted])

@@ -21,7 +21,7 @@ from carnelian_training.served import evaluate_served
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
-NGRAMS = ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
+DEPLOYED = ROOT / "model_repository" / "quartznet_demo_ctc" / "1"
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
 COMMAND = "from carnelian_training.cli import main; main()"
 
@@ -122,7 +122,9 @@ def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_pa
 def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(server, tmp_path, command):
     clips = [replace(clip, extra={"source": clip.audio_filepath.suffix}) for clip in read_manifest(CLIPS)]
     write_manifest(tmp_path / "clips.jsonl", [c for c in clips if c.extra["source"] in (".flac", ".opus")])
-    arguments = ["--lm", NGRAMS, "--url", server.grpc_url, "--out", tmp_path / "rows.jsonl"]
+    models = ["--lm", DEPLOYED / "english.klm", "--neural-lm", DEPLOYED / "english.onnx"]
+    models += ["--lm-weights", DEMO.parent / "lm_weights.json"]
+    arguments = [*models, "--url", server.grpc_url, "--out", tmp_path / "rows.jsonl"]
     status, printed = command("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
     assert status == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -130,13 +132,14 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     assert [(row["test_set"], row["decoder"], row["same"]) for row in rows] == [
         (test_set, decoder, clips)
         for test_set, clips in ((".flac", 2), (".opus", 1), (everything, 3))
-        for decoder in ("greedy", "n-gram")
+        for decoder in ("greedy", "n-gram", "transformer_xl")
     ]
     for row in rows:
         assert row["offline"]["wer"] == row["served"]["wer"]
         assert row["offline"]["decode_s"] > 0 < row["served"]["decode_s"]
-    assert rows[1]["offline"]["decode_s"] > rows[0]["offline"]["decode_s"]  # a search takes longer
-    assert printed.count("3 of 3") == 2
+    # A search takes longer than none, and rescoring is a search and more.
+    assert rows[0]["offline"]["decode_s"] < rows[1]["offline"]["decode_s"] < rows[2]["offline"]["decode_s"]
+    assert printed.count("3 of 3") == 3
     assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
 

@@ -56,11 +56,8 @@ def log_prob(text: str, character_scores: dict[str, float]) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_every_reading_is_weighed_anew(decoder, character_scores, seed):
     clip = random_clip(5, seed)
-    expected = {
-        text: found + 0.7 * log_prob(text, character_scores) + 0.9 * len(text.split())
-        for text, found in all_texts(clip).items()
-    }
-    hypothesis = decode(clip, decoder, **EVERYTHING, rescore_weight=0.7, rescore_word_score=0.9, rescore_depth=500)
+    expected = {text: found + 0.7 * log_prob(text, character_scores) for text, found in all_texts(clip).items()}
+    hypothesis = decode(clip, decoder, **EVERYTHING, rescore_weight=0.7, rescore_depth=500)
     assert hypothesis.text == hypothesis.alternatives[0].text
     assert [reading.text for reading in hypothesis.alternatives] == sorted(expected, key=lambda t: -expected[t])[:100]
     for reading in hypothesis.alternatives:
@@ -120,7 +117,7 @@ def test_nothing_but_blanks_is_an_empty_text(decoder, character_scores):
     clip = np.log(np.array([[0.001, 0.001, 0.001, 0.997]] * 50, np.float32))
     hypothesis = decode(clip, decoder)
     assert (hypothesis.text, hypothesis.words) == ("", ())
-    assert hypothesis.alternatives[0].neural == pytest.approx(0.5 * character_scores[""])
+    assert hypothesis.alternatives[0].neural == pytest.approx(0.3 * character_scores[""])
 
 
 def test_a_minute_of_equal_probabilities_ends(decoder):

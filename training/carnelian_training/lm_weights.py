@@ -32,10 +32,7 @@ SEARCH_GRID = {
     "word_score": np.arange(-3.0, 5.01, 0.5),
     "unknown_score": np.arange(-18.0, 0.01, 3.0),
 }
-RESCORING_GRID = {
-    "rescore_weight": np.arange(0.0, 1.51, 0.05),
-    "rescore_word_score": np.arange(-2.0, 4.01, 0.5),
-}
+RESCORING_GRID = {"rescore_weight": np.arange(0.0, 1.51, 0.1)}
 LISTED = 100
 """Readings of a clip that a search adds, at most."""
 MOST_SEARCHES = 6
@@ -176,7 +173,6 @@ def _best_point(lists: Sequence[Readings], grid: Mapping[str, Floats], options: 
 
 def _weights(options: ctc.Options, rescore: bool) -> tuple[float, ...]:
     """Of the columns of :class:`Readings`."""
-    neural, word_score = (options.rescore_weight, options.rescore_word_score) if rescore else (0.0, 0.0)
-    if options.decoder == "ngram":
-        word_score += options.word_score
+    neural = options.rescore_weight if rescore else 0.0
+    word_score = options.word_score if options.decoder == "ngram" else 0.0
     return 1.0, options.lm_weight, neural, word_score, options.unknown_score

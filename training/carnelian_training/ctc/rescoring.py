@@ -92,7 +92,7 @@ class NeuralLanguageModel:
         log_probs = self.score([reading.text for reading in readings]).tolist()
         rated = []
         for reading, log_prob in zip(readings, log_probs, strict=True):
-            neural = options.rescore_weight * log_prob + options.rescore_word_score * len(reading.text.split())
+            neural = options.rescore_weight * log_prob
             rated.append(replace(reading, score=reading.score + neural, neural=neural))
         return sorted(rated, key=lambda reading: -reading.score)
 

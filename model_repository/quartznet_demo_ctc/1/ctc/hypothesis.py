@@ -40,7 +40,7 @@ class Alternative:
     hotwords: float
     """Boosts of the hot words in it."""
     neural: float = 0.0
-    """Weighted neural language model score and its word scores; 0 without rescoring."""
+    """Weighted neural language model score; 0 without rescoring."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "n_best": (1, 100),
     "hotword_boost": (0, 50),
     "rescore_weight": (0, 10),
-    "rescore_word_score": (-20, 20),
     "rescore_depth": (1, 500),
 }
 _NGRAM_ONLY = ("lm_weight", "word_score", "unknown_score")
-_RESCORING_ONLY = ("rescore_weight", "rescore_word_score", "rescore_depth")
+_RESCORING_ONLY = ("rescore_weight", "rescore_depth")
 
 
 class OptionError(ValueError):
@@ -55,11 +54,9 @@ class Options:
     """Added for each word of a hot phrase."""
     rescore: bool = False
     """Whether a neural language model rates the readings of the search, too."""
-    rescore_weight: float = 0.5
+    rescore_weight: float = 0.3
     """Times that model's log-probability."""
-    rescore_word_score: float = 0.0
-    """Added for each word when rescoring."""
-    rescore_depth: int = 50
+    rescore_depth: int = 20
     """Readings to rescore, at most; where `n_best` is more, that many."""
 
     @property
