@@ -16,7 +16,7 @@ from carnelian_training.text import LABEL_CHARACTERS
 END = 1
 """The token that ends a sentence and begins the next one; 0 is SentencePiece's unknown, which labels never make."""
 MOST_SENTENCES = 1_000_000
-"""That a tokenizer is trained on, evenly out of the text; it needs about 10 kB for each."""
+"""That a tokenizer is trained on, evenly out of the text; it holds them all in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -259,7 +259,7 @@ def _log_probs(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tens
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw weights as the released code does, with a standard deviation of 0.02."""
+    """Draw the weights of linear layers and embeddings with the released code's standard deviation, 0.02."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
