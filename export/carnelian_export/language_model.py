@@ -102,8 +102,7 @@ def export_language_model(network: TransformerXl) -> onnx.ModelProto:
     inputs = (torch.full((2, 3), END), torch.tensor([3, 1]))
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # As in `to_onnx.trace`; and of `seen[:, -memory:]`, which the graph does not hold.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the tracer, as in `to_onnx.trace`
         torch.onnx.export(
             SentenceRater(rounded),
             inputs,

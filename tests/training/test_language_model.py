@@ -231,6 +231,7 @@ def test_perplexities_stand_beside_each_other(trained, tmp_path):
     report = json.loads(out.read_text())
     assert report["words"] == 5
     assert report["models"]["lm.arpa"]["known_words"] == pytest.approx(words.perplexity(words.known))
+    assert CliRunner().invoke(app, ["perplexity", paths[0], paths[0]]).exit_code == 2
     (tmp_path / "no.klm").write_text("nothing")
     result = CliRunner().invoke(app, ["perplexity", str(tmp_path / "no.klm"), "--text", str(tmp_path / "text.txt")])
     assert "must be an ARPA file or a KenLM binary" in str(result.exception)

@@ -232,6 +232,8 @@ def perplexity(
     from carnelian_training.sentences import divide
     from carnelian_training.synthesis.texts import choose_sources
 
+    if len({path.name for path in models}) < len(models):
+        raise typer.BadParameter("the models' files must have different names, by which they are reported")
     sentences = divide(choose_sources(text or None), exclude or ())
     chosen = [*sentences.used, *sentences.held_out] if whole else sentences.held_out
     scores = {}
