@@ -158,6 +158,7 @@ def test_a_model_in_capitals_serves_small_letters_and_the_other_way_round(tmp_pa
         ({"format": "carnelian-language-model-2"}, "must say format 'carnelian-language-model-1' .*-2'"),
         ({"case": "title"}, "must have case lower or upper in its metadata, but has 'title'"),
         ({"tokenizer": base64.b64encode(b"no tokenizer").decode()}, "must hold a sentencepiece model as base64"),
+        ({"tokenizer": ""}, "must hold a sentencepiece model as base64"),
         ({"tokenizer": "%"}, "must hold a sentencepiece model as base64"),
     ],
 )

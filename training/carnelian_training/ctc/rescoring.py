@@ -61,7 +61,7 @@ class NeuralLanguageModel:
         _check_format(metadata, path)
         self.name: str = metadata.get("name") or path.stem
         self._change_case = _CASES[metadata["case"]]
-        self._tokenizer = _load_tokenizer(metadata["tokenizer"], path)
+        self._tokenizer = _load_tokenizer(metadata.get("tokenizer", ""), path)
         _check_alphabet(self._tokenizer, [self._change_case(label) for label in labels], path)
         if not np.isfinite(self.score([""])).all():
             raise NeuralLanguageModelError(f"{path} must give finite log-probabilities, but gives {self.score([''])}")
@@ -110,7 +110,7 @@ def _split(lengths: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.intp]]:
 def _check_format(metadata: Mapping[str, str], path: Path) -> None:
     if metadata.get("format") != FORMAT:
         raise NeuralLanguageModelError(
-            f"{path} must say format {FORMAT!r} in its metadata, as `carnelian-train` writes it, "
+            f"{path} must say format {FORMAT!r} in its metadata, as `carnelian-export` writes it, "
             f"but says {metadata.get('format')!r}"
         )
     if metadata.get("case") not in _CASES:
