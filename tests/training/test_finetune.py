@@ -94,11 +94,10 @@ def test_another_body_is_refused_tensor_by_tensor(tiny_config, source):
         started(config_from_dict(tree, "here"))
 
 
-def test_a_checkpoint_of_another_family_is_refused_in_one_line(tiny_config, source):
-    tree = config_to_dict(with_init(tiny_config, source)) | {"model": {"name": "wav2vec2"}, "features": None}
-    del tree["features"]
+def test_a_checkpoint_of_another_family_is_refused_in_one_line(source, tmp_path):
+    (tmp_path / "fine.yaml").write_text(f"name: fine\nmodel: {{name: wav2vec2}}\ninit: {{checkpoint: {source}}}\n")
     with pytest.raises(CheckpointError, match=r"^`init\.checkpoint` must be of a wav2vec2.* is of a quartznet: .*$"):
-        finetune.start_from_checkpoint(torch.nn.Module(), config_from_dict(tree, "here"))
+        finetune.start_from_checkpoint(torch.nn.Module(), load_config(tmp_path / "fine.yaml"))
 
 
 def test_the_yaml_of_a_fine_tuning_needs_neither_model_nor_labels(tiny_config, source, tmp_path):

@@ -132,13 +132,34 @@ def test_what_holds_no_curve_is_refused(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     for name in ("curves.txt", "curves"):
         with pytest.raises(ValueError, match=rf"must end in \.png, \.svg, \.pdf, but its name is .*{name}$"):
-            draw(metrics, tmp_path / name)
+            draw([metrics], tmp_path / name)
     metrics.write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="must hold a loss"):
-        draw(metrics, tmp_path / "x.png")
+        draw([metrics], tmp_path / "x.png")
     metrics.write_text('[]\n{"step": 1}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be a JSON object with `step`"):
-        draw(metrics, tmp_path / "x.png")
+        draw([metrics], tmp_path / "x.png")
+
+
+def test_runs_are_compared_in_one_picture_by_the_names_of_their_folders(tmp_path):
+    for run, wer in (("tuned", 0.5), ("scratch", 0.9)):
+        (tmp_path / run).mkdir()
+        records = [{"step": 1, "loss": 2.0}, {"step": 2, "dev_wer": wer, "dev_cer": wer / 2}]
+        (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    draw([tmp_path / run / "metrics.jsonl" for run in ("tuned", "scratch")], tmp_path / "curves.svg")
+    picture = (tmp_path / "curves.svg").read_text()
+    for name in ("WER, tuned", "CER, tuned", "WER, scratch", "CER, scratch"):
+        assert f"<!-- {name} -->" in picture
+
+
+def test_a_pre_training_shows_accuracy_and_codes(tmp_path):
+    records = [{"step": 1, "loss": 2.0, "accuracy": 0.1}]
+    records += [{"step": 1, "dev_accuracy": 0.1, "dev_codes_used": 9.0, "dev_perplexity": 7.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    draw([tmp_path / "metrics.jsonl"], tmp_path / "curves.svg")
+    picture = (tmp_path / "curves.svg").read_text()
+    for words in ("loss per hidden frame", "hidden frames told", "perplexity, dev"):
+        assert f"<!-- {words} -->" in picture
 
 
 def test_no_dev_manifest_draws_the_loss_alone(tiny_config, tmp_path):

@@ -274,10 +274,10 @@ def publish(
 
 @app.command()
 def plot(
-    metrics: Annotated[Path, typer.Argument(help="`metrics.jsonl` of a run.")],
+    metrics: Annotated[list[Path], typer.Argument(help="`metrics.jsonl` of a run, or of several to compare.")],
     target: Annotated[Path, typer.Argument(help="Where to draw: .svg, .png or .pdf.")],
 ) -> None:
-    """Draw loss and error rates of a run, finished or not."""
+    """Draw loss and evaluations of runs, finished or not."""
     from carnelian_training.plot import draw
 
     draw(metrics, target)

@@ -180,7 +180,10 @@ class Config:
             raise ValueError(f"`labels` must be distinct single characters, but these are not: {wrong}")
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):
-            raise ValueError(f"`features` must be a waveform for wav2vec2 and for it alone, not for {self.model.name}")
+            found = "log-mel" if is_wav2vec2 else "a waveform"
+            raise ValueError(
+                f"`features` must be a waveform for wav2vec2 and for it alone, but are {found} for {self.model.name}"
+            )
         if self.model.feature_channels != channels(self.features):
             raise ValueError(
                 f"`model.num_mels` must be `features.num_mels`, {channels(self.features)}, but is "
@@ -257,6 +260,9 @@ def inherit(tree: dict[str, Any]) -> None:
         from carnelian_training.checkpoint import load  # which needs this module
 
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
+        wanted = tree.get("model")
+        if isinstance(wanted, dict) and wanted.get("name") != source["model"].get("name"):
+            return  # `finetune.py` says so
         sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())
         for section in sections & source.keys():
             tree.setdefault(section, source[section])

@@ -1,6 +1,8 @@
-"""The curves of a run: `metrics.jsonl` to a picture of loss and error rates, or perplexity, over the steps."""
+"""The curves of runs: `metrics.jsonl` to a picture of loss and evaluations over the steps."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,27 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 SUFFIXES = (".png", ".svg", ".pdf")
+STYLES = ("-", "--")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of the picture."""
+
+    title: str
+    curves: Mapping[str, str]
+    """What is drawn, and what the legend says of it."""
+    is_share: bool = False
+    scale: str = "linear"
+
+
+PANELS = (
+    Panel("dev error rate", {"dev_wer": "WER", "dev_cer": "CER"}, is_share=True),
+    Panel("dev perplexity per word", {"dev_word_perplexity": ""}, scale="log"),
+    Panel("hidden frames told", {"dev_accuracy": "dev"}, is_share=True),
+    Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}),
+)
+"""Below the loss, where there are such records."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -32,60 +55,71 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def draw(metrics: Path, target: Path) -> None:
-    """Draw loss above and dev results below; the suffix of `target` (.png, .svg, .pdf) chooses the format.
+def draw(runs: Sequence[Path], target: Path) -> None:
+    """Draw the loss above and what evaluations found below; several runs, for comparison, are named by their folders.
+
+    Args:
+        runs: their `metrics.jsonl`.
+        target: whose suffix chooses the format.
 
     Raises:
         ValueError: There is nothing to draw, or no such format.
     """
     if target.suffix not in SUFFIXES:
         raise ValueError(f"a picture must end in {', '.join(SUFFIXES)}, but its name is {target}")
-    records = read_metrics(metrics)
-    losses = [(record["step"], record["loss"]) for record in records if "loss" in record]
-    error_rates = [record for record in records if "dev_wer" in record]
-    perplexities = [record for record in records if "dev_word_perplexity" in record]
-    has_results = bool(error_rates or perplexities)
-    if not losses and not has_results:
-        raise ValueError(
-            f"{metrics} must hold a loss, an error rate or a perplexity to draw, but holds {len(records)} records"
-        )
-    figure = Figure(figsize=(7, 5 if has_results else 2.8), layout="constrained")
-    panels = figure.subplots(2 if has_results else 1, sharex=True, squeeze=False)[:, 0]
-    panels[0].plot(*zip(*losses, strict=True) if losses else ([], []), color="tab:blue", linewidth=1)
-    is_pretraining = any("accuracy" in record for record in records)
-    per_item = "loss per hidden frame" if is_pretraining else "CTC loss per character"
-    panels[0].set_ylabel("loss per token" if any("tokens_per_s" in record for record in records) else per_item)
-    if error_rates:
-        _draw_error_rates(panels[1], error_rates)
-    elif perplexities:
-        _draw_perplexities(panels[1], perplexities)
+    records = {path: read_metrics(path) for path in runs}
+    drawn = {"loss", *(name for panel in PANELS for name in panel.curves)}
+    for path, found in records.items():
+        if not any(drawn & record.keys() for record in found):
+            raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
+    names = {name for found in records.values() for record in found for name in record}
+    below = [panel for panel in PANELS if names & panel.curves.keys()]
+    figure = Figure(figsize=(7, 2.8 + 2.2 * len(below)), layout="constrained")
+    panels = figure.subplots(1 + len(below), sharex=True, squeeze=False)[:, 0]
+    per_item = "loss per hidden frame" if names & {"accuracy", "dev_accuracy"} else "CTC loss per character"
+    loss = Panel("loss per token" if "tokens_per_s" in names else per_item, {"loss": ""})
+    for axes, panel in zip(panels, [loss, *below], strict=True):
+        _draw_panel(axes, panel, records)
+    if len(runs) == 1 and below:
+        panels[1].set_title(_best(records[runs[0]]), fontsize="small")
     panels[-1].set_xlabel("step")
-    for panel in panels:
-        panel.grid(alpha=0.3)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Equal records give an equal file: no date, no random identifiers.
     with rc_context({"svg.hashsalt": "carnelian"}):
         figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
 
 
-def _draw_error_rates(panel: Axes, evaluations: list[dict[str, Any]]) -> None:
-    for name, label, style in (("dev_wer", "WER", "tab:red"), ("dev_cer", "CER", "tab:orange")):
-        points = [(record["step"], record[name]) for record in evaluations]
-        panel.plot(*zip(*points, strict=True), color=style, marker=".", markersize=4, linewidth=1, label=label)
-    best = min(evaluations, key=lambda record: float(record["dev_wer"]))
-    panel.set_title(
-        f"best WER {best['dev_wer']:.1%}, CER {best['dev_cer']:.1%} at step {best['step']}", fontsize="small"
-    )
-    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    panel.set_ylim(bottom=0)
-    panel.set_ylabel("dev error rate")
-    panel.legend()
+def _best(records: list[dict[str, Any]]) -> str:
+    """The best evaluation of a run, in words; none of pre-training, whose curve says it."""
+    if evaluations := [record for record in records if "dev_wer" in record]:
+        best = min(evaluations, key=lambda record: float(record["dev_wer"]))
+        return f"best WER {best['dev_wer']:.1%}, CER {best['dev_cer']:.1%} at step {best['step']}"
+    if evaluations := [record for record in records if "dev_word_perplexity" in record]:
+        best = min(evaluations, key=lambda record: float(record["dev_word_perplexity"]))
+        return f"best perplexity per word {best['dev_word_perplexity']:.1f} at step {best['step']}"
+    return ""
 
 
-def _draw_perplexities(panel: Axes, evaluations: list[dict[str, Any]]) -> None:
-    points = [(record["step"], record["dev_word_perplexity"]) for record in evaluations]
-    panel.plot(*zip(*points, strict=True), color="tab:red", marker=".", markersize=4, linewidth=1)
-    step, best = min(points, key=lambda point: float(point[1]))
-    panel.set_title(f"best perplexity per word {best:.1f} at step {step}", fontsize="small")
-    panel.set_yscale("log")
-    panel.set_ylabel("dev perplexity per word")
+def _draw_panel(axes: Axes, panel: Panel, records: Mapping[Path, list[dict[str, Any]]]) -> None:
+    """Runs differ in colour, what is measured in the line's style; of one run alone, that is in colour."""
+    for i, (path, found) in enumerate(records.items()):
+        for j, (name, label) in enumerate(panel.curves.items()):
+            points = [(record["step"], record[name]) for record in found if name in record]
+            words = [label, path.parent.name if len(records) > 1 else ""]
+            axes.plot(
+                *zip(*points, strict=True) if points else ([], []),
+                color=f"C{i if len(records) > 1 else j}",
+                linestyle="-" if len(records) == 1 else STYLES[j],
+                marker="" if name == "loss" else ".",
+                markersize=4,
+                linewidth=1,
+                label=", ".join(filter(None, words)),
+            )
+    axes.set_ylabel(panel.title)
+    axes.set_yscale(panel.scale)
+    axes.grid(alpha=0.3)
+    if panel.is_share:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if any(axes.get_legend_handles_labels()[1]):
+        axes.legend()

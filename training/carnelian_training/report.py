@@ -126,7 +126,7 @@ class Report:
         self.writer.close()
         if (self.directory / METRICS).exists():
             target = self.directory / f"{self.config.name}.png"
-            draw(self.directory / METRICS, target)
+            draw([self.directory / METRICS], target)
             logger.info("wrote %s", target)
 
     def _say(self, line: str) -> None:
