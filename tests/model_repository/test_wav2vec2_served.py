@@ -15,6 +15,7 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.evaluate import evaluate
 from carnelian_training.foreign.sources import load_model
 from carnelian_training.manifest import read_manifest
+from carnelian_training.train import train
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -25,8 +26,8 @@ DIFFERENT = 0.002
 
 
 @pytest.fixture(scope="module")
-def recognisers():
-    """Name -> configuration and network: one imported, one of another alphabet and with an Hourglass."""
+def recognisers(tmp_path_factory):
+    """Name -> configuration and network: one imported, one of another alphabet and with an Hourglass, one trained."""
     model = {"name": "wav2vec2", "conv_channels": [8, 8, 8], "conv_kernels": [10, 8, 8], "conv_strides": [8, 8, 5]}
     model |= {"width": 16, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
     model["hourglass"] = {"before": 1, "pooled": 1, "after": 1, "factor": 2}
@@ -36,7 +37,22 @@ def recognisers():
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
-    return {"imported": load_model(REFERENCES / "wav2vec2_large"), "german": (config, network)}
+    trained = train_in_two_stages(model, tmp_path_factory.mktemp("runs"))
+    return {"imported": load_model(REFERENCES / "wav2vec2_large"), "german": (config, network), "trained": trained}
+
+
+def train_in_two_stages(model, folder):
+    """What `training/proof/run` does, a few steps of it: pre-trained and fine-tuned on the demo's clips."""
+    sections = {"model": model, "data": {"train": [{"path": str(DEMO)}], "dev": str(DEMO), "num_threads": 1}}
+    sections["optimizer"] = {"name": "adamw", "lr": 1e-4, "betas": [0.9, 0.98]}
+    sections["loop"] = {"steps": 3, "evaluate_every_steps": 3}
+    pretraining = {"codes": 4, "code_width": 4, "width": 8}
+    masks = {"speed": [1.0, 1.0], "spans": {"time_probability": 0.5}}
+    first = sections | {"name": "first", "pretraining": pretraining, "augment": masks}
+    train(config_from_dict(first, "here"), folder)
+    second = sections | {"name": "second", "init": {"checkpoint": str(folder / "first.pt")}}
+    train(config_from_dict(second, "here"), folder / "tuned")
+    return load_model(folder / "tuned" / "second.pt")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +65,7 @@ def url(recognisers, tmp_path_factory):
         yield server.grpc_url
 
 
-@pytest.mark.parametrize("name", ["imported", "german"])
+@pytest.mark.parametrize("name", ["imported", "german", "trained"])
 def test_what_is_served_is_what_is_heard_offline(recognisers, url, name):
     config, network = recognisers[name]
     offline = list(evaluate(network, config, DEMO).transcripts)

@@ -32,7 +32,7 @@ PANELS = (
     Panel("hidden frames told", {"dev_accuracy": "dev"}, is_share=True),
     Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}),
 )
-"""Below the loss, where there are such records."""
+"""Below the loss, where there are records with the first of their curves."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def draw(runs: Sequence[Path], target: Path) -> None:
         if not any(drawn & record.keys() for record in found):
             raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
     names = {name for found in records.values() for record in found for name in record}
-    below = [panel for panel in PANELS if names & panel.curves.keys()]
+    below = [panel for panel in PANELS if next(iter(panel.curves)) in names]
     figure = Figure(figsize=(7, 2.8 + 2.2 * len(below)), layout="constrained")
     panels = figure.subplots(1 + len(below), sharex=True, squeeze=False)[:, 0]
     per_item = "loss per hidden frame" if names & {"accuracy", "dev_accuracy"} else "CTC loss per character"
