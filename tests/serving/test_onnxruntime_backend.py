@@ -31,6 +31,16 @@ def test_ragged_requests_run_as_one_batch_with_the_rows_they_have_alone(
         np.testing.assert_allclose(answer["SUM"], alone["SUM"], atol=1e-5)  # float32 sums in another order
 
 
+def test_a_batch_of_long_clips_runs_in_parts_on_a_cpu(client: Any) -> None:
+    clips = [features(14_000, seed=seed) for seed in range(3)]
+    before = client.executions("ragged")
+    answers = client.infer_together("ragged", [{"FEATURES": clip} for clip in clips])
+    assert client.executions("ragged") == before + 1
+    assert sorted(answer["BATCH_ELEMENTS"].item() for answer in answers) == [56_000, 112_000, 112_000]
+    for clip, answer in zip(clips, answers, strict=True):
+        np.testing.assert_allclose(answer["SUM"], clip.reshape(1, -1).sum(1, keepdims=True), atol=0.1)
+
+
 def test_a_request_of_several_rows_gets_its_rows_back(client: Any) -> None:
     two, one = features(6, rows=2), features(9)
     first, second = client.infer_together("ragged", [{"FEATURES": two}, {"FEATURES": one}])
