@@ -1,18 +1,24 @@
-"""What a training step cannot do without, and how fast this machine could at best do it."""
+"""What a training step or an inference cannot do without, and how fast this machine could at best do it."""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+import onnxruntime
 import torch
+from carnelian_export.to_onnx import OPSET
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.finetune import frozen_stages
+from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Attention, ConvLayer, PositionalConv
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,8 +37,7 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
     """
     operations = elements = 0
     frozen = frozen_stages(config, 0)
-    with torch.device("meta"):
-        network = build_model(replace(config, pretraining=None)).eval()
+    network = _build_without_memory(config)
 
     def count(
         passes: int, module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor | tuple[Tensor, Tensor]
@@ -50,15 +55,38 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
         if isinstance(module, (nn.Conv2d, nn.Linear, ConvLayer, PositionalConv, Attention)):
             passes = 1 if config.model.stage_of(f"{name}.weight") in frozen else 3
             module.register_forward_hook(partial(count, passes))
-    frames = round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
-    features = torch.empty(1, config.model.feature_channels, frames, device="meta")
-    network(features, torch.empty(1, dtype=torch.int64, device="meta"))
+    _go_forward(network, config, duration_s)
     weights = sum(parameter.numel() for parameter in network.parameters())
     width = 2 if precision in DTYPES else 4
     return {
         "gflop": batch * operations / 1e9,
         "gbyte": (batch * elements * width + 8 * weights * 4) / 1e9,
     }
+
+
+def count_operations(config: Config, duration_s: float) -> int:
+    """What the convolutions and matrix products of a network take for one clip, going forward.
+
+    A multiplication and an addition are two operations.
+    """
+    with FlopCounterMode(display=False) as counter:
+        _go_forward(_build_without_memory(config), config, duration_s)
+    return int(counter.get_total_flops())
+
+
+def count_frames(config: Config, duration_s: float) -> int:
+    """Frames that go into the network, or samples into one that takes a waveform."""
+    return round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
+
+
+def _build_without_memory(config: Config) -> CtcNetwork:
+    with torch.device("meta"):
+        return build_model(replace(config, pretraining=None)).eval()
+
+
+def _go_forward(network: CtcNetwork, config: Config, duration_s: float) -> None:
+    features = torch.empty(1, network.config.feature_channels, count_frames(config, duration_s), device="meta")
+    network(features, torch.empty(1, dtype=torch.int64, device="meta"))
 
 
 def measure_peak(precision: str, seconds: float = 0.3) -> float:
@@ -76,6 +104,21 @@ def measure_peak(precision: str, seconds: float = 0.3) -> float:
     return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device, seconds) / 1e9
 
 
+def measure_onnx_peak(threads: int, seconds: float = 0.3) -> float:
+    """The same of a convolution of QuartzNet in ONNX Runtime on the CPU, float32, whose kernels are not PyTorch's."""
+    channels, frames = 512, 835
+    weight = numpy_helper.from_array(np.ones((channels, channels, 1, 1), np.float32), "weight")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, 1, frames]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "weight"], ["y"])], "peak", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {"x": np.ones((1, channels, 1, frames), np.float32)}
+    best_s = _best_s(lambda: session.run(None, feeds), torch.device("cpu"), seconds)
+    return 2 * channels * channels * frames / best_s / 1e9
+
+
 def measure_bandwidth(seconds: float = 0.3) -> float:
     """The best rate of copying far more than caches hold, GB/s read and written."""
     device = _device()
@@ -88,7 +131,7 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _best_s(work: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
+def _best_s(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < deadline:

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.engines import Engine, EngineError, build_engine, describe_device, make_features
+from carnelian_perf.floors import count_operations, measure_onnx_peak, measure_peak
 from carnelian_perf.infer_results import SUBJECT, TITLES, Common, Measurement, Timing
 from carnelian_perf.loading import threads as torch_threads
 from carnelian_perf.machine import find_commit, measure_busy_cores
@@ -63,6 +64,7 @@ def measure(plan: Plan) -> Measurement:
     cells = list(itertools.product(plan.durations_s, plan.batches))
     with torch_threads(plan.threads):
         engines = {name: _build(plan, name, config, network) for name in plan.engines}
+        peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
         for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
             of_all, of_each = _measure_cell(plan, config, engines, duration_s, batch)
             common.append(of_all)
@@ -72,6 +74,7 @@ def measure(plan: Plan) -> Measurement:
         "model": config.name,
         **raw_file.describe_origin(commit),
         "others_busy_cores": round(busy, 2),
+        "gflop_per_s": round(peak, 1),
         "titles": {name: TITLES[name] for name in plan.engines},
         "plan": {name: str(value) for name, value in dataclasses.asdict(plan).items()},
     }
@@ -116,7 +119,8 @@ def _measure_cell(
 ) -> tuple[Common, list[Timing]]:
     signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
     make = make_features(config, signals, plan.threads)
-    of_all = Common(duration_s=duration_s, batch=batch)
+    gflop = batch * count_operations(config, duration_s) / 1e9
+    of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)
     timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}
     texts: dict[str, list[str]] = {}
     for step in range(plan.warm_up + plan.steps):

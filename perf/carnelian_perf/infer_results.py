@@ -45,6 +45,8 @@ class Common:
     batch: int
     features_ms: list[float] = field(default_factory=list)
     decoding_ms: list[float] = field(default_factory=list)
+    gflop: float
+    """Of the network's convolutions and matrix products."""
 
 
 @dataclass(frozen=True, kw_only=True)

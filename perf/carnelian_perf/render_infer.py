@@ -25,8 +25,8 @@ def render(raw_path: Path, published: dict[tuple[float, int], PublishedLatency])
 def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[float, int], PublishedLatency]) -> str:
     """The Markdown page: a row for each engine, batch and duration."""
     facts, plan = measurement.facts, measurement.facts["plan"]
-    head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "features", "CTC"]
-    head += ["all, median", "RTFx", "times as fast"]
+    head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
+    head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
     if published:
         head.append("published avg")
     lines = [head, ["--:", "--:", "---", *["--:"] * (len(head) - 3)]]
@@ -45,6 +45,8 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     notes = [
         "Milliseconds of a batch: the network, by engine; features (DALI, the served graph) and greedy CTC, which all "
         f"share. {plan['steps']} steps after {plan['warm_up']}; engines take turns, step by step. RTFx: of all three.",
+        "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
+        f"{facts['gflop_per_s']:.0f} GFLOP/s in {plan['precision']}; int8 has a lower one.",
         f"Times as fast as {facts['titles'].get(BASELINE, 'the first engine')}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
         "Texts: " + (f"NOT equal in {len(wrong)} rows." if wrong else "equal, of all engines."),
@@ -66,7 +68,8 @@ def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
     all_ms = features_ms + network_ms + decoding_ms
     percentiles = [find_percentile(timing.network_ms, percent) for percent in (90, 95, 99)]
     numbers = [*percentiles, statistics.fmean(timing.network_ms), network_ms, median(timing.network_cpu_ms)]
-    numbers += [features_ms, decoding_ms, all_ms]
+    floor_ms = 1e3 * common.gflop / measurement.facts["gflop_per_s"]
+    numbers += [floor_ms, features_ms, decoding_ms, all_ms]
     rtfx = 1e3 * timing.duration_s * timing.batch / all_ms
     base = _find_baseline(measurement, timing)
     return [

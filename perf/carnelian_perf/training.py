@@ -23,7 +23,6 @@ from typing import Any, cast
 import torch
 from carnelian_training.config import Config
 from carnelian_training.distributed import Process
-from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loading import Batch, Item
 from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
@@ -37,7 +36,7 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from carnelian_perf import raw_file
-from carnelian_perf.floors import find_floor, measure_bandwidth, measure_peak
+from carnelian_perf.floors import count_frames, find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.loading import threads
 from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.plain import PlainQuartzNet
@@ -181,7 +180,7 @@ def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iter
     state = build_state(config, cell.form, process)
     clips = draw_clips(config, cell, work.duration_s)
     own = clips[process.rank :: process.size]
-    frames = round(work.duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
+    frames = count_frames(config, work.duration_s)
     generator = torch.Generator().manual_seed(process.rank)
     features = torch.randn(cell.batch, config.model.feature_channels, frames, generator=generator)
     batch = Batch(own, features, torch.full((cell.batch,), frames))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from carnelian_perf.engines import EngineError, build_engine
+from carnelian_perf.floors import count_operations
 from carnelian_perf.infer import Plan, load_network, measure
 from carnelian_perf.infer_results import read, write
 from carnelian_perf.published import choose
@@ -55,6 +56,17 @@ def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
     raw.write_text("[]")
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf infer`"):
         read(raw)
+
+
+def test_floor_is_the_operations_at_the_best_rate(measurement):
+    config, network = load_network(CHECKPOINT)
+    assert count_operations(config, 2.0) == pytest.approx(2 * count_operations(config, 1.0), rel=0.05)
+    dense = 2 * network.head.weight.numel() * 50  # of a second
+    one, two = (row.gflop for row in measurement.common)
+    assert two == 2 * one > dense / 1e9
+    assert measurement.facts["gflop_per_s"] > 0
+    best = dataclasses.replace(measurement, facts={**measurement.facts, "gflop_per_s": 1e3 * one})
+    assert render_page(best, "raw.json", {}).count("| 1.0 | ") >= len(ENGINES) - 1
 
 
 def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):

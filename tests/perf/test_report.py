@@ -108,7 +108,7 @@ def test_tables_have_medians_beside_the_published_row(sweep):
 def test_serving_is_compared_with_the_same_work_in_process(sweep, tmp_path):
     timing = Timing(engine="onnx", duration_s=2.0, batch=8, network_ms=[1.0, 15.0, 20.0])
     slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
-    common = Common(duration_s=2.0, batch=8, features_ms=[3.0], decoding_ms=[2.0])
+    common = Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])
     raw = tmp_path / "infer.json"
     write_inference(Measurement(facts={}, timings=[slower, timing], common=[common]), raw)
     page = write_report(sweep, {}, raw)[0].read_text()
