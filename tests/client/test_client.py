@@ -113,13 +113,13 @@ def test_the_last_error_is_raised_when_the_attempts_are_used_up(client, triton, 
 
 def test_no_attempt_is_made_after_the_deadline(endpoint, triton, wav):
     triton.script = [BUSY] * 1000
-    patient = RetryPolicy(num_attempts=1000, first_wait_s=0.05, longest_wait_s=0.05)
+    patient = RetryPolicy(num_attempts=1000, first_wait_s=0.1, longest_wait_s=0.1)
     with CarnelianClient(endpoint.url, retry=patient) as client:
         start = time.monotonic()
-        with pytest.raises(ServerBusy):
-            client.transcribe(wav, timeout_s=0.3)
-        assert time.monotonic() - start < 0.35
-    assert 2 < len(triton.requests) < 100
+        with pytest.raises((ServerBusy, DeadlineExceeded)):  # the latter if an attempt is on its way at the deadline
+            client.transcribe(wav, timeout_s=1.0)
+        assert time.monotonic() - start < 2.0  # for a busy machine; a thousand attempts would take 100 s
+    assert 2 < len(triton.requests) < 50
 
 
 def test_retries_are_logged_without_a_handler_of_ours(client, triton, wav, caplog):
