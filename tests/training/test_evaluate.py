@@ -174,6 +174,12 @@ def test_wrong_number_of_paths(command):
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
 
 
+def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command, caplog):
+    models = ["--lm", DEPLOYED / "english.klm", "--lm-weights", DEMO.parent / "lm_weights.json"]
+    assert command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")[0] == 1
+    assert "the server must be running" in caplog.text
+
+
 def test_a_clip_too_short_for_a_frame_is_named_and_counts_as_nothing_heard(tmp_path):
     model = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
     model |= {"width": 8, "layers": 1, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}

@@ -6,14 +6,19 @@ In: a checkpoint, test sets, the language models. Out: a :class:`Row` for each t
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.evaluate import Evaluation, LogProbs, clips_to_evaluate, score_all
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.served import DecodingClock, connect, transcribe_served
+
+if TYPE_CHECKING:
+    from carnelian_client import CarnelianClient
 
 BATCH = 32
 """Clips that are decoded together, as a server does at most."""
@@ -79,20 +84,27 @@ def compare(
         RuntimeError: The server is not ready.
     """
     usual = decoder.change_options(defaults)
-    for manifest in manifests:
-        clips = clips_to_evaluate(manifest)
-        log_probs = score_all(network, config, clips)
-        everything = Evaluation(clips, [""] * len(clips))
-        for source in [*everything.sources(), None]:
-            places = everything.places(source)
-            chosen = [clips[i] for i in places]
-            audio_s = sum(clip.duration for clip in chosen)
-            for name, options in ways_to_decode(decoder).items():
-                heard, seconds = decode([log_probs[i] for i in places], decoder, decoder.read_options(options, usual))
-                offline = Evaluation(chosen, heard)
-                rates = offline.error_rates()
-                row = Row(source or str(manifest), name, rates.clips, rates.words, _measured(offline, seconds, audio_s))
-                yield _with_served(row, offline, options, audio_s, *server) if server else row
+    with connect(*server) if server else nullcontext() as client:
+        for manifest in manifests:
+            clips = clips_to_evaluate(manifest)
+            log_probs = score_all(network, config, clips)
+            everything = Evaluation(clips, [""] * len(clips))
+            for source in [*everything.sources(), None]:
+                places = everything.places(source)
+                chosen = [clips[i] for i in places]
+                audio_s = sum(clip.duration for clip in chosen)
+                for name, options in ways_to_decode(decoder).items():
+                    heard, seconds = decode(
+                        [log_probs[i] for i in places], decoder, decoder.read_options(options, usual)
+                    )
+                    offline = Evaluation(chosen, heard)
+                    rates = offline.error_rates()
+                    row = Row(
+                        source or str(manifest), name, rates.clips, rates.words, _measured(offline, seconds, audio_s)
+                    )
+                    if client and server:
+                        row = _with_served(row, offline, options, audio_s, client, DecodingClock(*server))
+                    yield row
 
 
 def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
@@ -149,13 +161,14 @@ def _measured(evaluation: Evaluation, seconds: float, audio_s: float) -> Measure
 
 
 def _with_served(
-    row: Row, offline: Evaluation, options: Mapping[str, str], audio_s: float, url: str, model: str
+    row: Row,
+    offline: Evaluation,
+    options: Mapping[str, str],
+    audio_s: float,
+    client: "CarnelianClient",
+    clock: DecodingClock,
 ) -> Row:
-    from carnelian_training.served import DecodingClock, connect, transcribe_served
-
-    clock = DecodingClock(url, model)
-    with connect(url, model) as client:
-        served = transcribe_served(client, offline.clips, options)
+    served = transcribe_served(client, offline.clips, options)
     seconds = clock.elapsed_s(len(offline.clips) - len(served.failures))
     same = sum(a == b for a, b in zip(offline.transcripts, served.transcripts, strict=True))
     return Row(row.test_set, row.decoder, row.clips, row.words, row.offline, _measured(served, seconds, audio_s), same)
