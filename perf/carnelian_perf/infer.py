@@ -97,13 +97,12 @@ def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, C
     return config, build_model(config).eval()
 
 
-def export_random(source: Path, repository: Path) -> tuple[str, CtcNetwork]:
-    """Export a training YAML's network with random weights, under the file's name; return that and the network."""
+def export_random(source: Path, repository: Path) -> str:
+    """Export a training YAML's network with random weights, under the file's name; return that."""
     from carnelian_export.repository import write_model
 
-    config, network = load_network(source)
-    write_model(repository, source.stem, config, network)
-    return source.stem, network
+    write_model(repository, source.stem, *load_network(source))
+    return source.stem
 
 
 def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine | str:

@@ -1,7 +1,6 @@
 """Commands of `carnelian-perf` about latency and throughput: sweep, report, infer, mixed."""
 
 import logging
-import tempfile
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -15,6 +14,7 @@ from carnelian_perf.options import (
     counts_of,
     describe_clips,
     durations_of,
+    served_repository,
 )
 
 app = typer.Typer()
@@ -192,22 +192,17 @@ def mixed(
 
     if render is None:
         check_file("--checkpoint", checkpoint)
-        with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
-            if random_weights is not None:
-                check_file("--random-weights", random_weights)
-                from carnelian_perf.infer import export_random
-
-                repository = Path(scratch) / "models"
-                model, network = export_random(random_weights, repository)
+        with served_repository(repository, model, random_weights) as (repository, model):
             check_model_and_clips(repository, model, manifest)
             from carnelian_export.to_onnx import export_padded
             from carnelian_training.checkpoint import load_model
 
+            from carnelian_perf.infer import load_network
             from carnelian_perf.mixed import Plan, measure
             from carnelian_perf.traffic import cut_clips, load_clips
 
-            if random_weights is None:
-                network = load_model(checkpoint)[1]
+            # A YAML's random weights are the same each time.
+            network = (load_network(random_weights) if random_weights else load_model(checkpoint))[1]
             plan = Plan(
                 repository=repository,
                 model=model,

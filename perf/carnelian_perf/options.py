@@ -1,6 +1,8 @@
 """Options of the commands: lists, words and files, checked before anything heavy is imported."""
 
-from collections.abc import Iterable
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer
@@ -53,3 +55,17 @@ def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -
 def describe_clips(manifest: Path | None) -> str:
     """Where clips are from, in words."""
     return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
+
+
+@contextlib.contextmanager
+def served_repository(repository: Path, model: str, random_weights: Path | None) -> Iterator[tuple[Path, str]]:
+    """The repository and the recogniser under test: those given, or an export of a network that nobody has trained."""
+    if random_weights is None:
+        yield repository, model
+        return
+    check_file("--random-weights", random_weights)
+    from carnelian_perf.infer import export_random
+
+    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
+        exported = Path(scratch) / "models"
+        yield exported, export_random(random_weights, exported)

@@ -1,8 +1,5 @@
 """Commands of `carnelian-perf` about a server on this machine: tune, overhead, memory."""
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -15,6 +12,7 @@ from carnelian_perf.options import (
     check_words,
     describe_clips,
     durations_of,
+    served_repository,
 )
 
 app = typer.Typer()
@@ -198,18 +196,3 @@ def memory(
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if trend.verdict == "grows":
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def served_repository(repository: Path, model: str, random_weights: Path | None) -> Iterator[tuple[Path, str]]:
-    """The repository and the recogniser under test: those given, or an export of a network that nobody has trained."""
-    if random_weights is None:
-        yield repository, model
-        return
-    check_file("--random-weights", random_weights)
-    from carnelian_perf.infer import export_random
-
-    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
-        exported = Path(scratch) / "models"
-        name, _ = export_random(random_weights, exported)
-        yield exported, name
