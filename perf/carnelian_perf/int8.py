@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import jiwer
 import numpy as np
 import onnx
 from carnelian_export.parity import Clip, open_graph, run
@@ -19,7 +18,7 @@ from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
-from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s
+from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s
 from carnelian_training.loading import Item, load
 
 from carnelian_perf import raw_file
@@ -63,7 +62,7 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> d
             scores.append(run(session, [features], [features.shape[1]])[0][0])
             cpu_s.append(time.process_time() - start)
         best = scores[0].argmax(1)
-        errors = [_count_errors(clip.text, _transcribe(config, found)) for found in scores]
+        errors = [count_errors(clip.text, _transcribe(config, found)) for found in scores]
         distances = np.abs(scores[1] - scores[0])[np.arange(len(best)), best]
         pairs.append(
             Pair(
@@ -114,8 +113,3 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, float]:
 def _transcribe(config: Config, log_probs: Clip) -> str:
     found = Decoder(config.labels, frame_duration_s(config)).decode([log_probs], [Options()])
     return found[0].text
-
-
-def _count_errors(said: str, heard: str) -> int:
-    words = jiwer.process_words(said, heard)
-    return words.substitutions + words.deletions + words.insertions

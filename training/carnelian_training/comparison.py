@@ -6,7 +6,6 @@ In: a checkpoint, test sets, the language models. Out: a :class:`Row` for each t
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,27 +83,32 @@ def compare(
         RuntimeError: The server is not ready.
     """
     usual = decoder.change_options(defaults)
-    with connect(*server) if server else nullcontext() as client:
-        for manifest in manifests:
-            clips = clips_to_evaluate(manifest)
-            log_probs = score_all(network, config, clips)
-            everything = Evaluation(clips, [""] * len(clips))
-            for source in [*everything.sources(), None]:
-                places = everything.places(source)
-                chosen = [clips[i] for i in places]
-                audio_s = sum(clip.duration for clip in chosen)
-                for name, options in ways_to_decode(decoder).items():
-                    heard, seconds = decode(
-                        [log_probs[i] for i in places], decoder, decoder.read_options(options, usual)
-                    )
-                    offline = Evaluation(chosen, heard)
-                    rates = offline.error_rates()
-                    row = Row(
-                        source or str(manifest), name, rates.clips, rates.words, _measured(offline, seconds, audio_s)
-                    )
-                    if client and server:
-                        row = _with_served(row, offline, options, audio_s, client, DecodingClock(*server))
-                    yield row
+    offline = _compare_offline(network, config, manifests, decoder, usual)
+    if server is None:
+        yield from (row for row, _, _ in offline)
+        return
+    with connect(*server) as client, DecodingClock(*server) as clock:
+        for row, evaluation, options in offline:
+            yield _with_served(row, evaluation, options, client, clock)
+
+
+def _compare_offline(
+    network: CtcNetwork, config: Config, manifests: Sequence[Path], decoder: ctc.Decoder, usual: ctc.Options
+) -> Iterator[tuple[Row, Evaluation, Mapping[str, str]]]:
+    """Rows without a server, what was heard in each, and by which options."""
+    for manifest in manifests:
+        clips = clips_to_evaluate(manifest)
+        log_probs = score_all(network, config, clips)
+        everything = Evaluation(clips, [""] * len(clips))
+        for source in [*everything.sources(), None]:
+            places = everything.places(source)
+            for name, options in ways_to_decode(decoder).items():
+                wanted = decoder.read_options(options, usual)
+                heard, seconds = decode([log_probs[i] for i in places], decoder, wanted)
+                evaluation = Evaluation([clips[i] for i in places], heard)
+                rates, measured = evaluation.error_rates(), _measured(evaluation, seconds)
+                row = Row(source or str(manifest), name, rates.clips, rates.words, measured)
+                yield row, evaluation, options
 
 
 def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
@@ -155,8 +159,8 @@ def _columns(measured: Measured) -> list[str]:
     ]
 
 
-def _measured(evaluation: Evaluation, seconds: float, audio_s: float) -> Measured:
-    rates = evaluation.error_rates()
+def _measured(evaluation: Evaluation, seconds: float) -> Measured:
+    rates, audio_s = evaluation.error_rates(), sum(clip.duration for clip in evaluation.clips)
     return Measured(rates.wer, rates.cer, round(seconds, 6), round(seconds / audio_s, 8))
 
 
@@ -164,11 +168,11 @@ def _with_served(
     row: Row,
     offline: Evaluation,
     options: Mapping[str, str],
-    audio_s: float,
     client: "CarnelianClient",
     clock: DecodingClock,
 ) -> Row:
+    clock.restart()
     served = transcribe_served(client, offline.clips, options)
     seconds = clock.elapsed_s(len(offline.clips) - len(served.failures))
     same = sum(a == b for a, b in zip(offline.transcripts, served.transcripts, strict=True))
-    return Row(row.test_set, row.decoder, row.clips, row.words, row.offline, _measured(served, seconds, audio_s), same)
+    return Row(row.test_set, row.decoder, row.clips, row.words, row.offline, _measured(served, seconds), same)

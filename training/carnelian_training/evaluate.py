@@ -116,8 +116,7 @@ class Evaluation:
         """The word error rate of each clip; infinite where something was heard and nothing said."""
         rates = []
         for clip, transcript in self._pairs():
-            words = jiwer.process_words(clip.text, transcript)
-            errors, said = words.substitutions + words.deletions + words.insertions, len(clip.text.split())
+            errors, said = count_errors(clip.text, transcript), len(clip.text.split())
             rates.append(errors / said if said else float("inf") if errors else 0.0)
         return rates
 
@@ -133,6 +132,12 @@ class Evaluation:
 
     def _pairs(self) -> list[tuple[Clip, str]]:
         return list(zip(self.clips, self.transcripts, strict=True))
+
+
+def count_errors(reference: str, heard: str) -> int:
+    """Words that were substituted, left out or put in."""
+    words = jiwer.process_words(reference, heard)
+    return words.substitutions + words.deletions + words.insertions
 
 
 def _source(clip: Clip) -> str | None:

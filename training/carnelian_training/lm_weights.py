@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from carnelian_training import ctc
 from carnelian_training.comparison import decode, ways_to_decode
-from carnelian_training.evaluate import LogProbs
+from carnelian_training.evaluate import LogProbs, count_errors
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +101,6 @@ def rate(
             wanted = decoder.read_options(way, decoder.change_options(defaults))
             rates[name + weights] = jiwer.wer(list(references), decode(log_probs, decoder, wanted)[0])
     return rates
-
-
-def count_errors(reference: str, heard: str) -> int:
-    """Words that were substituted, left out or put in."""
-    words = jiwer.process_words(reference, heard)
-    return words.substitutions + words.deletions + words.insertions
 
 
 def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:

@@ -84,6 +84,16 @@ class DecodingClock:
         from tritonclient.grpc import InferenceServerClient  # comes with the SDK
 
         self._client, self._stage = InferenceServerClient(url), f"{model}_ctc"
+        self.restart()
+
+    def __enter__(self) -> "DecodingClock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def restart(self) -> None:
+        """Count from now on."""
         self._started = self._read()
 
     def elapsed_s(self, rows: int) -> float:
