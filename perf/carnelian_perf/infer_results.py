@@ -1,12 +1,10 @@
 """The raw file of an inference benchmark."""
 
-import dataclasses
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "infer"
 TITLES = {
@@ -50,34 +48,14 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(RawFile):
     """A raw file."""
+
+    SUBJECT = SUBJECT
 
     facts: dict[str, Any]
     timings: list[Timing]
     common: list[Common]
-
-
-def write(measurement: Measurement, path: Path) -> None:
-    """Write the raw file."""
-    raw_file.write(path, dataclasses.asdict(measurement))
-
-
-def read(path: Path) -> Measurement:
-    """Read a raw file.
-
-    Raises:
-        ValueError: it is none.
-    """
-
-    def parse(fields: dict[str, Any]) -> Measurement:
-        return Measurement(
-            facts=fields["facts"],
-            timings=[Timing(**row) for row in fields["timings"]],
-            common=[Common(**row) for row in fields["common"]],
-        )
-
-    return raw_file.read(path, SUBJECT, parse)
 
 
 def find_common(measurement: Measurement, duration_s: float, batch: int) -> Common:

@@ -126,7 +126,7 @@ def infer(
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:
-        from carnelian_perf.infer_results import TITLES, write
+        from carnelian_perf.infer_results import TITLES
 
         for option, path in (("SOURCE", source), ("--manifest", manifest)):
             check_file(option, path)
@@ -151,7 +151,7 @@ def infer(
         )
         measurement = measure(plan)
         render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
-        write(measurement, render)
+        measurement.write(render)
     page = render_table(render, published)
     print(f"{page.read_text()}\nwrote {page}")
 

@@ -1,13 +1,11 @@
 """The raw file of a measurement of memory, and what it says: how much, and whether it grows."""
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "memory"
 SERVER = "tritonserver"
@@ -48,28 +46,15 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(RawFile):
     """A raw file."""
+
+    SUBJECT = SUBJECT
 
     facts: dict[str, Any]
     """Model, date, command, commit, machine, versions, traffic, concurrency, wall_s, what others kept busy."""
     samples: list[Sample]
     """The first one at rest, before any request."""
-
-    def write(self, path: Path) -> None:
-        """Write the raw file."""
-        raw_file.write(path, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> "Measurement":
-        """Read a raw file.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return raw_file.read(
-            path, SUBJECT, lambda fields: cls(facts=fields["facts"], samples=[_read(s) for s in fields["samples"]])
-        )
 
     def settled(self) -> list[Sample]:
         """The samples after the first :data:`SETTLING_SHARE` of the requests."""
@@ -119,8 +104,3 @@ def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
     else:
         verdict = "unclear"
     return Trend(slope=statistics.median(slopes), low=low, high=high, verdict=verdict)
-
-
-def _read(fields: dict[str, Any]) -> Sample:
-    processes = {name: Process(**process) for name, process in fields["processes"].items()}
-    return Sample(**{**fields, "processes": processes})

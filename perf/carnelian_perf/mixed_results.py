@@ -1,13 +1,11 @@
 """The raw file of a measurement of mixed traffic."""
 
-import dataclasses
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "mixed"
 
@@ -38,33 +36,14 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(RawFile):
     """A raw file."""
+
+    SUBJECT = SUBJECT
 
     facts: dict[str, Any]
     """Model, date, command, commit, machine, versions, target, traffic, titles of systems, mismatches."""
     runs: list[Run]
-
-    def write(self, path: Path) -> None:
-        """Write the raw file."""
-        raw_file.write(path, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> "Measurement":
-        """Read a raw file.
-
-        Raises:
-            ValueError: it is none.
-        """
-
-        def parse(fields: dict[str, Any]) -> "Measurement":
-            runs = [
-                Run(**{**run, "acoustic_batches": {int(k): v for k, v in run["acoustic_batches"].items()}})
-                for run in fields["runs"]
-            ]
-            return cls(facts=fields["facts"], runs=runs)
-
-        return raw_file.read(path, SUBJECT, parse)
 
 
 @dataclass(frozen=True, kw_only=True)

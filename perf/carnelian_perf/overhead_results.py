@@ -1,13 +1,11 @@
 """The raw file of a measurement of what serving costs: ways to transcribe the same clips, in turns."""
 
-import dataclasses
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "overhead"
 Split = dict[str, float]
@@ -48,29 +46,16 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(RawFile):
     """A raw file."""
+
+    SUBJECT = SUBJECT
 
     facts: dict[str, Any]
     """Model, date, command, commit, machine, versions, what others kept busy, clients, batch."""
     ways: dict[str, str]
     """Name -> title, in the order of the tables."""
     runs: list[Run]
-
-    def write(self, path: Path) -> None:
-        """Write the raw file."""
-        raw_file.write(path, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> "Measurement":
-        """Read a raw file.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return raw_file.read(
-            path, SUBJECT, lambda fields: cls(**{**fields, "runs": [Run(**run) for run in fields["runs"]]})
-        )
 
     def durations_s(self) -> list[float]:
         """In the order in which they were measured."""

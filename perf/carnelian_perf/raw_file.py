@@ -1,16 +1,43 @@
 """Raw files: how each measurement says where it is from, and how it is written and read."""
 
+import dataclasses
 import datetime
 import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from carnelian_perf.machine import describe_machine, find_versions
 
 T = TypeVar("T")
+Own = TypeVar("Own", bound="RawFile")
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True)
+class RawFile:
+    """What a command measured; the fields are those of its own dataclass."""
+
+    SUBJECT: ClassVar[str]
+    """The command."""
+
+    def write(self, path: Path) -> None:
+        """Write the raw file."""
+        write(path, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls: type[Own], path: Path) -> Own:
+        """Read a raw file.
+
+        Raises:
+            ValueError: It is none of this command.
+        """
+        return read(path, cls.SUBJECT, TypeAdapter(cls).validate_json)
 
 
 def now() -> str:
@@ -35,18 +62,29 @@ def describe_origin(commit: str | None) -> dict[str, Any]:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a raw file, and its folder where that is missing."""
+    """Write a raw file, whole or not at all, and its folder where that is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.replace(path)
 
 
-def read(path: Path, subject: str, parse: Callable[[dict[str, Any]], T]) -> T:
+def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
     """Read what the command `subject` wrote, by its own `parse`.
 
     Raises:
         ValueError: The file is no raw file of that command.
     """
     try:
-        return parse(json.loads(path.read_text()))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} must be a raw file of `carnelian-perf {subject}`, but is none: {error!r}") from error
+        return parse(path.read_bytes())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must be a raw file of `carnelian-perf {subject}`, but is none: {_say(error)}"
+        ) from error
+
+
+def _say(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return repr(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}"

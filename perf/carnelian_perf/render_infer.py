@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from carnelian_perf.infer_results import Measurement, Timing, find_common, read
+from carnelian_perf.infer_results import Measurement, Timing, find_common
 from carnelian_perf.published import PublishedLatency
 from carnelian_perf.results import find_percentile
 
@@ -18,7 +18,7 @@ def render(raw_path: Path, published: dict[tuple[float, int], PublishedLatency])
         ValueError: It is no raw file.
     """
     page = raw_path.with_suffix(".md")
-    page.write_text(render_page(read(raw_path), raw_path.name, published), encoding="utf-8")
+    page.write_text(render_page(Measurement.read(raw_path), raw_path.name, published), encoding="utf-8")
     return page
 
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from carnelian_perf.infer_results import read as read_inference
-from carnelian_perf.infer_results import sum_up_served
+from carnelian_perf.infer_results import Measurement, sum_up_served
 from carnelian_perf.perf_analyzer import Split
 from carnelian_perf.published import PublishedLatency
 from carnelian_perf.report_plots import draw_all
@@ -46,7 +45,7 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
     rows = make_rows(read_results(sweep))
     base = sweep.parent / sweep.name
     plots = draw_all(rows, published, base)
-    unserved = sum_up_served(read_inference(inference)) if inference else {}
+    unserved = sum_up_served(Measurement.read(inference)) if inference else {}
     page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved)
     markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
     markdown.write_text(page, encoding="utf-8")

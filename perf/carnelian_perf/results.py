@@ -1,13 +1,11 @@
 """The raw file of a batching measurement: what was measured, on what, and every run of it."""
 
-import dataclasses
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "batching"
 
@@ -37,8 +35,10 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(RawFile):
     """A raw file."""
+
+    SUBJECT = SUBJECT
 
     subject: str = SUBJECT
     model: str
@@ -56,21 +56,6 @@ class Measurement:
     mismatches: list[str]
     """Clips whose transcript was not the same in every run; empty if all were."""
     runs: list[Run]
-
-    def write(self, path: Path) -> None:
-        """Write the raw file."""
-        raw_file.write(path, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> "Measurement":
-        """Read a raw file.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return raw_file.read(
-            path, SUBJECT, lambda fields: cls(**{**fields, "runs": [_read_run(run) for run in fields["runs"]]})
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +121,3 @@ def _summarise_group(candidate: str, queue_delay_ms: float, runs: list[Run]) -> 
         cpu_ms_per_clip=1000 * statistics.median(run.server_cpu_s / len(run.latencies_s) for run in runs),
         padding_ratio=sum(run.processed_frames for run in runs) / sum(run.real_frames for run in runs),
     )
-
-
-def _read_run(fields: dict[str, Any]) -> Run:
-    # JSON has no integer keys.
-    batches = {
-        stage: {int(size): count for size, count in fields[stage].items()}
-        for stage in ("acoustic_batches", "feature_batches")
-    }
-    return Run(**{**fields, **batches})

@@ -71,7 +71,7 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     Raises:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or has ended, or lacks a model.
-        ValueError: the manifest has no clips.
+        ValueError: the manifest has no clips, or a cell's file is no result.
     """
     program = perf_analyzer.find_perf_analyzer()
     cells = list_cells(grid)
@@ -105,7 +105,10 @@ def describe(result: Result) -> str:
 def _find_result(folder: Path, retry: bool) -> Result | None:
     if not (folder / RESULT).is_file():
         return None
-    result = Result.read(folder / RESULT)
+    try:
+        result = Result.read(folder / RESULT)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it, and its cell is measured again") from error
     return None if retry and result.status != "stable" else result
 
 
@@ -219,7 +222,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         cpu_ms_per_clip=round(1e3 * (cpu_after_s - cpu_s) / clips, 3) if clips and sweep.target.pid else None,
         **sweep.facts,
     )
-    result.write(folder)
+    result.write(folder / RESULT)
     return result
 
 

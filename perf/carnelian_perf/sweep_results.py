@@ -1,21 +1,22 @@
 """The result file of one cell of a sweep."""
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from carnelian_perf.grid import Cell
-from carnelian_perf.perf_analyzer import Report, Split
+from carnelian_perf.perf_analyzer import Report
+from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "sweep"
 RESULT = "result.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """One run of perf_analyzer, or why there is none."""
+class Result(RawFile):
+    """One run of perf_analyzer, or why there is none: the raw file of a cell."""
+
+    SUBJECT = SUBJECT
 
     subject: str = SUBJECT
     cell: Cell
@@ -52,34 +53,6 @@ class Result:
             return None
         return self.report.clips_per_s * self.cell.duration_s
 
-    def write(self, folder: Path) -> None:
-        """Write the result file, whole or not at all."""
-        path = folder / RESULT
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n")
-        scratch.replace(path)
-
-    @classmethod
-    def read(cls, path: Path) -> "Result":
-        """Read a result file.
-
-        Raises:
-            ValueError: it is none.
-        """
-        try:
-            fields = json.loads(path.read_text())
-            fields["cell"] = Cell(**fields["cell"])
-            fields["report"] = fields["report"] and _read_report(fields["report"])
-            fields["batches"] = {
-                stage: {int(size): count for size, count in sizes.items()} for stage, sizes in fields["batches"].items()
-            }
-            return cls(**fields)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} must be a result of `carnelian-perf {SUBJECT}`, but is not: {error!r}; delete it and run the "
-                "sweep again"
-            ) from error
-
 
 def read_results(folder: Path) -> list[Result]:
     """Read all results of a sweep's folder, by name of the cell.
@@ -93,9 +66,3 @@ def read_results(folder: Path) -> list[Result]:
             f"a sweep's folder must be named, as `carnelian-perf sweep` makes it; {folder} has no */{RESULT}"
         )
     return [Result.read(path) for path in paths]
-
-
-def _read_report(fields: dict[str, Any]) -> Report:
-    fields["windows"] = [tuple(window) for window in fields["windows"]]
-    fields["stages"] = fields["stages"] and {stage: Split(**split) for stage, split in fields["stages"].items()}
-    return Report(**fields)

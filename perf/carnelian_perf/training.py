@@ -10,6 +10,7 @@ an idle machine.
 
 import dataclasses
 import itertools
+import json
 import multiprocessing
 import random
 import socket
@@ -32,6 +33,7 @@ from carnelian_training.optim import build_optimizer
 from carnelian_training.state import State, new_state
 from carnelian_training.task import Share
 from carnelian_training.train import optimise
+from pydantic import TypeAdapter
 from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
@@ -252,8 +254,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
         ValueError: It is none.
     """
 
-    def parse(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Result]]:
-        results = [Result(**{**row, "cell": Cell(**row["cell"])}) for row in facts.pop("results")]
-        return facts, results
+    def parse(content: bytes) -> tuple[dict[str, Any], list[Result]]:
+        facts = json.loads(content)
+        return facts, TypeAdapter(list[Result]).validate_python(facts.pop("results"))
 
     return raw_file.read(path, "training", parse)

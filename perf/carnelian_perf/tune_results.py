@@ -1,13 +1,11 @@
 """The raw file of a tuning: every setting that was tried, every run of it, and what was decided."""
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
 from carnelian_perf.results import find_percentile
 
 SUBJECT = "tune"
@@ -20,8 +18,8 @@ LEAST_SHARE = 0.75
 """Of the rounds, in which a change that is kept must be a gain: a machine is not quiet."""
 
 Objective = Literal["throughput", "latency"]
-Settings = Mapping[str, Mapping[str, float]]
-"""Stage -> setting -> value, where they differ from the shipped ones."""
+Settings = Mapping[str, Mapping[str, int | float]]
+"""Stage -> setting -> value, where they differ from the shipped ones; counts stay integers in the raw file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,10 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(RawFile):
     """A raw file."""
+
+    SUBJECT = SUBJECT
 
     facts: dict[str, Any]
     """Model, date, command, commit, machine, versions, traffic, objective, target_ms, concurrency."""
@@ -62,21 +62,6 @@ class Measurement:
     kept: dict[str, str]
     """Step -> the name of the tuning that it left in place."""
     runs: list[Run]
-
-    def write(self, path: Path) -> None:
-        """Write the raw file."""
-        raw_file.write(path, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> "Measurement":
-        """Read a raw file.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return raw_file.read(
-            path, SUBJECT, lambda fields: cls(**{**fields, "runs": [Run(**run) for run in fields["runs"]]})
-        )
 
     @property
     def winner(self) -> Settings:

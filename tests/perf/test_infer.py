@@ -9,7 +9,7 @@ import torch
 from carnelian_perf.engines import EngineError, build_engine
 from carnelian_perf.floors import count_operations
 from carnelian_perf.infer import Plan, load_network, measure
-from carnelian_perf.infer_results import read, write
+from carnelian_perf.infer_results import Measurement
 from carnelian_perf.published import choose
 from carnelian_perf.render_infer import render, render_page
 
@@ -47,15 +47,15 @@ def test_engines_agree_and_are_timed_step_by_step(measurement):
 
 def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
     raw = tmp_path / "small_infer.json"
-    write(measurement, raw)
-    assert read(raw) == measurement
+    measurement.write(raw)
+    assert Measurement.read(raw) == measurement
     page = render(raw, choose("quartznet_15x5", "A100", "fp16")).read_text()
     assert page.count("| PyTorch eager, plain Conv1d |") == 2
     assert page.count("not run: no GPU") == 2
     assert "Texts: equal, of all engines." in page
     raw.write_text("[]")
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf infer`"):
-        read(raw)
+        Measurement.read(raw)
 
 
 def test_floor_is_the_operations_at_the_best_rate(measurement):

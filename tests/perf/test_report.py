@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from carnelian_perf.grid import Cell
 from carnelian_perf.infer_results import Common, Measurement, Timing
-from carnelian_perf.infer_results import write as write_inference
 from carnelian_perf.perf_analyzer import Report, Split
 from carnelian_perf.published import TRITON_T4, choose
 from carnelian_perf.report import write_report
-from carnelian_perf.sweep_results import Result
+from carnelian_perf.sweep_results import RESULT, Result
 from carnelian_perf.sweep_rows import make_rows
 from typer.testing import CliRunner
 
@@ -79,7 +78,7 @@ def sweep(tmp_path: Path) -> Path:
     ]
     for result in results:
         (folder / result.cell.name).mkdir(parents=True)
-        result.write(folder / result.cell.name)
+        result.write(folder / result.cell.name / RESULT)
     return folder
 
 
@@ -110,7 +109,7 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, tmp_path):
     slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
     common = Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])
     raw = tmp_path / "infer.json"
-    write_inference(Measurement(facts={}, timings=[slower, timing], common=[common]), raw)
+    Measurement(facts={}, timings=[slower, timing], common=[common]).write(raw)
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
     assert read_row(page, "2", "1")[-2:] == ["", ""]
@@ -129,7 +128,7 @@ def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path):
     folder = tmp_path / "files_sweep"
     for result in (make_result(FILES, 25.0), make_result(dataclasses.replace(FILES, duration_s=7.0))):
         (folder / result.cell.name).mkdir(parents=True)
-        result.write(folder / result.cell.name)
+        result.write(folder / result.cell.name / RESULT)
     written = write_report(folder, {})
     assert [path.name for path in written[1:-1]] == ["files_sweep_throughput.png", "files_sweep_batches.png"]
 

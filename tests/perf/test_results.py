@@ -1,4 +1,7 @@
+import dataclasses
+
 import pytest
+from carnelian_perf import raw_file
 from carnelian_perf.results import Measurement, choose_best, find_percentile, summarise
 
 
@@ -14,6 +17,14 @@ def test_other_files_are_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="must be a raw file"):
         Measurement.read(path)
+
+
+def test_what_is_wrong_in_a_raw_file_is_named(measurement, tmp_path):
+    content = dataclasses.asdict(measurement)
+    content["runs"][1]["colour"] = "red"
+    raw_file.write(tmp_path / "raw.json", content)
+    with pytest.raises(ValueError, match=r"`carnelian-perf batching`, but is none: runs\.1\.colour: "):
+        Measurement.read(tmp_path / "raw.json")
 
 
 def test_summary_takes_medians_of_rounds_and_sums_batches(measurement):
