@@ -41,7 +41,8 @@ def greedy(
     first = np.flatnonzero(is_first)
     last = np.append(first[1:], len(best))[: len(first)] - 1
     peaks = np.maximum.reduceat(scores, first) if first.size else scores
-    text = "".join([labels[i] for i in best[first].tolist()])
+    characters = np.frombuffer("".join(labels).encode("utf-32-le"), np.uint32)
+    text = characters[best[first]].tobytes().decode("utf-32-le")
     words, runs = make_words(
         text, frames[first], frames[last] + 1, peaks, frame_s, calibration, "greedy", places[first]
     )
