@@ -139,6 +139,6 @@ def serve() -> tuple[DataNode, DataNode]:
     kept = graph_math.clamp(length, 1, graph_math.max(samples, 1))
     # Empty signals get one sample: the pre-emphasis operator crashes on none. Slicing before framing lets the
     # reflection at the end see the clip's true end.
-    clip = fn.slice(fn.pad(signal, axes=[0], shape=[1]), start=0, shape=kept, axes=[0])
+    clip = fn.slice(signal, start=0, shape=kept, axes=[0], out_of_bounds_policy="pad")
     features = fn.pad(log_mel(clip, settings), axes=[1], shape=settings.frames(samples))
     return features, settings.frames(length) * (length > 0)

@@ -60,6 +60,6 @@ def serve() -> tuple[DataNode, DataNode]:
     samples = signal.shape(dtype=types.INT32)
     samples = graph_math.max(samples * (samples <= limit), 1)
     kept = graph_math.clamp(length, 1, samples)
-    clip = fn.slice(fn.pad(signal, axes=[0], shape=[1]), start=0, shape=kept, axes=[0])
+    clip = fn.slice(signal, start=0, shape=kept, axes=[0], out_of_bounds_policy="pad")
     features = fn.pad(waveform(clip, settings), axes=[0], shape=samples)
     return features, fn.cast(length * (length > 0), dtype=types.INT32)

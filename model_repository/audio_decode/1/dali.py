@@ -21,16 +21,17 @@ def decode() -> tuple[DataNode, DataNode]:
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
     clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)
-    samples = clip.shape(dtype=types.INT64)
-    rate = fn.cast(rate_hz, dtype=types.INT64)
-    length = (samples * SAMPLE_RATE_HZ + rate - 1) // rate  # rounded up, as audio_resample does
-
-    is_short = length <= MAX_AUDIO_S * SAMPLE_RATE_HZ
-    kept = fn.cast(math.min(samples, 1 + samples * is_short), dtype=types.INT32)
-    clip = fn.pad(fn.slice(clip, start=0, shape=kept, axes=[0]), axes=[0], shape=[1])
-    # Resampling to the same rate costs more than decoding. DALI makes a graph of statements, not of a ternary.
-    if rate_hz != SAMPLE_RATE_HZ:  # noqa: SIM108
-        signal = fn.audio_resample(clip, in_rate=rate_hz, out_rate=SAMPLE_RATE_HZ)
+    size = clip.shape(dtype=types.INT32)
+    samples = size[0]
+    # Most files pass as they are: each operator more costs them, and resampling to the same rate more than decoding.
+    if (rate_hz == SAMPLE_RATE_HZ) & (samples > 0) & (samples <= MAX_AUDIO_S * SAMPLE_RATE_HZ):
+        signal, length = clip, size
     else:
-        signal = clip
-    return signal, fn.cast(length, dtype=types.INT32)
+        rate = fn.cast(rate_hz, dtype=types.INT64)
+        # Rounded up, as audio_resample does.
+        resampled = (fn.cast(size, dtype=types.INT64) * SAMPLE_RATE_HZ + rate - 1) // rate
+        is_short = resampled <= MAX_AUDIO_S * SAMPLE_RATE_HZ
+        kept = fn.slice(clip, start=0, shape=math.max(size * is_short, 1), axes=[0], out_of_bounds_policy="pad")
+        signal = fn.audio_resample(kept, in_rate=rate_hz, out_rate=SAMPLE_RATE_HZ)
+        length = fn.cast(resampled, dtype=types.INT32)
+    return signal, length

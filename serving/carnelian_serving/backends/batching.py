@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,32 +16,35 @@ Rows = dict[str, list[Array]]
 RunBatch = Callable[[Rows], Rows]
 
 
-def execute(config: ModelConfig, requests: Sequence[Any], run_batch: RunBatch) -> list[Any]:
-    """Runs all requests as one batch; after an error each one by itself, so that it fails alone.
+def execute(
+    config: ModelConfig,
+    requests: Sequence[Any],
+    run_batch: RunBatch,
+    split: Callable[[Rows], Iterable[slice]] | None = None,
+) -> list[Any]:
+    """Runs all requests as one batch, or as several; after an error each one by itself, so that it fails alone.
 
     Args:
         config: The model's configuration.
         requests: What Triton's batcher put together.
         run_batch: From input arrays to output arrays, request by request. Those may be views that the next
             call overwrites: Triton has copied them by then, but for the single runs.
+        split: From the input arrays to consecutive requests that run together. They are answered as soon as they
+            have run, the last ones by what this returns.
 
     Returns:
-        One response for each request, in their order.
+        For each request, in their order, a response, or None where it has been answered.
     """
     inputs = [_read_inputs(config, request) for request in requests]
-    try:
-        return _respond(config, requests, run_batch(_transpose(inputs)))
-    except Exception as error:
-        if len(requests) == 1:
-            return [_refuse(error)]
-    responses = []
-    for request, arrays in zip(requests, inputs, strict=True):
-        try:
-            outputs = run_batch(_transpose([arrays]))
-            copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
-            responses += _respond(config, [request], copies)
-        except Exception as error:
-            responses.append(_refuse(error))
+    parts = split(_transpose(inputs)) if split else [slice(0, len(requests))]
+    responses: list[Any] = []
+    for part in parts:
+        answers = _answer(config, requests[part], inputs[part], run_batch)
+        if part.stop < len(requests):
+            for request, answer in zip(requests[part], answers, strict=True):
+                request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            answers = [None] * len(answers)
+        responses += answers
     return responses
 
 
@@ -62,6 +65,25 @@ def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], d
         f"output {want.name!r} of {config.name!r} (number {position}) must be {want.dtype} "
         f"{list(want.dims)}, but the model gave {dtype} {list(row_shape)}{advice}"
     )
+
+
+def _answer(
+    config: ModelConfig, requests: Sequence[Any], inputs: Sequence[dict[str, Array]], run_batch: RunBatch
+) -> list[Any]:
+    try:
+        return _respond(config, requests, run_batch(_transpose(inputs)))
+    except Exception as error:
+        if len(requests) == 1:
+            return [_refuse(error)]
+    responses = []
+    for request, arrays in zip(requests, inputs, strict=True):
+        try:
+            outputs = run_batch(_transpose([arrays]))
+            copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
+            responses += _respond(config, [request], copies)
+        except Exception as error:
+            responses.append(_refuse(error))
+    return responses
 
 
 def _read_inputs(config: ModelConfig, request: Any) -> dict[str, Array]:

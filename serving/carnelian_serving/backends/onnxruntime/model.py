@@ -79,23 +79,17 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers requests as one batch."""
-        return execute(self._config, requests, self._run)
+        return execute(self._config, requests, self._run, self._split if self._is_on_cpu and self._ragged else None)
 
     def finalize(self) -> None:
         """Frees the session."""
         del self._session
 
-    def _run(self, inputs: Rows) -> Rows:
-        if not (self._is_on_cpu and self._ragged):
-            return self._run_once(inputs)
+    def _split(self, inputs: Rows) -> Iterator[slice]:
         sizes = [sum(array.size for array in arrays) for arrays in zip(*(inputs[n] for n in self._ragged), strict=True)]
-        rows: Rows = {name: [] for name in self._outputs}
-        for part in split_requests(sizes, MAX_RUN_ELEMENTS):
-            for name, arrays in self._run_once({name: arrays[part] for name, arrays in inputs.items()}).items():
-                rows[name] += arrays
-        return rows
+        return split_requests(sizes, MAX_RUN_ELEMENTS)
 
-    def _run_once(self, inputs: Rows) -> Rows:
+    def _run(self, inputs: Rows) -> Rows:
         feeds = {name: self._join(name, arrays) for name, arrays in inputs.items()}
         for tensor in self._batch_inputs:
             feeds[tensor.target] = tensor([array.shape for array in inputs[tensor.source]])
