@@ -14,7 +14,8 @@ import onnx
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from carnelian_perf.graph import PROCESSED_FRAMES, count_frames, pad_inside
+from carnelian_perf.graph import count_frames, pad_inside
+from carnelian_perf.load import PROCESSED_FRAMES
 
 Padding = Literal["buckets", "batch", "in graph", "none"]
 

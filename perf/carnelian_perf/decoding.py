@@ -24,6 +24,7 @@ from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, sco
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf import raw_file
+from carnelian_perf.load import Split, read_statistics
 from carnelian_perf.machine import find_commit
 
 ROUNDS = 3
@@ -178,24 +179,24 @@ def measure_stage(url: str, model: str, batch: LogProbs) -> dict[str, float | in
     ):
         inputs.append(grpc.InferInput(name, array.shape, datatype))
         inputs[-1].set_data_from_numpy(array)
-    parts: list[tuple[int, ...]] = []  # nanoseconds of input, computing and output, in all
+    each: list[Split] = []
     with grpc.InferenceServerClient(url) as client:
-        for calls in range(CALLS + 1):
+        before = read_statistics(client, stage)
+        for _ in range(CALLS + 1):
             client.infer(stage, inputs)
-            while len(parts) <= calls:  # Triton counts a request after it has answered it
-                (found,) = client.get_inference_statistics(stage).model_stats
-                for rows in found.batch_stats:
-                    times = tuple(part.ns for part in (rows.compute_input, rows.compute_infer, rows.compute_output))
-                    if rows.batch_size == len(batch) and (not parts or times[1] > parts[-1][1]):
-                        parts.append(times)
-    each = np.diff(np.array(parts), axis=0) / 1e6
+            done = None
+            while done is None:  # Triton counts a request after it has answered it
+                now = read_statistics(client, stage)
+                done = now.since(before).executions.get(len(batch))
+            each, before = [*each, done.mean()], now
+    each = each[1:]  # the first one warmed up
     return {
         "clips": len(batch),
         "clip_s": CLIP_S,
         "calls": CALLS,
-        "compute_infer_ms": round(float(np.median(each[:, 1])), 3),
-        "stage_ms": round(float(np.median(each.sum(axis=1))), 3),
-        "stage_least_ms": round(float(each.sum(axis=1).min()), 3),
+        "compute_infer_ms": round(statistics.median(split.infer for split in each), 3),
+        "stage_ms": round(statistics.median(split.total for split in each), 3),
+        "stage_least_ms": round(min(split.total for split in each), 3),
     }
 
 

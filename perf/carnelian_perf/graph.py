@@ -7,9 +7,7 @@ ragged batches, and any of them with one more output, which tells how many frame
 import onnx
 from onnx import TensorProto, compose, helper, parser
 
-PROCESSED_FRAMES = "PROCESSED_FRAMES"
-"""float32 [rows, 1]: the frames that the first convolution of the batch went over, shared out equally among its rows.
-Summed over clips it is the work done, padding included, however the batches were put together."""
+from carnelian_perf.load import PROCESSED_FRAMES
 
 # Rows of any lengths, flat and in order -> [rows, num_mels, frames], zero after each row's end.
 _UNFLATTEN = """

@@ -1,20 +1,27 @@
-"""Closed-loop load on a running server: so many clients, each of which sends its next clip once it has an answer."""
+"""Closed-loop load on a running server: so many clients, each of which sends its next clip once it has an answer.
 
+And what the server's stages did meanwhile, by Triton's own statistics.
+"""
+
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from tritonclient import grpc
 
-from carnelian_perf.graph import PROCESSED_FRAMES
 from carnelian_perf.traffic import Clip
 
 REQUEST_TIMEOUT_S = 120.0
+PROCESSED_FRAMES = "PROCESSED_FRAMES"
+"""An output of the acoustic graphs of :mod:`carnelian_perf.graph`, float32 [rows, 1]: the frames that the first
+convolution of the batch went over, shared out equally among its rows. Summed over clips it is the work done, padding
+included, however the batches were put together."""
 TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32"}
 
 T = TypeVar("T")
@@ -35,27 +42,87 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class StageStatistics:
-    """What a stage has executed since the server started."""
+class Split:
+    """Where a stage's time went, in milliseconds, as Triton counts it."""
 
-    batches: dict[int, int]
-    """Batch size -> executions."""
-    compute_s: float
+    queue: float
+    input: float
+    infer: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.queue + self.input + self.infer + self.output
+
+    @classmethod
+    def median(cls, splits: Sequence["Split"]) -> "Split":
+        """Part by part."""
+        return cls(*(statistics.median(getattr(split, part.name) for split in splits) for part in fields(cls)))
+
+    def __str__(self) -> str:
+        """As the tables show it, in Markdown."""
+        return f"{self.queue:.1f} + {self.input:.1f} + **{self.infer:.1f}** + {self.output:.1f}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Requests, or executions, of a stage together."""
+
+    count: int
+    spent_ns: tuple[int, int, int, int]
+    """In all: queue, input, infer, output."""
+
+    def since(self, earlier: "Work") -> "Work":
+        """What came after `earlier`."""
+        spent_ns = tuple(now - before for now, before in zip(self.spent_ns, earlier.spent_ns, strict=True))
+        return Work(self.count - earlier.count, spent_ns)  # type: ignore[arg-type]
+
+    def mean(self) -> Split:
+        """Of each, to a tenth of a microsecond; there must be one."""
+        return Split(*(round(spent_ns / self.count / 1e6, 4) for spent_ns in self.spent_ns))
+
+
+NOTHING = Work(0, (0, 0, 0, 0))
+
+
+@dataclass(frozen=True)
+class StageStatistics:
+    """What a stage has done since the server started, or between two readings."""
+
+    requests: Work
+    """Those that were answered; each has the whole time of the batch that it was in."""
+    executions: dict[int, Work]
+    """By batch size, ascending; a batch does not queue, its requests do."""
+
+    @property
+    def batches(self) -> dict[int, int]:
+        """Batch size -> executions."""
+        return {size: work.count for size, work in self.executions.items()}
+
+    @property
+    def compute_s(self) -> float:
+        """Of all executions."""
+        return sum(work.spent_ns[2] for work in self.executions.values()) / 1e9
 
     def since(self, earlier: "StageStatistics") -> "StageStatistics":
-        """What was executed after `earlier`."""
-        batches = {size: count - earlier.batches.get(size, 0) for size, count in self.batches.items()}
-        return StageStatistics(
-            {size: count for size, count in sorted(batches.items()) if count}, self.compute_s - earlier.compute_s
-        )
+        """What was done after `earlier`."""
+        executions = {size: work.since(earlier.executions.get(size, NOTHING)) for size, work in self.executions.items()}
+        done = {size: work for size, work in executions.items() if work.count}
+        return StageStatistics(self.requests.since(earlier.requests), done)
 
 
 def read_statistics(client: Any, model: str) -> StageStatistics:
-    """Ask the server for a stage's batch statistics."""
+    """Ask the server what a stage has done."""
     (stage,) = client.get_inference_statistics(model).model_stats
+
+    def work(count: int, queue_ns: int, parts: Any) -> Work:
+        return Work(count, (queue_ns, parts.compute_input.ns, parts.compute_infer.ns, parts.compute_output.ns))
+
+    found, batches = stage.inference_stats, sorted(stage.batch_stats, key=lambda batch: batch.batch_size)
     return StageStatistics(
-        {batch.batch_size: batch.compute_infer.count for batch in stage.batch_stats},
-        sum(batch.compute_infer.ns for batch in stage.batch_stats) / 1e9,
+        work(found.success.count, found.queue.ns, found),
+        {batch.batch_size: work(batch.compute_infer.count, 0, batch) for batch in batches},
     )
 
 

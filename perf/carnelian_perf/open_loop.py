@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from tritonclient import grpc
 
-from carnelian_perf.graph import PROCESSED_FRAMES
-from carnelian_perf.load import REQUEST_TIMEOUT_S, Answer
+from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer
 from carnelian_perf.traffic import Clip
 
 

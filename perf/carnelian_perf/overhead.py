@@ -22,9 +22,9 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.candidates import read_config
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.load import ask, send_all
+from carnelian_perf.load import StageStatistics, ask, read_statistics, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
-from carnelian_perf.overhead_results import SUBJECT, Measurement, Run, Split
+from carnelian_perf.overhead_results import SUBJECT, Measurement, Run
 from carnelian_perf.traffic import SEED
 
 LOGGER = logging.getLogger(__name__)
@@ -169,26 +169,15 @@ class _Clock:
     """What is read before and after a turn."""
 
     read_cpu_s: Callable[[], float]
-    read_stages: Callable[[], dict[str, tuple[int, Split]]]
-    """By stage, since the server started: requests, and seconds by what they went to."""
+    read_stages: Callable[[], dict[str, StageStatistics]]
 
 
 def _clock(client: Any, server: Server, stages: Sequence[str], way: str) -> _Clock:
     if way == IN_PROCESS:
         return _Clock(time.process_time, dict)
-    return _Clock(lambda: measure_cpu_s(server.pid), lambda: {stage: _read_stage(client, stage) for stage in stages})
-
-
-def _read_stage(client: Any, stage: str) -> tuple[int, Split]:
-    (found,) = client.get_inference_statistics(stage).model_stats
-    counts = found.inference_stats
-    spent = {
-        "queue": counts.queue.ns,
-        "input": counts.compute_input.ns,
-        "infer": counts.compute_infer.ns,
-        "output": counts.compute_output.ns,
-    }
-    return counts.success.count, {name: value / 1e9 for name, value in spent.items()}
+    return _Clock(
+        lambda: measure_cpu_s(server.pid), lambda: {stage: read_statistics(client, stage) for stage in stages}
+    )
 
 
 def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: float, round_number: int) -> Run:
@@ -196,7 +185,7 @@ def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: fl
     before, cpu_s = clock.read_stages(), clock.read_cpu_s()
     latencies_s, wall_s = send_all(way.send, order, way.concurrency)
     cpu_s = clock.read_cpu_s() - cpu_s
-    after = clock.read_stages()
+    done = {stage: after.since(before[stage]).requests for stage, after in clock.read_stages().items()}
     run = Run(
         way=name,
         duration_s=duration_s,
@@ -205,16 +194,10 @@ def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: fl
         wall_s=wall_s,
         latencies_s=[round(latency, 6) for latency in latencies_s],
         cpu_s=round(cpu_s, 4),
-        stages={stage: split for stage in after if (split := _mean_ms(before[stage], after[stage]))},
+        stages={stage: work.mean() for stage, work in done.items() if work.count},
     )
     LOGGER.info(
         "%g s, round %d: %s: %.1f ms, %.1f ms of CPU a clip, %.1f clips/s",
         *(duration_s, round_number, name, run.latency_ms, run.cpu_ms, run.clips_per_s),
     )
     return run
-
-
-def _mean_ms(before: tuple[int, Split], after: tuple[int, Split]) -> Split:
-    """Of a request, between two readings; empty if there was none."""
-    count = after[0] - before[0]
-    return {name: round(1e3 * (after[1][name] - before[1][name]) / count, 4) for name in after[1]} if count else {}

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from carnelian_perf.load import Split
 from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "overhead"
-Split = dict[str, float]
-"""queue, input, infer, output: milliseconds of a request in a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class Run:
     cpu_s: float
     """Of the server and its models, all cores together; in process, of that process."""
     stages: dict[str, Split]
-    """By stage; means of Triton's own count."""
+    """By stage; means of its requests."""
 
     @property
     def latency_ms(self) -> float:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from carnelian_perf.load import Split
+
 REPORT = "report.csv"
 WORDS = "perf_analyzer.txt"
 _UNSTABLE_STATUS = 2
@@ -27,16 +29,6 @@ _DELAYED = re.compile(r"([\d.]+)% of the requests were delayed")
 
 class PerfAnalyzerError(RuntimeError):
     """There is no perf_analyzer, or it failed; the message says why."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Where the mean request's time went, in milliseconds, as Triton counts it."""
-
-    queue: float
-    input: float
-    infer: float
-    output: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +44,7 @@ class Report:
     client_ms: dict[str, float] | None
     """send, network, recv."""
     stages: dict[str, Split] | None
-    """By the stage's model name; the ensemble's own are left out, being their sum."""
+    """Of the mean request, by the stage's model name; the ensemble's own are left out, being their sum."""
     delayed_percent: float
     """Requests of an open loop that were sent late: perf_analyzer did not keep up."""
 

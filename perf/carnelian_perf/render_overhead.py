@@ -3,6 +3,7 @@
 import statistics
 from pathlib import Path
 
+from carnelian_perf.load import Split
 from carnelian_perf.overhead import ACOUSTIC, FILE, FILE_CLIENTS, IN_PROCESS, PCM, PCM_CLIENTS, STATIC
 from carnelian_perf.overhead_results import Measurement, Run
 
@@ -120,7 +121,4 @@ def _range(middle: float, low: float, high: float) -> str:
 
 def _split(runs: list[Run], stage: str) -> str:
     splits = [run.stages[stage] for run in runs if stage in run.stages]
-    if not splits:
-        return ""
-    means = {name: statistics.median(split[name] for split in splits) for name in splits[0]}
-    return " + ".join(f"**{ms:.1f}**" if name == "infer" else f"{ms:.1f}" for name, ms in means.items())
+    return str(Split.median(splits)) if splits else ""

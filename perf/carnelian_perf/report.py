@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carnelian_perf.infer_results import Measurement, sum_up_served
-from carnelian_perf.perf_analyzer import Split
 from carnelian_perf.published import PublishedLatency
 from carnelian_perf.report_plots import draw_all
 from carnelian_perf.sweep_results import read_results
-from carnelian_perf.sweep_rows import PERCENTILES, STAGES, Row, make_rows, total_ms
+from carnelian_perf.sweep_rows import PERCENTILES, STAGES, Row, make_rows
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
@@ -139,12 +138,12 @@ def render_split(rows: Sequence[Row]) -> str:
     lines = []
     for row in stable:
         found, everything = row.stages, row.latency_ms["avg"]
-        over = everything / total_ms(found["acoustic"]) - 1
+        over = everything / found["acoustic"].total - 1
         cells = [
             f"{row.cell.duration_s:g}",
             _load_words(row),
             _show(row.client_ms),
-            *(_split(found[stage]) for stage in stages),
+            *(str(found[stage]) for stage in stages),
         ]
         lines.append([*cells, _show(everything), f"+{over:.0%}"])
     legend = "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
@@ -217,10 +216,6 @@ def _load_words(row: Row) -> str:
     if row.cell.concurrency is None:
         return f"Poisson, {row.cell.poisson_share:.0%}"
     return f"{row.cell.concurrency} client{'s' if row.cell.concurrency > 1 else ''}"
-
-
-def _split(split: Split) -> str:
-    return f"{split.queue:.1f} + {split.input:.1f} + **{split.infer:.1f}** + {split.output:.1f}"
 
 
 def _wer(row: Row) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carnelian_perf.published import PublishedLatency
-from carnelian_perf.sweep_rows import STAGES, Row, total_ms
+from carnelian_perf.sweep_rows import STAGES, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def _draw_stages(rows: Sequence[Row]) -> "Figure":
     parts = {"client, network": [row.client_ms / row.latency_ms["avg"] for row in rows]}
     for stage in STAGES:
         if stage in rows[0].stages:
-            parts[stage] = [total_ms(row.stages[stage]) / row.latency_ms["avg"] for row in rows]
+            parts[stage] = [row.stages[stage].total / row.latency_ms["avg"] for row in rows]
     for colour, (part, shares) in zip(_cycle(list(parts)), parts.items(), strict=True):
         axes.bar(labels, [100 * share for share in shares], bottom=bottom, label=part, color=colour)
         bottom = [below + 100 * share for below, share in zip(bottom, shares, strict=True)]

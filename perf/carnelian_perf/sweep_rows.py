@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from carnelian_perf.grid import Cell
-from carnelian_perf.perf_analyzer import Report, Split
+from carnelian_perf.load import Split
+from carnelian_perf.perf_analyzer import Report
 from carnelian_perf.sweep_results import Result
 
 PERCENTILES = ("p90", "p95", "p99", "avg")
@@ -68,7 +69,11 @@ class Row:
         """Milliseconds by stage, in the order that a clip takes: decode, features, acoustic, ctc."""
         names = (self.stable[0].stages or {}) if self.stable else {}
         short = {name.removeprefix(f"{self.cell.model}_").removeprefix("audio_"): name for name in names}
-        return {stage: self._split(short[stage]) for stage in STAGES if stage in short}
+        return {
+            stage: Split.median([(report.stages or {})[short[stage]] for report in self.stable])
+            for stage in STAGES
+            if stage in short
+        }
 
     @property
     def cpu_ms_per_clip(self) -> float | None:
@@ -103,12 +108,6 @@ class Row:
     def _median(self, value: Callable[[Report], float]) -> float:
         return statistics.median(value(report) for report in self.stable)
 
-    def _split(self, stage: str) -> Split:
-        def find(part: str) -> float:
-            return self._median(lambda report: getattr((report.stages or {})[stage], part))
-
-        return Split(*(find(part.name) for part in dataclasses.fields(Split)))
-
 
 STAGES = ("decode", "features", "acoustic", "ctc")
 _LATENCIES = ("avg", "p50", "p90", "p95", "p99")
@@ -128,11 +127,6 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
         for cell, found in groups.items()
     ]
     return sorted(rows, key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
-
-
-def total_ms(split: Split) -> float:
-    """A stage's whole time."""
-    return split.queue + split.input + split.infer + split.output
 
 
 def _load(row: Row) -> tuple[float, float]:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 from carnelian_perf.candidates import CANDIDATES, WrongModelError, build_variant, check_model, read_config
-from carnelian_perf.graph import PROCESSED_FRAMES
+from carnelian_perf.load import PROCESSED_FRAMES
 
 MODEL = "quartznet_demo"
 

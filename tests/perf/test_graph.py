@@ -2,7 +2,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from carnelian_perf.graph import PROCESSED_FRAMES, count_frames, pad_inside
+from carnelian_perf.graph import count_frames, pad_inside
+from carnelian_perf.load import PROCESSED_FRAMES
 
 FRAMES = (301, 77, 120)  # odd ones do not divide by the stride
 TOLERANCE = 1e-4  # log-probabilities; float32 sums in another order

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from carnelian_perf.grid import Cell
 from carnelian_perf.infer_results import Common, Measurement, Timing
-from carnelian_perf.perf_analyzer import Report, Split
+from carnelian_perf.load import Split
+from carnelian_perf.perf_analyzer import Report
 from carnelian_perf.published import TRITON_T4, choose
 from carnelian_perf.report import write_report
 from carnelian_perf.sweep_results import RESULT, Result
