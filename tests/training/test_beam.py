@@ -4,6 +4,7 @@ import gzip
 import itertools
 import math
 import sys
+import urllib.parse
 
 import kenlm
 import numpy as np
@@ -250,12 +251,32 @@ def test_ten_thousand_hot_words():
         ({"n_best": 3}, r"n_best must come with decoder beam, but the decoder is greedy"),
         ({"decoder": "beam", "hotwords": "ada"}, r"hotwords must be a JSON list of strings"),
         ({"decoder": "beam", "hotwords": '{"ada": 1}'}, r"hotwords must be a JSON list of strings"),
+        ({"decoder": "beam", "hotwords": "[" * 100_000}, r"hotwords must be a JSON list of strings"),
         ({"decoder": "beam", "hotwords": ["bär"]}, r"hotwords cannot be heard: .*'r' in 'bär', 'ä' in 'bär'"),
+        ({"decoder": "beam", "hotwords": ["a", "b" * 201]}, r"at most 200 characters each, .* but 'bbb.* has 201"),
+        ({"decoder": "beam", "hotwords": ["a" * 100] * 3001}, r"300,000 in all, .* and all have 300,100"),
     ],
 )
 def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
     with pytest.raises(OptionError, match=message):
         Decoder(LABELS, 0.02).read_options(parameters, Options())
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"x" * 20_000: 1},
+        {"decoder": "x" * 20_000},
+        {"decoder": "beam", "beam_width": "9" * 20_000},
+        {"decoder": "beam", "hotwords": "x" * 20_000},
+        {"decoder": "beam", "hotwords": ["x" * 20_000]},
+        {"decoder": "beam", "hotwords": [chr(0x4E00 + i) * 200 for i in range(1000)]},
+    ],
+)
+def test_however_long_a_wrong_option_is_grpc_can_say_so(parameters):
+    with pytest.raises(OptionError) as refused:
+        Decoder(LABELS, 0.02).read_options(parameters, Options())
+    assert len(urllib.parse.quote(str(refused.value))) < 8000, "gRPC may refuse a status of 8 KiB, percent-encoded"
 
 
 def test_a_model_may_have_defaults_for_decoders_that_are_not_its_default():

@@ -7,6 +7,10 @@ from typing import Any
 
 DECODERS = ("greedy", "beam", "ngram")
 MAX_HOTWORDS = 10_000
+MAX_PHRASE_CHARACTERS, MAX_HOTWORD_CHARACTERS = 200, 300_000
+"""Of a hot word or phrase, and of all of a request: some 100 bytes of the server's memory each."""
+SHOWN = 80
+"""Characters of a wrong value in a message, which gRPC sends only if it is short."""
 
 RANGES: dict[str, tuple[float, float]] = {
     "beam_width": (1, 500),
@@ -103,7 +107,7 @@ def change_options(
     changes: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in names:
-            raise OptionError(f"an option must be one of {', '.join(names)}, but there is {name!r}")
+            raise OptionError(f"an option must be one of {', '.join(names)}, but there is {name!r:.{SHOWN}}")
         if name == "decoder":
             changes[name] = _decoder(value, decoders)
         elif name == "hotwords":
@@ -130,14 +134,14 @@ def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
 def _decoder(value: Any, decoders: Sequence[str]) -> str:
     if value not in decoders:
         why = "; ngram needs a language model, beam a label for the space" if value in DECODERS else ""
-        raise OptionError(f"decoder must be one of {', '.join(decoders)}, but is {value!r}{why}")
+        raise OptionError(f"decoder must be one of {', '.join(decoders)}, but is {value!r:.{SHOWN}}{why}")
     return str(value)
 
 
 def _rescore(value: Any, can_rescore: bool) -> bool:
     known = {"true": True, "false": False}
     if str(value).lower() not in known:
-        raise OptionError(f"rescore must be true or false, but is {value!r}")
+        raise OptionError(f"rescore must be true or false, but is {value!r:.{SHOWN}}")
     if known[str(value).lower()] and not can_rescore:
         raise OptionError("rescore needs a neural language model, but the model has none; it can only be false")
     return known[str(value).lower()]
@@ -150,9 +154,9 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
         if isinstance(value, bool) or not low <= number <= high or kind(number) != number:
             raise ValueError
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         sort = "a whole number" if kind is int else "a number"
-        raise OptionError(f"{name} must be {sort} from {low:g} to {high:g}, but is {value!r}") from error
+        raise OptionError(f"{name} must be {sort} from {low:g} to {high:g}, but is {value!r:.{SHOWN}}") from error
     return kind(number)  # type: ignore[no-any-return]
 
 
@@ -161,8 +165,16 @@ def _hotwords(value: Any) -> tuple[str, ...]:
         phrases = json.loads(value) if isinstance(value, str) else list(value)
         if not isinstance(phrases, list) or not all(isinstance(phrase, str) for phrase in phrases):
             raise TypeError
-    except (TypeError, ValueError) as error:
-        raise OptionError(f'hotwords must be a JSON list of strings, such as ["ada"], but is {value!r:.80}') from error
+    except (TypeError, ValueError, RecursionError) as error:  # the last of lists in lists in lists
+        raise OptionError(
+            f'hotwords must be a JSON list of strings, such as ["ada"], but is {value!r:.{SHOWN}}'
+        ) from error
     if len(phrases) > MAX_HOTWORDS:
         raise OptionError(f"hotwords must be at most {MAX_HOTWORDS:,} words and phrases, but are {len(phrases):,}")
+    longest, total = max(phrases, key=len, default=""), sum(map(len, phrases))
+    if len(longest) > MAX_PHRASE_CHARACTERS or total > MAX_HOTWORD_CHARACTERS:
+        raise OptionError(
+            f"hotwords must have at most {MAX_PHRASE_CHARACTERS} characters each, {MAX_HOTWORD_CHARACTERS:,} in all, "
+            f"but {longest!r:.{SHOWN}} has {len(longest):,}, and all have {total:,}"
+        )
     return tuple(normalised for phrase in phrases if (normalised := " ".join(phrase.split())))

@@ -23,8 +23,9 @@ def encode(words: Sequence[str], labels: Sequence[str]) -> Table:
         except KeyError:
             foreign |= {character: word for character in word if character not in numbers and character not in foreign}
     if foreign:
-        found = ", ".join(f"{character!r} in {word.strip()!r}" for character, word in sorted(foreign.items())[:20])
-        raise ValueError(f"words must be of the model's labels, {''.join(labels)!r}, but hold {found}")
+        # Cut, for a server sends short messages alone.
+        found = ", ".join(f"{character!r} in {word.strip()!r:.32}" for character, word in sorted(foreign.items())[:20])
+        raise ValueError(f"words must be of the model's labels, {''.join(labels)!r:.200}, but hold {found}")
     return codes
 
 
