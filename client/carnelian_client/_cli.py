@@ -72,8 +72,7 @@ def transcribe(
             f"--format {kind} must have one file, or --out for a file each; there are {len(files)}"
         )
     decoding = _options(options or [])
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+    targets = _targets(files, out, kind)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
@@ -89,18 +88,36 @@ def transcribe(
     num_failed = 0
     with client:
         outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
-        for file, outcome in zip(files, outcomes, strict=True):
+        for file, target, outcome in zip(files, targets, outcomes, strict=True):
             if not isinstance(outcome, Transcript):
                 num_failed += 1
                 print(f"carnelian-transcribe: {_name_once(file, outcome)}", file=sys.stderr)
-            elif out is not None:
-                name = "stdin" if file == STDIN else Path(file).stem
-                (out / f"{name}.{SUFFIXES.get(kind, kind)}").write_text(render(outcome, kind, file), encoding="utf-8")
+            elif target is not None:
+                target.write_text(render(outcome, kind, file), encoding="utf-8")
             else:
                 name = f"{file}\t" if kind == "text" and len(files) > 1 else ""
                 print(name + render(outcome, kind, file), end="", flush=True)
     if num_failed:
         raise typer.Exit(1)
+
+
+def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:
+    """The file to write for each one, if any, in a folder that is there from now on."""
+    if out is None:
+        return [None] * len(files)
+    stems = ["stdin" if file == STDIN else Path(file).stem for file in files]
+    targets = [out / f"{stem}.{SUFFIXES.get(kind, kind)}" for stem in stems]
+    first: dict[Path, str] = {}
+    for file, target in zip(files, targets, strict=True):
+        if first.setdefault(target, file) != file:
+            raise typer.BadParameter(
+                f"--out must have files of different names, but {first[target]} and {file} would both be {target}"
+            )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"--out must be a folder, but {out} cannot be one: {error.strerror}") from error
+    return targets
 
 
 def _options(assignments: list[str]) -> DecodingOptions:

@@ -137,6 +137,7 @@ FORMAT_ADVICE = (
 
 # The first match decides, whatever the status. Wordings were seen on Triton 2.51 and gRPC 1.8x.
 _WORDINGS = (
+    _wording("^wrong option: ", InvalidOption),  # repeats what the caller wrote, whose words mean nothing here
     _wording("exceeds maximum queue size", ServerBusy),
     _wording("request timeout expired", DeadlineExceeded, "it waited too long in a queue of the server"),
     _wording(
@@ -158,11 +159,10 @@ _WORDINGS = (
         "the model must take AUDIO and give TRANSCRIPT and RESULT, as the ensemble `<model>` does; "
         "its stages and `<model>_pcm` do not",
     ),
-    _wording("^wrong option: ", InvalidOption),
     _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
-    _wording("too long", InvalidAudio),
+    _wording("too long|too short", InvalidAudio),
     _wording("error decoding|malformed|chunk marker|flac decoder", InvalidAudio, "the file is damaged or cut short"),
     # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.
     _wording(

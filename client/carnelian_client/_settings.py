@@ -11,6 +11,7 @@ from numbers import Real
 from os import PathLike
 
 from ._audio import describe_audio, encode_audio
+from ._errors import InvalidOption
 from ._retry import Deadline, RetryPolicy
 from ._types import TLS, Audio, DecodingOptions, Request
 
@@ -18,6 +19,9 @@ DEFAULT_URL = "localhost:8001"
 DEFAULT_MODEL = "quartznet_demo"
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_CONCURRENCY = 8
+
+TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
+"""Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
 _OTHER_SCHEME = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+")
@@ -68,7 +72,7 @@ class Settings:
             describe_audio(audio),
             model or self.model,
             request_id or uuid.uuid4().hex,
-            {name: _parameter(value) for name, value in options.items()},
+            {name: _parameter(name, value) for name, value in options.items()},
         )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
@@ -76,13 +80,23 @@ class Settings:
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
 
 
-def _parameter(value: object) -> str | int:
+def _parameter(name: str, value: object) -> str | int:
     """Triton 2.51 takes integers and strings to its models; true, false and fractions travel as text."""
+    if name in TRITONS_OWN:
+        advice = "; the time for a call is `timeout_s`" if name == "timeout" else ""
+        raise InvalidOption(f"an option must be one of the decoder's, but Triton keeps {name!r} for itself{advice}")
     if isinstance(value, bool):
         return json.dumps(value)
-    if isinstance(value, (str, int)):
+    if isinstance(value, str):
         return value
-    return repr(float(value)) if isinstance(value, (float, Real)) else json.dumps(list(value))  # type: ignore[call-overload]
+    if isinstance(value, int):
+        return value if value.bit_length() < 64 else str(value)
+    try:
+        return repr(float(value)) if isinstance(value, Real) else json.dumps(list(value))  # type: ignore[call-overload]
+    except TypeError as error:
+        raise InvalidOption(
+            f"option {name!r} must be a number, a string, True or False, or a list of strings, but is {value!r:.80}"
+        ) from error
 
 
 def window_size(clips: object, concurrency: int) -> int:

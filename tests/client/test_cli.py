@@ -122,6 +122,22 @@ def test_files_of_their_own(endpoint, clip, tmp_path):
     assert (tmp_path / "subtitles" / "clip.vtt").read_text().startswith("WEBVTT")
 
 
+def test_no_file_overwrites_anothers_transcript(endpoint, clip, wav, tmp_path):
+    other = tmp_path / "other" / "clip.flac"
+    other.parent.mkdir()
+    other.write_bytes(wav)
+    status, out, err = transcribe(clip, other, "--url", endpoint.url, "--out", tmp_path / "texts")
+    assert (status, out) == (2, "")
+    assert "files of different names" in err
+    assert not (tmp_path / "texts").exists()
+
+
+def test_a_file_is_no_folder_to_write_into(endpoint, clip):
+    status, out, err = transcribe(clip, "--url", endpoint.url, "--out", clip)
+    assert (status, out) == (2, "")
+    assert "must be a folder" in err
+
+
 def test_subtitles_of_several_files_are_wrong_use(endpoint, clip):
     status, out, err = transcribe(clip, clip, "--url", endpoint.url, "--format", "srt")
     assert (status, out) == (2, "")

@@ -375,3 +375,24 @@ def test_a_wrong_option_is_an_error_of_its_own(endpoint, triton, wav):
     triton.script = [("INVALID_ARGUMENT", "in ensemble 'm', wrong option: n_best must be from 1")]
     with CarnelianClient(endpoint.url) as client, pytest.raises(InvalidOption, match="n_best must be from 1"):
         client.transcribe(wav, n_best=0)
+
+
+def test_an_integer_of_any_size_reaches_the_server_which_says_what_is_allowed(client, triton, wav):
+    client.transcribe(wav, beam_width=2**63)
+    assert triton.requests[0].parameters["beam_width"].string_param == str(2**63)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": 5}, "Triton keeps 'timeout' for itself; the time for a call is `timeout_s`"),
+        ({"priority": 1}, "Triton keeps 'priority' for itself"),
+        ({"lm_weight": None}, "'lm_weight' must be a number, .* but is None"),
+        ({"hotwords": [b"ada"]}, r"'hotwords' must be .* a list of strings, but is \[b'ada'\]"),
+    ],
+)
+def test_what_cannot_be_an_option_is_refused_before_it_is_sent(client, triton, wav, options, message):
+    with pytest.raises(InvalidOption, match=message):
+        client.transcribe(wav, **options)
+    assert [type(outcome) for outcome in client.transcribe_many([wav, wav], **options)] == [InvalidOption] * 2
+    assert not triton.requests

@@ -71,6 +71,16 @@ ANSWERS = [
         "in ensemble 'm', too long: a clip must be at most 60 s long, but ...",
         InvalidAudio,
     ),
+    (
+        "INVALID_ARGUMENT",
+        "in ensemble 'm', too short: a clip must hold at least 400 samples, which make a frame, but ...",
+        InvalidAudio,
+    ),
+    (
+        "INVALID_ARGUMENT",
+        "in ensemble 'm', wrong option: decoder must be one of greedy, beam, but is 'server not ready'",
+        InvalidOption,
+    ),
     ("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "quota", ServerBusy),
     ("INTERNAL", "in ensemble 'm', CUDA out of memory", ServerError),
