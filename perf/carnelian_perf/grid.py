@@ -95,16 +95,16 @@ class Grid(_Strict):
             raise ValueError("`server.http` must be given where `protocols` has http")
         if len({tested.random_weights is None for tested in self.models.values()}) > 1:
             raise ValueError("either all of `models` or none must have `random_weights`: they are one repository")
-        if self.server is not None and self.has_random_weights:
+        if self.server is not None and self.random_weights:
             raise ValueError("`server` must not be given where `models` have `random_weights`: those are served here")
         if self.files is not None and self.files.poisson and not self.files.concurrency:
             raise ValueError("`files.concurrency` must not be empty where `poisson` shares its throughput")
         return self
 
     @property
-    def has_random_weights(self) -> bool:
-        """Whether the models are exported for the sweep."""
-        return any(tested.random_weights for tested in self.models.values())
+    def random_weights(self) -> dict[str, Path]:
+        """The training YAMLs of models that are exported for the sweep."""
+        return {name: tested.random_weights for name, tested in self.models.items() if tested.random_weights}
 
 
 @dataclass(frozen=True, kw_only=True)

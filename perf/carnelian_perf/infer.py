@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,12 +97,12 @@ def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, C
     return config, build_model(config).eval()
 
 
-def export_random(source: Path, repository: Path) -> str:
-    """Export a training YAML's network with random weights, under the file's name; return that."""
+def export_random(sources: Mapping[str, Path], repository: Path) -> None:
+    """Export training YAMLs' networks with random weights, each under its name."""
     from carnelian_export.repository import write_model
 
-    write_model(repository, source.stem, *load_network(source))
-    return source.stem
+    for name, source in sources.items():
+        write_model(repository, name, *load_network(source))
 
 
 def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine | str:

@@ -67,5 +67,6 @@ def served_repository(repository: Path, model: str, random_weights: Path | None)
     from carnelian_perf.infer import export_random
 
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
-        exported = Path(scratch) / "models"
-        yield exported, export_random(random_weights, exported)
+        exported, name = Path(scratch) / "models", random_weights.stem
+        export_random({name: random_weights}, exported)
+        yield exported, name

@@ -120,7 +120,12 @@ def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
         else:
             from carnelian_serving.launcher import Server
 
-            repository = _export_random(grid, scratch / "models") if grid.has_random_weights else grid.repository
+            repository = grid.repository
+            if grid.random_weights:
+                from carnelian_perf.infer import export_random
+
+                repository = scratch / "models"
+                export_random(grid.random_weights, repository)
             server = stack.enter_context(
                 Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
             )
@@ -128,17 +133,6 @@ def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
         client = grpc.InferenceServerClient(urls["grpc"])
         stack.callback(client.close)
         yield Target(client=client, urls=urls, pid=pid)
-
-
-def _export_random(grid: Grid, repository: Path) -> Path:
-    from carnelian_export.repository import write_model
-
-    from carnelian_perf.infer import load_network
-
-    for name, tested in grid.models.items():
-        assert tested.random_weights is not None
-        write_model(repository, name, *load_network(tested.random_weights))
-    return repository
 
 
 def _find_facts(target: Target, program: Path) -> dict[str, Any]:
@@ -157,7 +151,7 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
                 f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
             )
     accuracy: dict[str, float] = {}
-    if not sweep.grid.has_random_weights:
+    if not sweep.grid.random_weights:
         rates = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model).error_rates()
         accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
     return {
