@@ -329,7 +329,10 @@ def training(
 
 @app.command()
 def hourglass(
-    config: Annotated[Path, typer.Argument(help="A training YAML of wav2vec 2.0.")],
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="A training YAML of wav2vec 2.0."),
+    ] = None,
     overrides: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--set", help="a.b=value, over the file; repeatable."),
@@ -343,17 +346,28 @@ def hourglass(
         Optional[Path],  # noqa: UP045
         typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_hourglass.json"),
     ] = None,
+    render: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Measure nothing: make the table of this raw file."),
+    ] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
-    from carnelian_training.config import load_config
+    from carnelian_perf.hourglass import Work, measure
+    from carnelian_perf.hourglass import render as render_table
 
-    from carnelian_perf.hourglass import Work, measure, render
+    if render is not None:
+        check_file("--render", render)
+    elif config is None:
+        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
+    else:
+        from carnelian_training.config import load_config
 
-    check_file("CONFIG", config)
-    settings = load_config(config, tuple(overrides or ()))
-    out = out or Path("perf/results") / f"{settings.name}_hourglass.json"
-    measure(settings, counts_of("--factors", factors), Work(batch, duration, steps, threads), out)
-    page = render(out)
+        check_file("CONFIG", config)
+        wanted = counts_of("--factors", factors)
+        settings = load_config(config, tuple(overrides or ()))
+        render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
+        measure(settings, wanted, Work(batch, duration, steps, threads), render)
+    page = render_table(render)
     print(f"{page.read_text()}\nwrote {page}")
 
 

@@ -30,6 +30,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.loading import threads
 from carnelian_perf.machine import find_commit, measure_busy_cores
 
+SUBJECT = "hourglass"
 PUBLISHED = {2: (1.25, 0.710), 3: (1.33, 0.643), 4: (1.37, 0.624), 5: (1.39, 0.600), 6: (1.40, 0.596)}
 """Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
 
@@ -66,6 +67,7 @@ def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[F
         raise ValueError(f"an Hourglass is of wav2vec2, but {config.name} is a {config.model.name}")
     forms = [Form(factor) for factor in (1, *factors)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    origin = raw_file.describe_origin(find_commit())
     with threads(work.threads):
         takers: list[_Taker] = []
         for form in forms:
@@ -75,7 +77,7 @@ def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[F
         for _ in range(work.steps):
             for taker in takers:
                 taker.step()
-            _write(out, config, forms, work, device)
+            _write(out, origin, config, forms, work, device)
     return forms
 
 
@@ -141,11 +143,13 @@ def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:
     return HourglassConfig(before=outer, pooled=model.layers - 2 * outer, after=outer, factor=factor)
 
 
-def _write(out: Path, config: Config, forms: list[Form], work: Work, device: torch.device) -> None:
+def _write(
+    out: Path, origin: dict[str, Any], config: Config, forms: list[Form], work: Work, device: torch.device
+) -> None:
     record = {
-        "subject": "hourglass",
+        "subject": SUBJECT,
         "model": config.name,
-        **raw_file.describe_origin(find_commit()),
+        **origin,
         "busy_cores": round(measure_busy_cores(), 2),
         "accelerator": torch.cuda.get_device_name() if device.type == "cuda" else "none",
         "precision": config.loop.precision,
@@ -157,8 +161,18 @@ def _write(out: Path, config: Config, forms: list[Form], work: Work, device: tor
 
 
 def render(path: Path) -> Path:
-    """The table of a raw file, beside it as Markdown."""
-    record: dict[str, Any] = json.loads(path.read_text())
+    """The table of a raw file, beside it as Markdown.
+
+    Raises:
+        ValueError: It is no raw file.
+    """
+    page = path.with_suffix(".md")
+    page.write_text(raw_file.read(path, SUBJECT, lambda content: render_page(json.loads(content))), encoding="utf-8")
+    return page
+
+
+def render_page(record: dict[str, Any]) -> str:
+    """The Markdown page of a raw file's content."""
     clock = "wall_s" if record["accelerator"] != "none" else "cpu_s"
     forms = record["forms"]
     plain = statistics.median(forms[0][clock])
@@ -191,6 +205,4 @@ def render(path: Path) -> Path:
         f"{machine['cpu']}, accelerator {record['accelerator']}, {record['date']}, commit {record['commit']}; at the "
         f"end {record['busy_cores']:g} cores were busy with other work. `{record['command']}`",
     ]
-    page = path.with_suffix(".md")
-    page.write_text("\n".join(lines) + "\n")
-    return page
+    return "\n".join(lines) + "\n"

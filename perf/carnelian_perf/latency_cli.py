@@ -120,7 +120,8 @@ def infer(
     from carnelian_perf.published import choose
     from carnelian_perf.render_infer import render as render_table
 
-    published = choose(model, machine, published_precision) if model else {}
+    chosen = {"model": model, "hardware": machine, "precision": published_precision} if model else {}
+    published = choose(**chosen) if chosen else {}
     if render is not None:
         check_file("--render", render)
     elif source is None:
@@ -150,6 +151,7 @@ def infer(
             overrides=overrides or (),
         )
         measurement = measure(plan)
+        measurement.facts["published"] = chosen
         render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
         measurement.write(render)
     page = render_table(render, published)

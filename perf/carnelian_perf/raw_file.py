@@ -45,6 +45,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
+def command() -> str:
+    """The command that runs, to be given again."""
+    return shlex.join(["carnelian-perf", *sys.argv[1:]])
+
+
 def describe_origin(commit: str | None) -> dict[str, Any]:
     """When, by which command, from what, on what and with what something was measured.
 
@@ -54,7 +59,7 @@ def describe_origin(commit: str | None) -> dict[str, Any]:
     """
     return {
         "date": now(),
-        "command": shlex.join(["carnelian-perf", *sys.argv[1:]]),
+        "command": command(),
         "commit": commit,
         "machine": describe_machine(),
         "versions": find_versions(),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carnelian_perf.infer_results import Measurement, Timing, find_common
-from carnelian_perf.published import PublishedLatency
+from carnelian_perf.published import PublishedLatency, choose
 from carnelian_perf.results import find_percentile
 
 BASELINE = "plain"
@@ -14,11 +14,17 @@ BASELINE = "plain"
 def render(raw_path: Path, published: dict[tuple[float, int], PublishedLatency]) -> Path:
     """Write the table beside a raw file, with `.md`.
 
+    Args:
+        raw_path: The raw file.
+        published: The table to set beside it; if empty, the one that was chosen when it was measured, if one was.
+
     Raises:
         ValueError: It is no raw file.
     """
-    page = raw_path.with_suffix(".md")
-    page.write_text(render_page(Measurement.read(raw_path), raw_path.name, published), encoding="utf-8")
+    measurement, page = Measurement.read(raw_path), raw_path.with_suffix(".md")
+    if not published and (chosen := measurement.facts.get("published")):
+        published = choose(**chosen)
+    page.write_text(render_page(measurement, raw_path.name, published), encoding="utf-8")
     return page
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from carnelian_perf.infer_results import Measurement, sum_up_served
 from carnelian_perf.published import PublishedLatency
+from carnelian_perf.raw_file import command
 from carnelian_perf.report_plots import draw_all
 from carnelian_perf.sweep_results import read_results
 from carnelian_perf.sweep_rows import PERCENTILES, STAGES, Row, make_rows
@@ -191,7 +192,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
         f"Versions: {', '.join(f'{name} {version}' for name, version in first.versions.items())}.",
-        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}.",
+        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command()}`.",
     ]
     if published:
         table = next(iter(published.values()))

@@ -24,6 +24,9 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
     table = render(tmp_path / "tiny_hourglass.json").read_text()
     assert [line.split(" |")[0] for line in table.splitlines()[4:7]] == ["| plain", "| factor 2", "| factor 4"]
     assert "| 1.37 |" in table
+    (tmp_path / "other.json").write_text('{"forms": []}')
+    with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf hourglass`"):
+        render(tmp_path / "other.json")
 
 
 def test_two_thirds_of_the_layers_are_pooled_as_published():

@@ -1,12 +1,10 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
 from carnelian_perf.render import render, render_page, render_table
 from carnelian_perf.results import Measurement
 
 PERF = Path(__file__).parents[2] / "perf"
-RAW_FILES = sorted((PERF / "results").glob("*_batching.json"))
 
 
 def test_table_has_a_row_for_each_cell_and_marks_the_best_delay(measurement):
@@ -26,13 +24,6 @@ def test_writes_table_and_plot_beside_the_raw_file(measurement, tmp_path):
     table, plot = render(tmp_path / "raw.json")
     assert "raw.png" in table.read_text()
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
-def test_published_page_is_what_its_raw_file_says(path):
-    page = render_page(Measurement.read(path), path.name, path.with_suffix(".png").name)
-    assert path.with_suffix(".md").read_text() == page
-    assert path.with_suffix(".png").is_file()
 
 
 def test_readme_shows_the_published_table():
