@@ -158,6 +158,20 @@ def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, c
     assert "broken.wav failed" in caplog.text
 
 
+def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tmp_path, command, caplog):
+    soundfile.write(tmp_path / "long.wav", np.zeros(61 * 16_000, np.int16), 16_000)
+    lines = [
+        {"audio_filepath": str(tmp_path / "long.wav"), "duration": 61.0, "text": "two words", "source": "long"},
+        {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6, "text": "Two words", "source": "letter"},
+    ]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "rows.jsonl"
+    assert command("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)[0] == 1
+    assert [json.loads(line)["failed"] for line in out.read_text().splitlines()] == [1, 0, 1]
+    assert caplog.text.count("long.wav failed") == 1
+    assert "1 of 2 references hold characters outside the labels" in caplog.text
+
+
 def test_no_such_model_at_the_server(server):
     with pytest.raises(RuntimeError, match="no 'absent' ready"):
         evaluate_served(server.grpc_url, "absent", CLIPS)

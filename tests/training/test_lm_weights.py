@@ -46,6 +46,11 @@ def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tm
     assert heard == references
 
 
+def test_a_model_is_not_heard_before_there_is_something_to_weigh(tmp_path):
+    arguments = ["weigh", "absent.pt", "absent.jsonl", "--out", str(tmp_path / "weights.json")]
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
 def test_without_language_models_there_is_nothing_to_choose():
     with pytest.raises(ValueError, match="give --lm or --neural-lm"):
         choose_weights([], [], Decoder(LABELS, 0.02))
@@ -74,7 +79,8 @@ def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_langua
     assert f"WER {report['wer']['tiny, weighed']:7.2%}" in again.output
 
 
-def test_another_file_is_not_taken_for_weights(tmp_path):
-    (tmp_path / "other.json").write_text("[]")
+@pytest.mark.parametrize("content", ["[]", '{"options": 5}', '{"options": [1]}', "{", '{"lm_weight": 1}'])
+def test_another_file_is_not_taken_for_weights(tmp_path, content):
+    (tmp_path / "other.json").write_text(content)
     with pytest.raises(ValueError, match="must be a file of `carnelian-train weigh`"):
         read_weights(tmp_path / "other.json")

@@ -7,7 +7,8 @@ from carnelian_training.cli import app
 from carnelian_training.ctc.language_model import LanguageModel
 from carnelian_training.manifest import Clip, write_manifest
 from carnelian_training.ngram import find_tool
-from carnelian_training.sentences import read_text
+from carnelian_training.perplexity import ngram_words
+from carnelian_training.sentences import divide, read_text
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.text import LABEL_CHARACTERS
 from typer.testing import CliRunner
@@ -68,6 +69,39 @@ def test_sentences_of_a_test_set_are_left_out(text, tmp_path):
     write_manifest(tmp_path / "dev.jsonl", [Clip(tmp_path / "a.wav", 1.0, sentence) for sentence in said])
     assert build(text, tmp_path / "lm.klm", "--exclude", str(tmp_path / "dev.jsonl")).exit_code == 0
     assert json.loads((tmp_path / "lm.json").read_text())["excluded"] >= 50
+
+
+@needs_kenlm
+def test_the_perplexity_is_of_every_sentence_that_was_kept_out(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat saw a king\na king met the queen\nthe queen met a dog\na dog saw the cat\n")
+    assert build(text, tmp_path / "lm.klm").exit_code == 0
+    rated = ngram_words(tmp_path / "lm.klm", divide(choose_sources([str(text)])).held_out)
+    report = json.loads((tmp_path / "lm.json").read_text())
+    assert report["perplexity"] == pytest.approx(rated.perplexity(), abs=0.006)  # as the report is rounded
+    assert report["held_out_sentences"] == 1
+
+
+@pytest.mark.parametrize("prune", ["abc", "", "0,2,1", "-1"])
+def test_thresholds_that_cannot_be_are_wrong_use(text, tmp_path, prune):
+    result = build(text, tmp_path / "lm.klm", "--prune", prune)
+    assert result.exit_code == 2
+    assert "counts that never fall" in " ".join(result.output.split())
+
+
+def test_the_report_does_not_overwrite_the_model(text, tmp_path):
+    assert build(text, tmp_path / "lm.json").exit_code == 2
+
+
+@needs_kenlm
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "hold none: 0 kept out"), (b"\xff\xfe", "text.txt must be text")]
+)
+def test_what_holds_no_sentences_says_so(tmp_path, content, message):
+    (tmp_path / "text.txt").write_bytes(content)
+    result = build(tmp_path / "text.txt", tmp_path / "lm.klm")
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)
 
 
 def test_without_kenlm_it_says_how_to_get_it(text, tmp_path, monkeypatch):

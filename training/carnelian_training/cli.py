@@ -149,6 +149,8 @@ def _compare(
     print(render_comparison(rows))
     if out is not None:
         write_comparison(out, rows)
+    if any(row.failed for row in rows):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -160,6 +162,8 @@ def weigh(
     neural_language_model: Annotated[Path | None, typer.Option("--neural-lm", help="Neural, ONNX.")] = None,
 ) -> None:
     """Choose the weights of language models on a dev set: by searching it again and again."""
+    if not (language_model or neural_language_model):
+        raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
     from carnelian_training import ctc
     from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
     from carnelian_training.foreign.sources import load_model
@@ -198,7 +202,11 @@ def ngram(
     from carnelian_training.ngram import build_ngram
     from carnelian_training.synthesis.texts import choose_sources
 
-    counts = [int(count) for count in prune.split(",")]
+    counts = [int(count) if count.strip().isdecimal() else -1 for count in prune.split(",")]
+    if min(counts) < 0 or counts != sorted(counts):
+        raise typer.BadParameter(f"--prune must be counts that never fall, such as 0,0,1, but is {prune!r}")
+    if target.suffix == ".json":
+        raise typer.BadParameter(f"the model must not be named as its report is, but is {target}; name it lm.klm")
     sources = choose_sources(text or None)
     report = build_ngram(sources, target, order=order, prune=counts, vocabulary=vocabulary, exclude=exclude or ())
     print(

@@ -4,20 +4,31 @@ In: a checkpoint, test sets, the language models. Out: a :class:`Row` for each t
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.evaluate import Evaluation, LogProbs, clips_to_evaluate, score_all
+from carnelian_training.evaluate import (
+    Evaluation,
+    LogProbs,
+    clips_to_evaluate,
+    find_too_short,
+    score_all,
+    warn_of_characters,
+)
+from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.served import DecodingClock, connect, transcribe_served
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient
+
+logger = logging.getLogger(__name__)
 
 BATCH = 32
 """Clips that are decoded together, as a server does at most."""
@@ -47,6 +58,8 @@ class Row:
     served: Measured | None = None
     same: int | None = None
     """Clips that the server transcribes as offline."""
+    failed: int = 0
+    """Clips without a transcript, offline or served, which count as ones in which nothing was heard."""
 
 
 def ways_to_decode(decoder: ctc.Decoder) -> dict[str, dict[str, str]]:
@@ -70,6 +83,8 @@ def compare(
 ) -> Iterator[Row]:
     """Decode every test set in every way; each `source` of a manifest is one, and all of them together.
 
+    Clips that fail are logged, each once.
+
     Args:
         network: in any mode.
         config: its configuration.
@@ -84,12 +99,16 @@ def compare(
     """
     usual = decoder.change_options(defaults)
     offline = _compare_offline(network, config, manifests, decoder, usual)
+    named: set[Clip] = set()
     if server is None:
-        yield from (row for row, _, _ in offline)
+        for row, evaluation, _ in offline:
+            _name_failures(evaluation, named)
+            yield row
         return
     with connect(*server) as client, DecodingClock(*server) as clock:
         for row, evaluation, options in offline:
-            yield _with_served(row, evaluation, options, client, clock)
+            _name_failures(evaluation, named)
+            yield _with_served(row, evaluation, options, client, clock, named)
 
 
 def _compare_offline(
@@ -98,16 +117,19 @@ def _compare_offline(
     """Rows without a server, what was heard in each, and by which options."""
     for manifest in manifests:
         clips = clips_to_evaluate(manifest)
+        warn_of_characters(clips, config.labels)
         log_probs = score_all(network, config, clips)
         everything = Evaluation(clips, [""] * len(clips))
         for source in [*everything.sources(), None]:
             places = everything.places(source)
             for name, options in ways_to_decode(decoder).items():
                 wanted = decoder.read_options(options, usual)
-                heard, seconds = decode([log_probs[i] for i in places], decoder, wanted)
-                evaluation = Evaluation([clips[i] for i in places], heard)
+                chosen, rows = [clips[i] for i in places], [log_probs[i] for i in places]
+                heard, seconds = decode(rows, decoder, wanted)
+                evaluation = Evaluation(chosen, heard, find_too_short(chosen, rows))
                 rates, measured = evaluation.error_rates(), _measured(evaluation, seconds)
-                row = Row(source or str(manifest), name, rates.clips, rates.words, measured)
+                test_set, failed = source or str(manifest), len(evaluation.failures)
+                row = Row(test_set, name, rates.clips, rates.words, measured, failed=failed)
                 yield row, evaluation, options
 
 
@@ -164,15 +186,25 @@ def _measured(evaluation: Evaluation, seconds: float) -> Measured:
     return Measured(rates.wer, rates.cer, round(seconds, 6), round(seconds / audio_s, 8))
 
 
+def _name_failures(evaluation: Evaluation, named: set[Clip]) -> None:
+    for i, reason in evaluation.failures.items():
+        if evaluation.clips[i] not in named:
+            named.add(evaluation.clips[i])
+            logger.error("%s failed: %s", evaluation.clips[i].audio_filepath, reason)
+
+
 def _with_served(
     row: Row,
     offline: Evaluation,
     options: Mapping[str, str],
     client: "CarnelianClient",
     clock: DecodingClock,
+    named: set[Clip],
 ) -> Row:
     clock.restart()
     served = transcribe_served(client, offline.clips, options)
     seconds = clock.elapsed_s(len(offline.clips) - len(served.failures))
+    _name_failures(served, named)
     same = sum(a == b for a, b in zip(offline.transcripts, served.transcripts, strict=True))
-    return Row(row.test_set, row.decoder, row.clips, row.words, row.offline, _measured(served, seconds), same)
+    failed = len({*offline.failures, *served.failures})
+    return replace(row, served=_measured(served, seconds), same=same, failed=failed)

@@ -218,13 +218,18 @@ def evaluate(
     for share, log_probs in score(model, config, clips, process):
         hypotheses = decoder.decode(log_probs, [wanted] * len(share))
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
-        too_short |= {
-            i: f"too short: the network makes no frame of {clips[i].duration:g} s"
-            for i, row in zip(share, log_probs, strict=True)
-            if not len(row)
-        }
+        too_short |= {share[k]: why for k, why in find_too_short([clips[i] for i in share], log_probs).items()}
     heard, too_short = process.union(heard), process.union(too_short)
     return Evaluation(clips, [heard[i] for i in range(len(clips))], too_short)
+
+
+def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict[int, str]:
+    """Clips without a frame, by their position, and what to say of them."""
+    return {
+        i: f"too short: the network makes no frame of {clip.duration:g} s"
+        for i, (clip, rows) in enumerate(zip(clips, log_probs, strict=True))
+        if not len(rows)
+    }
 
 
 @torch.inference_mode()

@@ -116,10 +116,9 @@ def read_weights(path: Path) -> dict[str, Any]:
         ValueError: It is another file.
     """
     try:
-        options = json.loads(path.read_text())["options"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        return dict(json.loads(path.read_text())["options"])
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is none: {error!r}") from error
-    return dict(options)
 
 
 def _weigh_search(

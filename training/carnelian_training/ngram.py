@@ -68,6 +68,11 @@ def build_ngram(
     """
     tools = {tool: find_tool(tool) for tool in ("lmplz", "build_binary", "query")}
     text = divide(sources, exclude)
+    if not text.used:
+        raise ValueError(
+            f"the texts must hold sentences to learn from, but hold none: {len(text.held_out)} kept out, "
+            f"{text.refused} with what has no sure pronunciation, {text.excluded} of the manifests to exclude"
+        )
     counts = Counter(word for sentence in text.used for word in sentence.split())
     known = [word for word, _ in counts.most_common(vocabulary)]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +82,9 @@ def build_ngram(
         pruning = [*prune[:order], *[prune[-1]] * (order - len(prune))]
         estimate = [tools["lmplz"], "-o", order, "--prune", *pruning, "-T", scratch, "-S", "1G", "--arpa", arpa]
         # Small texts may have no n-gram that is seen just once, twice, ...; the discounts are KenLM's usual ones then.
-        _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], "\n".join(text.used))
+        _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], _lines(text.used))
         _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, target], "")
-    said = _run([tools["query"], "-v", "summary", target], "\n".join(text.held_out))
+    said = _run([tools["query"], "-v", "summary", target], _lines(text.held_out))
     num_words = sum(len(sentence.split()) for sentence in text.held_out)
     report = NgramReport(
         order=order,
@@ -112,6 +117,11 @@ def find_tool(name: str) -> str:
             "or build https://github.com/kpu/kenlm"
         )
     return found
+
+
+def _lines(sentences: Sequence[str]) -> str:
+    """One a line, each with its end: `query` leaves a last one without from its sum, but counts its words."""
+    return "".join(f"{sentence}\n" for sentence in sentences)
 
 
 def _run(command: Sequence[object], text: str) -> str:

@@ -143,8 +143,15 @@ def _check(spoken: str) -> str | None:
 
 
 def read_text_file(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a text file: divided by empty lines, or one a line if there are none."""
-    text = path.read_text(encoding="utf-8")
+    """Yield the paragraphs of a text file: divided by empty lines, or one a line if there are none.
+
+    Raises:
+        ValueError: It is no text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from error
     return iter(text.split("\n\n") if "\n\n" in text else text.splitlines())
 
 
