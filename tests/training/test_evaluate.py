@@ -188,6 +188,11 @@ def test_wrong_number_of_paths(command):
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
 
 
+def test_a_language_model_that_nothing_asks_is_wrong_use(command):
+    assert command(DEMO, CLIPS, "--lm", DEPLOYED / "english.klm")[0] == 2
+    assert command(DEMO, CLIPS, "--neural-lm", DEPLOYED / "english.onnx", "--decoder", "beam")[0] == 2
+
+
 def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command, caplog):
     models = ["--lm", DEPLOYED / "english.klm", "--lm-weights", DEMO.parent / "lm_weights.json"]
     assert command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")[0] == 1

@@ -90,6 +90,10 @@ def evaluate(
     from carnelian_training.evaluation_table import render, render_mistakes
 
     decoding = ctc.split_assignments(options or ()) | ({"decoder": decoder} if decoder else {})
+    if language_model and decoding.get("decoder") != "ngram":
+        raise typer.BadParameter("--lm must come with --decoder ngram, or with --table: no other decoder asks it")
+    if neural_language_model and decoding.get("rescore", "").lower() != "true":
+        raise typer.BadParameter("--neural-lm must come with --option rescore=true, or with --table")
     if url:
         from carnelian_training.served import evaluate_served
 
