@@ -379,7 +379,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,training]`", error)
+        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,training,words]`", error)
     except (ValueError, OSError, RuntimeError) as error:
         _fail(str(error), error)
 

@@ -26,7 +26,6 @@ from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit
 
 RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
-DECODERS = ("greedy", "ngram")
 BINS = 10
 
 Times = list[tuple[float, float]]
@@ -65,7 +64,7 @@ def measure(
         decoders = [ctc.Decoder(config.labels, frame_s, language_model, correction) for correction in corrections]
         return [
             word
-            for name in DECODERS
+            for name in ctc.DECODERS
             for i, (clip, row) in enumerate(zip(clips, log_probs, strict=True))
             for word in compare(
                 i, name, clip.text, references[i], _decode(decoders[i % len(decoders)], row, name, weights)
@@ -88,7 +87,7 @@ def measure(
         "calibration": dataclasses.asdict(final),
         "decoders": [
             rate([word for word in words if word.decoder == name], name, words is corrected)
-            for name in DECODERS
+            for name in ctc.DECODERS
             for words in (plain, corrected)
         ],
     }
@@ -208,8 +207,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(DECODERS), figsize=(7, 3.4), sharey=True, layout="constrained")
-    for panel, name in zip(axes, DECODERS, strict=True):
+    figure, axes = plt.subplots(1, len(ctc.DECODERS), figsize=(10, 3.4), sharey=True, layout="constrained")
+    for panel, name in zip(axes, ctc.DECODERS, strict=True):
         panel.plot([0, 1], [0, 1], color="0.8")
         for row in rows:
             if row["decoder"] == name:

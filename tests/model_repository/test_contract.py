@@ -116,6 +116,11 @@ def test_the_decoder_is_that_of_offline_evaluation():
     assert {p.name: p.read_bytes() for p in copy.glob("*.py")} == {p.name: p.read_bytes() for p in source.glob("*.py")}
 
 
+def test_the_confidences_of_every_decoder_are_calibrated():
+    measured = carnelian_training.ctc.Calibration.read(REPOSITORY / "quartznet_demo_ctc" / "1" / "calibration.json")
+    assert set(measured.confidence) == set(carnelian_training.ctc.DECODERS)
+
+
 def test_audio_decode_cuts_at_the_limit_that_the_models_state():
     text = (SOURCES / "audio_decode" / "dali.py").read_text()
     assert f"MAX_AUDIO_S = {carnelian_export.repository.MAX_AUDIO_S:g}\n" in text

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 from carnelian_perf.words import Heard, calibrate, compare, draw, fit_logistic, rate
-from carnelian_training.ctc import Hypothesis, Word
+from carnelian_training.ctc import DECODERS, Hypothesis, Word
 
 
 def heard(confidence: float, is_right: bool, start: float = 0.0, reference: tuple[float, float] | None = None) -> Heard:
@@ -47,6 +47,6 @@ def test_the_curve_and_its_error(tmp_path):
     assert row["calibration_error"] == pytest.approx(0.5 * 0.45 + 0.5 * 0.15)
     assert (row["start_error_ms"], row["end_error_ms"], row["timed_words"]) == (100.0, 0.0, 10)
     assert [point["words"] for point in row["curve"]] == [10, 10]
-    draw([row, row | {"decoder": "ngram"}], tmp_path / "curve.png")
+    draw([row | {"decoder": name} for name in DECODERS], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
     json.dumps(row)

@@ -8,9 +8,10 @@ where there is a neural one.
 from .calibration import Calibration
 from .decoder import Decoder, MissingPackage
 from .hypothesis import Alternative, Hypothesis, Word
-from .options import OptionError, Options, split_assignments
+from .options import DECODERS, OptionError, Options, split_assignments
 
 __all__ = [
+    "DECODERS",
     "Alternative",
     "Calibration",
     "Decoder",
