@@ -6,6 +6,7 @@ Each user sends one, waits for the answer, pauses, sends the next. `--pause 0` i
 
 import logging
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,10 @@ class Totals:
 def make_clips(environment: Any, **_: Any) -> None:
     """Once, before the time of the test runs."""
     manifest = environment.parsed_options.manifest
-    Totals.clips = load_clips(Path(manifest)) if manifest else cut_clips(DEMO_MANIFEST)
+    try:
+        Totals.clips = load_clips(Path(manifest)) if manifest else cut_clips(DEMO_MANIFEST)
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"--manifest: {error}")  # of other errors Locust shows the traceback, and goes on without clips
 
 
 @events.test_start.add_listener

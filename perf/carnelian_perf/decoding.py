@@ -22,9 +22,10 @@ from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import read_vocabulary
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.served import connect
 
 from carnelian_perf import raw_file
-from carnelian_perf.load import Split, read_statistics
+from carnelian_perf.load import Split, ask, read_statistics
 from carnelian_perf.machine import find_commit
 
 ROUNDS = 3
@@ -87,8 +88,14 @@ def measure(
         boosts: of hot words, to try.
         url: host:port of a server of the same model, whose decoding stage is measured too; None for none.
         out: the raw file.
+
+    Raises:
+        ValueError: The manifest is none, or there is nothing to compare with.
+        RuntimeError: There is no such server, or it has no such model.
     """
     clips = clips_to_evaluate(manifest)
+    if url is not None:
+        connect(url, config.name).close()  # now: not after all that takes long
     log_probs = score_all(network, config, clips)
     references = [clip.text for clip in clips]
     audio_s = sum(clip.duration for clip in clips)
@@ -172,18 +179,12 @@ def measure_stage(url: str, model: str, batch: LogProbs) -> dict[str, float | in
     from tritonclient import grpc
 
     stage = f"{model}_ctc"
-    inputs = []
-    for name, array, datatype in (
-        ("LOG_PROBS", np.stack(batch), "FP32"),
-        ("LOG_PROB_LENGTH", np.array([[len(clip)] for clip in batch], np.int32), "INT32"),
-    ):
-        inputs.append(grpc.InferInput(name, array.shape, datatype))
-        inputs[-1].set_data_from_numpy(array)
+    inputs = {"LOG_PROBS": np.stack(batch), "LOG_PROB_LENGTH": np.array([[len(clip)] for clip in batch], np.int32)}
     each: list[Split] = []
     with grpc.InferenceServerClient(url) as client:
         before = read_statistics(client, stage)
         for _ in range(CALLS + 1):
-            client.infer(stage, inputs)
+            ask(client, stage, inputs, ("TRANSCRIPT", "RESULT"), f"a batch of {len(batch)}")
             done = None
             while done is None:  # Triton counts a request after it has answered it
                 now = read_statistics(client, stage)

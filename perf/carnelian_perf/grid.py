@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from carnelian_perf.traffic import LIMIT_S
+from carnelian_perf.traffic import LIMIT_S, SHORTEST_CUT_S
 
 Protocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system"]
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Duration = Annotated[float, Field(gt=0, le=LIMIT_S)]
+Duration = Annotated[float, Field(ge=SHORTEST_CUT_S, le=LIMIT_S)]
 
 
 class _Strict(BaseModel):
@@ -28,8 +28,8 @@ class _Strict(BaseModel):
 class ModelUnderTest(_Strict):
     """A recogniser of the repository."""
 
-    precision: str = "fp32"
-    """Of its network, in words: the interface does not tell."""
+    precision: str = Field(default="fp32", pattern=r"^[\w .+-]+$")
+    """Of its network, in words: the interface does not tell. Folders of cells are named after it."""
     random_weights: Path | None = None
     """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
     that of a trained one; its texts are none."""
@@ -38,14 +38,14 @@ class ModelUnderTest(_Strict):
 class Static(_Strict):
     """Batches of PCM through `<model>_pcm`, one request at a time: the published tables' kind of load."""
 
-    batches: list[Positive] = [1, 2, 4, 8, 16]
+    batches: list[Positive] = Field(default=[1, 2, 4, 8, 16], min_length=1)
 
 
 class Files(_Strict):
     """One encoded file per request through `<model>`; the server forms the batches."""
 
     format: Literal["flac", "wav"] = "flac"
-    concurrency: list[Positive] = [1]
+    concurrency: list[Positive] = Field(default=[1], min_length=1)
     """Closed loop: so many clients, each of which sends once it has an answer."""
     poisson: list[Share] = []
     """Open loop: arrivals at these shares of the throughput that the highest concurrency reached."""
@@ -97,8 +97,6 @@ class Grid(_Strict):
             raise ValueError("either all of `models` or none must have `random_weights`: they are one repository")
         if self.server is not None and self.random_weights:
             raise ValueError("`server` must not be given where `models` have `random_weights`: those are served here")
-        if self.files is not None and self.files.poisson and not self.files.concurrency:
-            raise ValueError("`files.concurrency` must not be empty where `poisson` shares its throughput")
         return self
 
     @property
@@ -161,6 +159,20 @@ def read_grid(path: Path) -> Grid:
             for wrong in error.errors()
         ]
         raise GridError("\n".join([f"{path} must be a grid (see perf/docs/sweeps.md), but:", *found])) from error
+
+
+def check_files(grid: Grid) -> None:
+    """See that what a grid names is there.
+
+    Raises:
+        GridError: It is not; the message names the key.
+    """
+    files = {f"models.{name}.random_weights": path for name, path in grid.random_weights.items()}
+    for key, path in {"manifest": grid.manifest, **files}.items():
+        if not path.is_file():
+            raise GridError(f"`{key}` of the grid must be a file, but there is none at {path.absolute()}")
+    if grid.server is None and not files and not grid.repository.is_dir():
+        raise GridError(f"`repository` of the grid must be a folder, but there is none at {grid.repository.absolute()}")
 
 
 def list_cells(grid: Grid) -> list[Cell]:

@@ -57,7 +57,15 @@ class Plan:
 
 
 def measure(plan: Plan) -> Measurement:
-    """Time features, each engine's network and greedy decoding."""
+    """Time features, each engine's network and greedy decoding.
+
+    Raises:
+        ValueError: There is no such network or no such device.
+    """
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
+        )
     config, network = load_network(plan.source, plan.overrides)
     busy, commit = measure_busy_cores(), find_commit()
     timings, common = [], []

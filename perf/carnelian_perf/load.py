@@ -113,8 +113,15 @@ class StageStatistics:
 
 
 def read_statistics(client: Any, model: str) -> StageStatistics:
-    """Ask the server what a stage has done."""
-    (stage,) = client.get_inference_statistics(model).model_stats
+    """Ask the server what a stage has done.
+
+    Raises:
+        LoadError: It does not tell.
+    """
+    try:
+        (stage,) = client.get_inference_statistics(model).model_stats
+    except grpc.InferenceServerException as error:
+        raise LoadError(f"the server must tell what {model} has done, but says: {error.message()}") from error
 
     def work(count: int, queue_ns: int, parts: Any) -> Work:
         return Work(count, (queue_ns, parts.compute_input.ns, parts.compute_infer.ns, parts.compute_output.ns))

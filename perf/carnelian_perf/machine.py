@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 PACKAGES = ("nvidia-pytriton", "onnxruntime", "nvidia-dali-cuda120", "tritonclient", "torch", "onnx")
@@ -19,9 +20,20 @@ def describe_machine() -> dict[str, str | int]:
     return {
         "cpu": names[0] if names else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "accelerator": "none",
+        "accelerator": find_accelerators(),
         "system": platform.platform(),
     }
+
+
+def find_accelerators() -> str:
+    """Name the GPUs that NVIDIA's driver tells of, or `none`."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    counts = Counter(line.strip() for line in answer.splitlines() if line.strip())
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items()) or "none"
 
 
 def find_versions() -> dict[str, str]:

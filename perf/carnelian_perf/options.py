@@ -19,13 +19,17 @@ def counts_of(option: str, text: str) -> list[int]:
 
 
 def durations_of(option: str, text: str) -> list[float]:
-    """Seconds within 0 and 60 with commas between them."""
+    """Seconds of clips to cut, with commas between them."""
+    from carnelian_perf.traffic import LIMIT_S, SHORTEST_CUT_S
+
     try:
         durations = [float(word) for word in text.split(",")]
     except ValueError:
         durations = []
-    if not durations or not 0 < min(durations) <= max(durations) <= 60:
-        raise typer.BadParameter(f"{option} must be seconds within 0 and 60, with commas between, but is {text!r}")
+    if not durations or not all(SHORTEST_CUT_S <= duration <= LIMIT_S for duration in durations):
+        raise typer.BadParameter(
+            f"{option} must be seconds from {SHORTEST_CUT_S:g} to {LIMIT_S:g}, with commas between, but is {text!r}"
+        )
     return durations
 
 

@@ -10,7 +10,7 @@ from carnelian_perf.infer_results import Measurement, sum_up_served
 from carnelian_perf.published import PublishedLatency
 from carnelian_perf.raw_file import command
 from carnelian_perf.report_plots import draw_all
-from carnelian_perf.sweep_results import read_results
+from carnelian_perf.sweep_results import find_missing, read_results
 from carnelian_perf.sweep_rows import PERCENTILES, STAGES, Row, make_rows
 
 _STYLE = """
@@ -46,16 +46,25 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
     base = sweep.parent / sweep.name
     plots = draw_all(rows, published, base)
     unserved = sum_up_served(Measurement.read(inference)) if inference else {}
-    page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved)
+    page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved, find_missing(sweep))
     markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
     markdown.write_text(page, encoding="utf-8")
     html.write_text(render_html(page, base.parent), encoding="utf-8")
     return [markdown, *plots, html]
 
 
-def render_page(rows: Sequence[Row], published: Published, name: str, plots: Sequence[str], unserved: Unserved) -> str:
-    """The Markdown page."""
+def render_page(
+    rows: Sequence[Row],
+    published: Published,
+    name: str,
+    plots: Sequence[str],
+    unserved: Unserved,
+    missing: Sequence[str] = (),
+) -> str:
+    """The Markdown page; `missing` are cells that have not been measured yet."""
     parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
+    if missing:
+        parts.append(f"**Not finished.** Cells without a result: {', '.join(missing)}.\n")
     for group, found in itertools.groupby(rows, key=lambda row: row.group):
         of_group = list(found)
         model, precision, protocol, memory = group

@@ -14,10 +14,10 @@ from tritonclient import grpc
 from carnelian_perf import perf_analyzer, raw_file
 from carnelian_perf.accuracy import measure as measure_accuracy
 from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
-from carnelian_perf.grid import Cell, Grid, list_cells
-from carnelian_perf.load import StageStatistics, read_statistics
+from carnelian_perf.grid import Cell, Grid, check_files, list_cells
+from carnelian_perf.load import LoadError, StageStatistics, read_statistics
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
-from carnelian_perf.sweep_results import RESULT, Result
+from carnelian_perf.sweep_results import RESULT, Result, write_grid
 from carnelian_perf.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
@@ -71,13 +71,15 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     Raises:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or has ended, or lacks a model.
-        ValueError: the manifest has no clips, or a cell's file is no result.
+        ValueError: a file of the grid is not there, the manifest has no clips, or a cell's file is no result.
     """
     program = perf_analyzer.find_perf_analyzer()
     cells = list_cells(grid)
     done = {cell.name: result for cell in cells if (result := _find_result(out / cell.name, retry))}
     missing = [cell for cell in cells if cell.name not in done]
     if missing:
+        check_files(grid)
+        write_grid(grid, out)
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
             target = stack.enter_context(_open_target(grid, scratch))
@@ -198,7 +200,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         report = perf_analyzer.run(command, folder, grid.timeout_s)
         after, cpu_after_s = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected)
-    except (CellError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
+    except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         report, reason = None, str(error)
     clips = sum(size * count for size, count in after["acoustic"].since(before["acoustic"]).batches.items())
     result = Result(

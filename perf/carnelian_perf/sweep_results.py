@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from carnelian_perf.grid import Cell
+from carnelian_perf import raw_file
+from carnelian_perf.grid import Cell, Grid, list_cells
 from carnelian_perf.perf_analyzer import Report
 from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "sweep"
 RESULT = "result.json"
+GRID = "grid.json"
+"""In the sweep's folder: what the results are part of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +69,20 @@ def read_results(folder: Path) -> list[Result]:
             f"a sweep's folder must be named, as `carnelian-perf sweep` makes it; {folder} has no */{RESULT}"
         )
     return [Result.read(path) for path in paths]
+
+
+def write_grid(grid: Grid, folder: Path) -> None:
+    """Keep a sweep's grid beside its results."""
+    raw_file.write(folder / GRID, grid.model_dump(mode="json"))
+
+
+def find_missing(folder: Path) -> list[str]:
+    """The cells of a sweep's grid that have no result yet; of a folder without a grid nobody can tell.
+
+    Raises:
+        ValueError: What is there is no grid.
+    """
+    if not (folder / GRID).is_file():
+        return []
+    grid = raw_file.read(folder / GRID, SUBJECT, Grid.model_validate_json)
+    return [cell.name for cell in list_cells(grid) if not (folder / cell.name / RESULT).is_file()]

@@ -25,6 +25,8 @@ SIGMA = 0.6
 SHORTEST_S, LONGEST_S = 1.0, 16.0
 LIMIT_S = 60.0
 """Longest clip that is served."""
+SHORTEST_CUT_S = 0.1
+"""Shortest clip that is cut to an exact length."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def _read_manifest(path: Path) -> list[Path]:
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         paths = [path.parent / line["audio_filepath"] for line in lines if line["duration"] <= LIMIT_S]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ValueError(f"a manifest must be a file, but {path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"a manifest must be JSON lines with `audio_filepath` and `duration`, but {path} is not: {error!r}"
         ) from error

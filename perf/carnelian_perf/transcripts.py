@@ -4,25 +4,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tritonclient import grpc
+import numpy.typing as npt
 
 from carnelian_perf.cuts import Cut
 from carnelian_perf.grid import Cell
-from carnelian_perf.load import REQUEST_TIMEOUT_S
+from carnelian_perf.load import ask
 
 
 class TranscriptError(RuntimeError):
-    """An answer is wrong, or there is none; the message says what was found."""
+    """An answer is wrong; the message says what was found."""
 
 
 def transcribe_file(client: Any, model: str, cut: Cut) -> str:
     """Send a clip's file to `<model>`.
 
     Raises:
-        TranscriptError: the server answered with an error.
+        LoadError: The server answered with an error.
     """
     data = np.frombuffer(cut.file, np.uint8)[np.newaxis]
-    (text,) = _infer(client, model, {"AUDIO": ("UINT8", data)})
+    (text,) = _infer(client, model, {"AUDIO": data}, "a clip")
     return text
 
 
@@ -30,11 +30,11 @@ def transcribe_batch(client: Any, model: str, cuts: Sequence[Cut]) -> list[str]:
     """Send clips of one length to `<model>_pcm`, in one request.
 
     Raises:
-        TranscriptError: the server answered with an error.
+        LoadError: The server answered with an error.
     """
     signal = np.stack([cut.samples for cut in cuts])
     lengths = np.full((len(cuts), 1), signal.shape[1], np.int32)
-    return _infer(client, f"{model}_pcm", {"SIGNAL": ("FP32", signal), "SIGNAL_LENGTH": ("INT32", lengths)})
+    return _infer(client, f"{model}_pcm", {"SIGNAL": signal, "SIGNAL_LENGTH": lengths}, f"a batch of {len(cuts)}")
 
 
 def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> None:
@@ -47,7 +47,8 @@ def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequen
         expected: What each says alone: a transcript depends on its audio, not on its company.
 
     Raises:
-        TranscriptError: an answer is another one.
+        TranscriptError: An answer is another one.
+        LoadError: The server answered with an error.
     """
     if cell.input == "file":
         batches = [[index] for index in range(len(cuts))]
@@ -66,14 +67,6 @@ def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequen
                 )
 
 
-def _infer(client: Any, model: str, tensors: dict[str, tuple[str, Any]]) -> list[str]:
-    inputs = []
-    for name, (datatype, array) in tensors.items():
-        inputs.append(grpc.InferInput(name, array.shape, datatype))
-        inputs[-1].set_data_from_numpy(array)
-    try:
-        outputs = [grpc.InferRequestedOutput("TRANSCRIPT")]
-        result = client.infer(model, inputs, outputs=outputs, client_timeout=REQUEST_TIMEOUT_S)
-    except grpc.InferenceServerException as error:
-        raise TranscriptError(f"{model} must answer, but says: {error.message()}") from error
+def _infer(client: Any, model: str, inputs: dict[str, npt.NDArray[Any]], of_what: str) -> list[str]:
+    result, _ = ask(client, model, inputs, ("TRANSCRIPT",), of_what)
     return [text.decode() for text in result.as_numpy("TRANSCRIPT")[:, 0]]

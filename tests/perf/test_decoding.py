@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from carnelian_perf.cli import app
 from carnelian_perf.decoding import make_batch, measure_stage, rare_words, rate_hotwords
+from carnelian_perf.load import LoadError, read_statistics
+from tritonclient import grpc
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,21 @@ def test_the_demo_is_measured(arpa, tmp_path):
         ("ngram", 6.0),
     ]
     assert record["greedy_batch"]["median_cpu_ms"] > 0
+
+
+def test_a_server_that_is_not_there_is_named_before_anything_is_measured(arpa, tmp_path):
+    arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
+    result = CliRunner().invoke(app, ["decoding", *map(str, arguments), "--url", "localhost:9", "--out", "raw.json"])
+    assert isinstance(result.exception, RuntimeError)
+    assert "localhost:9 has no 'quartznet_demo' ready" in str(result.exception)
+
+
+def test_statistics_of_no_model_are_an_error_in_words(server):
+    with (
+        grpc.InferenceServerClient(server.grpc_url) as client,
+        pytest.raises(LoadError, match="must tell what jasper has done, but says"),
+    ):
+        read_statistics(client, "jasper")
 
 
 def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):

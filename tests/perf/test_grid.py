@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from carnelian_perf.grid import GridError, list_cells, read_grid
+from carnelian_perf.grid import GridError, check_files, list_cells, read_grid
 
 GRIDS = sorted((Path(__file__).parents[2] / "perf/grids").glob("*.yaml"))
 SMALL = "name: small\nmodels: {quartznet_demo: {}}\n"
@@ -48,6 +48,9 @@ def test_repeated_values_are_one_cell(tmp_path):
         (SMALL, "at least one of `static` and `files`"),
         (SMALL + "static: {}\nduration_s: [2]\n", "duration_s: Extra inputs"),
         (SMALL + "static: {batches: [0]}\n", "static.batches.0"),
+        (SMALL + "static: {batches: []}\n", "static.batches: List should have at least 1"),
+        (SMALL + "static: {}\ndurations_s: [0.01]\n", "greater than or equal to 0.1"),
+        ("name: small\nmodels: {a: {precision: fp32/x}}\nstatic: {}\n", "models.a.precision"),
         (SMALL + "static: {}\ndurations_s: [61]\n", "less than or equal to 60"),
         (SMALL + "static: {}\nprotocols: [carrier pigeon]\n", "protocols.0"),
         (SMALL + "static: {}\nprotocols: [http]\nserver: {grpc: 'a:1'}\n", "server.http"),
@@ -63,3 +66,18 @@ def test_what_is_no_grid_is_named(tmp_path, text, words):
         read(tmp_path, text)
     assert words in str(raised.value)
     assert "grid.yaml" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("manifest", SMALL + "manifest: nowhere.jsonl\n"),
+        ("repository", SMALL + "manifest: grid.yaml\nrepository: nowhere\n"),
+        ("models.a.random_weights", "name: b\nmanifest: grid.yaml\nmodels: {a: {random_weights: nowhere.yaml}}\n"),
+    ],
+)
+def test_what_a_grid_names_must_be_there(tmp_path, monkeypatch, key, text):
+    grid = read(tmp_path, text + "static: {}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GridError, match=rf"`{key}` of the grid must be .* {tmp_path}/nowhere"):
+        check_files(grid)

@@ -116,3 +116,20 @@ def test_engine_that_cannot_run_says_why():
     config, network = load_network(CHECKPOINT)
     with pytest.raises(EngineError, match="the exported graph is fp32"):
         build_engine("onnx", config, network, "cpu", "bf16", 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_gpu_is_named():
+    plan = Plan(
+        source=CHECKPOINT,
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=["eager"],
+        durations_s=[1.0],
+        batches=[1],
+        steps=1,
+        warm_up=0,
+        threads=1,
+        device="cuda",
+    )
+    with pytest.raises(ValueError, match="PyTorch has a GPU"):
+        measure(plan)

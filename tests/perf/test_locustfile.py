@@ -11,7 +11,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("locust") is None, reason="needs carnelian-perf[locust]")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("locust") is None, reason="needs carnelian-perf[locust]")
+
+
+def test_wrong_manifest_ends_it_before_any_user():
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "perf/locustfile.py"), "--headless"]
+    options = ["-t", "3s", "--host", "localhost:9", "--manifest", "nowhere.jsonl"]
+    result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("--manifest: a manifest must be a file, but nowhere.jsonl")
+
+
 def test_users_are_answered_and_the_process_ends(server):
     command = [sys.executable, "-m", "locust", "-f", str(ROOT / "perf/locustfile.py"), "--headless", "--json"]
     load = ["-u", "2", "-r", "2", "-t", "3s", "--stop-timeout", "20", "--host", server.grpc_url]

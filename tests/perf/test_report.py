@@ -4,13 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from carnelian_perf.grid import Cell
+from carnelian_perf.grid import Cell, Grid
 from carnelian_perf.infer_results import Common, Measurement, Timing
 from carnelian_perf.load import Split
 from carnelian_perf.perf_analyzer import Report
 from carnelian_perf.published import TRITON_T4, choose
 from carnelian_perf.report import write_report
-from carnelian_perf.sweep_results import RESULT, Result
+from carnelian_perf.sweep_results import RESULT, Result, write_grid
 from carnelian_perf.sweep_rows import make_rows
 from typer.testing import CliRunner
 
@@ -170,3 +170,12 @@ def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path):
     assert CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exit_code == 2
     with pytest.raises(ValueError, match="as `carnelian-perf sweep` makes it"):
         CliRunner().invoke(app, ["report", str(tmp_path)], catch_exceptions=False)
+
+
+def test_report_of_an_unfinished_sweep_says_what_is_missing(sweep):
+    grid = Grid(name="small", models={"quartznet_15x5": {}}, durations_s=[2], static={"batches": [1, 4]}, rounds=4)
+    write_grid(grid, sweep)
+    page = write_report(sweep, {})[0].read_text()
+    cells = ["2s_b4_c1_r1", "2s_b4_c1_r2", "2s_b4_c1_r3", "2s_b1_c1_r4", "2s_b4_c1_r4"]
+    names = ", ".join(f"quartznet_15x5_fp32_pcm_grpc_{cell}" for cell in cells)
+    assert f"**Not finished.** Cells without a result: {names}." in page

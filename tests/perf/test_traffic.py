@@ -39,6 +39,11 @@ def test_manifest_without_clips_is_refused(tmp_path, text, words):
         load_clips(path)
 
 
+def test_missing_manifest_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"a manifest must be a file, but .*nowhere\.jsonl"):
+        load_clips(tmp_path / "nowhere.jsonl")
+
+
 def test_every_round_sends_every_clip_equally_often_in_another_order():
     first, second = shuffle_order(12, 4, 0), shuffle_order(12, 4, 1)
     assert first != second
