@@ -166,6 +166,11 @@ def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp
         LanguageModel(path, LABELS)
 
 
+def test_a_language_model_of_words_needs_a_label_between_them(arpa):
+    with pytest.raises(LanguageModelError, match="one label must be the space, but the labels are 'ab'"):
+        Decoder(["a", "b"], 0.02, arpa)
+
+
 def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
     capitals = tmp_path / "capitals.arpa"
     capitals.write_text(ARPA.replace("\ta", "\tA").replace("ab", "AB").replace(" a", " A").replace("\tAb", "\tAB"))
@@ -216,9 +221,12 @@ def test_published_language_models_of_librispeech_load_as_they_are(tmp_path, nam
     assert {word for word in ("a", "ab", "a'b", "'b") if model.rate(word)[1]} == set()
 
 
-def test_what_is_no_language_model_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "content", [b"no language model", gzip.compress(b"no", mtime=0), gzip.compress(b"x")[:10] + b"!" * 20]
+)
+def test_what_is_no_language_model_is_refused(tmp_path, content):
     path = tmp_path / "lm.klm"
-    path.write_bytes(b"no language model")
+    path.write_bytes(content)
     with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
         LanguageModel(path, LABELS)
 

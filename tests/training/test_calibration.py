@@ -42,3 +42,12 @@ def test_what_is_written_is_read(tmp_path):
     calibration = Calibration(0.11, 0.03, {"greedy": (1.1, -1.7), "ngram": (0.5, 0.1)})
     calibration.write(tmp_path / "calibration.json")
     assert Calibration.read(tmp_path / "calibration.json") == calibration
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"confidence": {"greedy": 1}}', '{"confidence": {}, "late": 1}', "\xff"]
+)
+def test_another_file_is_not_taken_for_a_calibration(tmp_path, content):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(ValueError, match=r"must be a file of `carnelian-perf words`"):
+        Calibration.read(tmp_path / "other.json")

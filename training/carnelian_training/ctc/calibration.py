@@ -33,9 +33,16 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read what :meth:`write` wrote."""
-        content = json.loads(path.read_text())
-        return cls(**{**content, "confidence": {k: (a, b) for k, (a, b) in content["confidence"].items()}})
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            ValueError: It is another file.
+        """
+        try:
+            content = json.loads(path.read_text())
+            return cls(**{**content, "confidence": {k: (a, b) for k, (a, b) in content["confidence"].items()}})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {error!r}") from error
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""

@@ -8,6 +8,7 @@ import math
 import mmap
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,15 +46,19 @@ class LanguageModel:
             labels: one character each.
 
         Raises:
-            LanguageModelError: It is no language model, or has words that the labels cannot spell.
+            LanguageModelError: It is none, has words that the labels cannot spell, or there is no label between words.
         """
+        if " " not in labels:
+            raise LanguageModelError(
+                f"{path} is of words, so one label must be the space, but the labels are {''.join(labels)!r:.200}"
+            )
         try:
             config = kenlm.Config()
             config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
             with _unpacked(path) as plain:
                 self._model = kenlm.Model(str(plain), config)
                 self._words = [word for word in read_vocabulary(plain) if word not in _MARKS]
-        except (OSError, EOFError, RuntimeError, UnicodeDecodeError) as error:
+        except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
             raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
         spelled = self._words
         self._is_upper = not any(map(str.isupper, labels)) and all(word.upper() == word for word in spelled)
