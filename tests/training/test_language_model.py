@@ -295,6 +295,15 @@ def test_mistakes_are_named_by_their_place(tree, tmp_path, override, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"), [("", r"must hold sentences that can be used"), ("a cat", r"must be large enough")]
+)
+def test_a_text_of_next_to_nothing_is_refused_in_words(config, tmp_path, content, message):
+    (tmp_path / "short.txt").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        train(changed(config, text={"sources": (str(tmp_path / "short.txt"),)}), tmp_path / "run")
+
+
 def test_a_text_that_is_too_short_is_refused_in_words(config, tmp_path):
     (tmp_path / "short.txt").write_text("\n".join(f"The cat saw {i} quick brown foxes jump." for i in range(40)))
     short = changed(

@@ -95,7 +95,13 @@ def test_the_report_does_not_overwrite_the_model(text, tmp_path):
 
 @needs_kenlm
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"", "hold none: 0 kept out"), (b"\xff\xfe", "text.txt must be text")]
+    ("content", "message"),
+    [
+        (b"", "must hold sentences that can be used, but hold none"),
+        ("naïve".encode(), "the sound of 1 is not sure"),
+        (b"one sentence", "beside the one that is kept out"),
+        (b"\xff\xfe", "text.txt must be text"),
+    ],
 )
 def test_what_holds_no_sentences_says_so(tmp_path, content, message):
     (tmp_path / "text.txt").write_bytes(content)

@@ -69,10 +69,7 @@ def build_ngram(
     tools = {tool: find_tool(tool) for tool in ("lmplz", "build_binary", "query")}
     text = divide(sources, exclude)
     if not text.used:
-        raise ValueError(
-            f"the texts must hold sentences to learn from, but hold none: {len(text.held_out)} kept out, "
-            f"{text.refused} with what has no sure pronunciation, {text.excluded} of the manifests to exclude"
-        )
+        raise ValueError("the texts must hold a sentence beside the one that is kept out, but hold that alone")
     counts = Counter(word for sentence in text.used for word in sentence.split())
     known = [word for word, _ in counts.most_common(vocabulary)]
     target.parent.mkdir(parents=True, exist_ok=True)

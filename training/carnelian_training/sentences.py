@@ -36,6 +36,9 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences
     Args:
         sources: texts.
         exclude: manifests whose transcripts must not be in the text.
+
+    Raises:
+        ValueError: No sentence is left.
     """
     excluded = {words for manifest in exclude for clip in read_manifest(manifest) for words in _runs(clip.text)}
     kept: list[str] = []
@@ -47,6 +50,11 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences
             kept.append(sentence)
         else:
             shared += 1
+    if not kept:
+        raise ValueError(
+            "the texts must hold sentences that can be used, but hold none: "
+            f"the sound of {refused} is not sure, {shared} are in the manifests to exclude"
+        )
     used = [sentence for i, sentence in enumerate(kept) if i % HELD_OUT_EVERY]
     return Sentences(used, kept[::HELD_OUT_EVERY], refused, shared)
 

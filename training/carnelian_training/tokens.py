@@ -83,7 +83,7 @@ def train_tokenizer(sentences: Sequence[str], config: TokenConfig) -> Tokenizer:
     Raises:
         ValueError: The text is too small for so many.
     """
-    every = -(-len(sentences) // MOST_SENTENCES)
+    every = max(1, -(-len(sentences) // MOST_SENTENCES))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
