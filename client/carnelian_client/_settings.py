@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from os import PathLike
@@ -91,8 +91,12 @@ def _parameter(name: str, value: object) -> str | int:
         return value
     if isinstance(value, int):
         return value if value.bit_length() < 64 else str(value)
+    if isinstance(value, Real):
+        return repr(float(value))
     try:
-        return repr(float(value)) if isinstance(value, Real) else json.dumps(list(value))  # type: ignore[call-overload]
+        if isinstance(value, Iterator):  # `transcribe_many` would give the first clip all and the others nothing
+            raise TypeError
+        return json.dumps(list(value))  # type: ignore[call-overload]
     except TypeError as error:
         raise InvalidOption(
             f"option {name!r} must be a number, a string, True or False, or a list of strings, but is {value!r:.80}"
