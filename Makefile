@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve perf-analyzer kenlm test lint gpu-training format clean
+.PHONY: help demo serve perf-analyzer kenlm test lint gpu-training gpu-inference format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, fl
 	$(BIN)/carnelian-perf training training/configs/wav2vec2_base_960h.yaml $(GPU_TRAINING) --batches 8,16 --set model.hourglass={} --out perf/results/wav2vec2_base_960h_training_gpu.json
 	$(BIN)/carnelian-perf hourglass training/configs/wav2vec2_base.yaml --factors 2,3,4,5,6 --batch 5 --duration 15.6 --steps 20 --out perf/results/wav2vec2_base_hourglass_gpu.json
 	$(BIN)/carnelian-perf infer training/configs/wav2vec2_base_960h.yaml --set model.hourglass={} --device cuda --precision bf16 --engines eager,compiled,onnx --durations 2,6.54,16.7 --batches 1,4,8,16 --published-model wav2vec2_base_hourglass --published-precision bf16 --out perf/results/wav2vec2_base_960h_infer_gpu.json
+
+# The published grid. Half precision beside TF32, which it must not be slower than.
+GPU_INFERENCE := --device cuda --engines eager,compiled,compiled_graphs,onnx --durations 2,7,16.7 --batches 1,2,4,8,16 --steps 100 --warm-up 10
+gpu-inference: $(VENV)/.all  ## Measure inference without a server on an NVIDIA GPU, beside floors and published rows, into perf/results
+	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision fp16 --published-model quartznet_15x5 --out perf/results/quartznet_15x5_infer_gpu_fp16.json
+	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision tf32 --published-model quartznet_15x5 --published-precision tf32 --out perf/results/quartznet_15x5_infer_gpu_tf32.json
+	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision fp16 --published-model jasper_10x5dr --out perf/results/jasper_10x5dr_infer_gpu_fp16.json
+	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision tf32 --published-model jasper_10x5dr --published-precision tf32 --out perf/results/jasper_10x5dr_infer_gpu_tf32.json
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix

@@ -4,6 +4,7 @@ Each is a function of a padded batch, features [rows, num_mels, frames] and leng
 [rows, frames', labels] as a NumPy array on the CPU.
 """
 
+import copy
 import io
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
+from carnelian_export.precision import DTYPES, lower
 from carnelian_export.quantise import QuantisationError, quantise
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_training.config import Config
@@ -27,6 +29,9 @@ from carnelian_perf.plain import PlainQuartzNet
 
 Array = npt.NDArray[np.float32]
 Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
+Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
 
 
 class EngineError(RuntimeError):
@@ -41,7 +46,8 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         config: The network's configuration.
         network: In evaluation mode, on the CPU.
         device: cpu or cuda.
-        precision: fp32, bf16 or fp16: of PyTorch's autocast. ONNX Runtime runs the graph as it is, in fp32.
+        precision: One of :data:`PRECISIONS`. Of `plain` and `eager` it is autocast's; what is compiled or exported has
+            its batch norms folded and its weights in that precision.
         threads: Of the CPU.
 
     Raises:
@@ -49,20 +55,21 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
     """
     if name in GPU_ONLY and device == "cpu":
         raise EngineError("no GPU")
+    dtype = DTYPES.get(precision, torch.float32)  # TF32 is float32 that is multiplied in fewer bits
     if name.startswith("onnx"):
-        if precision != "fp32":
-            raise EngineError("the exported graph is fp32")
+        if precision not in ONNX_PRECISIONS[name]:
+            raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
         if name == "onnx_conv1d":
             return _run_padded(_open_session(_export_plain(_make_plain(config, network)), device, threads))
-        graph = export_ragged(network) if name == "onnx" else _quantise(network)
+        graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
         return _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
-    module: nn.Module = _make_plain(config, network) if name == "plain" else network
-    module = module.to(device)
-    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = module
     if name.startswith("compiled"):
+        lowered = lower(network, dtype).to(device)
         mode = "reduce-overhead" if name in GPU_ONLY else None
-        forward = cast("Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]", torch.compile(module, mode=mode))
-    return _run_torch(forward, device, precision)
+        compiled = cast("Forward", torch.compile(lowered, mode=mode))
+        return _run_torch(lambda batch, ends: compiled(batch.to(dtype), ends), device)
+    module = _make_plain(config, network) if name == "plain" else copy.deepcopy(network)  # other engines need it here
+    return _run_torch(module.to(device), device, None if dtype == torch.float32 else dtype)
 
 
 def _quantise(network: CtcNetwork) -> onnx.ModelProto:
@@ -83,13 +90,11 @@ def _make_plain(config: Config, network: CtcNetwork) -> PlainQuartzNet:
     return plain.eval()
 
 
-def _run_torch(forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], device: str, precision: str) -> Engine:
-    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
+def _run_torch(forward: Forward, device: str, autocast: torch.dtype | None = None) -> Engine:
     @torch.inference_mode()
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
         batch, ends = torch.from_numpy(features).to(device), torch.from_numpy(lengths).long().to(device)
-        with torch.autocast(device, dtype, enabled=dtype is not None):
+        with torch.autocast(device, autocast, enabled=autocast is not None):
             log_probs, _ = forward(batch, ends)
         return log_probs.float().cpu().numpy()  # waits for the GPU
 
@@ -134,7 +139,8 @@ def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunt
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as the server has it
-    return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[wanted])
+    provider = (wanted, {"use_tf32": "0"} if device == "cuda" else {})
+    return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
 
 
 def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engine:

@@ -96,12 +96,17 @@ def measure_peak(precision: str, seconds: float = 0.3) -> float:
     """
     device = _device()
     batch, channels = (512, 2048) if device.type == "cuda" else (64, 512)
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    allow_tf32(precision)
     dtype = DTYPES.get(precision, torch.float32)
     x = torch.randn(batch, channels, 1, 64, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     weight = torch.randn(channels, channels, 1, 1, device=device, dtype=dtype)
     return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device, seconds) / 1e9
+
+
+def allow_tf32(precision: str) -> None:
+    """Let a GPU multiply float32 in fewer bits, in every precision but fp32 itself, as training does."""
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def measure_onnx_peak(threads: int, seconds: float = 0.3) -> float:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.engines import Engine, EngineError, build_engine, describe_device, make_features
-from carnelian_perf.floors import count_operations, measure_onnx_peak, measure_peak
+from carnelian_perf.floors import allow_tf32, count_operations, measure_onnx_peak, measure_peak
 from carnelian_perf.infer_results import SUBJECT, TITLES, Common, Measurement, Timing
 from carnelian_perf.loading import threads as torch_threads
 from carnelian_perf.machine import find_commit, measure_busy_cores
@@ -66,15 +66,18 @@ def measure(plan: Plan) -> Measurement:
         raise ValueError(
             "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
         )
+    if plan.device == "cpu" and plan.precision == "tf32":
+        raise ValueError("--precision tf32 must go with --device cuda: a CPU has none")
     config, network = load_network(plan.source, plan.overrides)
     busy, commit = measure_busy_cores(), find_commit()
     timings, common = [], []
     cells = list(itertools.product(plan.durations_s, plan.batches))
+    allow_tf32(plan.precision)
     with torch_threads(plan.threads):
         engines = {name: _build(plan, name, config, network) for name in plan.engines}
         peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
         for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
-            of_all, of_each = _measure_cell(plan, config, engines, duration_s, batch)
+            of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
             common.append(of_all)
             timings += of_each
     facts = {
@@ -121,9 +124,10 @@ def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine
         return f"not run: {error}"
 
 
-def _measure_cell(
+def measure_cell(
     plan: Plan, config: Config, engines: dict[str, Engine | str], duration_s: float, batch: int
 ) -> tuple[Common, list[Timing]]:
+    """Time all engines on one batch; one that fails says so, and the others go on."""
     signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
     make = make_features(config, signals, plan.threads)
     gflop = batch * count_operations(config, duration_s) / 1e9
@@ -139,7 +143,14 @@ def _measure_cell(
             if isinstance(engine, str):
                 timings[name].not_run = engine
                 continue
-            log_probs, wall_ms, cpu_ms = _time(partial(engine, features, lengths))
+            if timings[name].not_run:
+                continue
+            try:
+                log_probs, wall_ms, cpu_ms = _time(partial(engine, features, lengths))
+            except Exception as error:  # ONNX Runtime's are of no common class; memory may end at one batch alone
+                timings[name] = Timing(engine=name, duration_s=duration_s, batch=batch, not_run=_say(error))
+                texts.pop(name, None)
+                continue
             if counted:
                 timings[name].network_ms.append(wall_ms)
                 timings[name].network_cpu_ms.append(cpu_ms)
@@ -151,6 +162,10 @@ def _measure_cell(
     for name, found_texts in texts.items():
         timings[name].same_texts = found_texts == first
     return of_all, list(timings.values())
+
+
+def _say(error: Exception) -> str:
+    return f"failed: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def _decode(config: Config, log_probs: npt.NDArray[np.float32]) -> list[str]:

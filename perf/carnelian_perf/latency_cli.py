@@ -96,7 +96,7 @@ def infer(
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
     threads: Annotated[int, typer.Option(help="Of the CPU.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="Of PyTorch: fp32, bf16, fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 (of GPUs), bf16, fp16.")] = "fp32",
     manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
     model: Annotated[
         Optional[str],  # noqa: UP045
@@ -133,7 +133,7 @@ def infer(
             check_file(option, path)
         check_words("--engines", engines.split(","), TITLES)
         check_words("--device", [device], ("cpu", "cuda"))
-        check_words("--precision", [precision], ("fp32", "bf16", "fp16"))
+        check_words("--precision", [precision], ("fp32", "tf32", "bf16", "fp16"))
         durations_s, sizes = durations_of("--durations", durations), counts_of("--batches", batches)
         from carnelian_perf.infer import Plan, measure
 

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from carnelian_perf.cli import app
 from carnelian_perf.engines import EngineError, build_engine
 from carnelian_perf.floors import count_operations
-from carnelian_perf.infer import Plan, load_network, measure
+from carnelian_perf.infer import Plan, load_network, measure, measure_cell
 from carnelian_perf.infer_results import Measurement
 from carnelian_perf.published import choose
 from carnelian_perf.render_infer import render, render_page
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
@@ -114,8 +118,43 @@ def test_training_yaml_gives_the_same_random_weights_each_time():
 
 def test_engine_that_cannot_run_says_why():
     config, network = load_network(CHECKPOINT)
-    with pytest.raises(EngineError, match="the exported graph is fp32"):
+    with pytest.raises(EngineError, match="in ONNX Runtime this is measured in fp32 and fp16"):
         build_engine("onnx", config, network, "cpu", "bf16", 1)
+
+
+def test_engine_that_fails_at_one_batch_is_recorded_beside_the_others():
+    config, network = load_network(CHECKPOINT)
+    plan = Plan(
+        source=CHECKPOINT,
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=["plain", "onnx"],
+        durations_s=[1.0],
+        batches=[1],
+        steps=2,
+        warm_up=0,
+        threads=1,
+    )
+
+    def fail(features, lengths):
+        raise RuntimeError("out of memory: tried to allocate 7 GB\nand more words")
+
+    engines = {"plain": fail, "onnx": build_engine("onnx", config, network, "cpu", "fp16", 1)}
+    common, (plain, half) = measure_cell(plan, config, engines, 1.0, 1)
+    assert plain.not_run == "failed: out of memory: tried to allocate 7 GB"
+    assert plain.network_ms == []
+    assert half.same_texts
+    assert len(half.network_ms) == len(common.decoding_ms) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="measures for minutes on a GPU")
+def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = subprocess.run(["make", "-n", "gpu-inference"], capture_output=True, text=True, check=True).stdout
+    commands = [shlex.split(line)[1:] for line in lines.splitlines() if "carnelian-perf infer" in line]
+    measured = {(Path(words[1]).stem, words[words.index("--precision") + 1]) for words in commands}
+    assert measured == {(name, what) for name in ("quartznet_15x5", "jasper_10x5dr") for what in ("fp16", "tf32")}
+    for words in commands:
+        assert "PyTorch has a GPU" in str(CliRunner().invoke(app, words).exception)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
