@@ -113,32 +113,39 @@ def _unstable(said: str) -> Report:
 
 
 def _read_report(folder: Path, said: str) -> Report:
-    row = _read_row(folder / REPORT)
-    latencies = {name: float(row[f"{name} latency"]) / 1e3 for name in ("p50", "p90", "p95", "p99")}
-    columns = {"send": "Client Send", "network": "Network+Server Send/Recv", "recv": "Client Recv"}
+    names, percentiles = ("send", "network", "recv"), ("p50", "p90", "p95", "p99")
+    of_client = ("Client Send", "Network+Server Send/Recv", "Client Recv")
+    columns = ("Inferences/Second", "Avg latency", *(f"{name} latency" for name in percentiles), *of_client)
+    rate, *times_us = _read_row(folder / REPORT, columns)
+    times_ms = [time_us / 1e3 for time_us in times_us]
     return Report(
         status="stable",
         windows=_find_windows(said),
-        latency_ms={"avg": float(row["Avg latency"]) / 1e3, **latencies},
-        clips_per_s=float(row["Inferences/Second"]),
-        client_ms={name: float(row[column]) / 1e3 for name, column in columns.items()},
+        latency_ms=dict(zip(("avg", *percentiles), times_ms[:5], strict=True)),
+        clips_per_s=rate,
+        client_ms=dict(zip(names, times_ms[5:], strict=True)),
         stages={path.name.rpartition("_v")[0]: _read_split(path) for path in sorted(folder.glob(f"*_v*.{REPORT}"))},
         delayed_percent=_find_delayed(said),
     )
 
 
 def _read_split(path: Path) -> Split:
-    row = _read_row(path)
     columns = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
-    return Split(*(float(row[column]) / 1e3 for column in columns))
+    return Split(*(time_us / 1e3 for time_us in _read_row(path, columns)))
 
 
-def _read_row(path: Path) -> dict[str, str]:
+def _read_row(path: Path, columns: Sequence[str]) -> list[float]:
+    """Columns of a report's only row."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if len(rows) != 1:
         raise PerfAnalyzerError(f"{path} must have one row, but has {len(rows)}")
-    return rows[0]
+    try:
+        return [float(rows[0][column]) for column in columns]
+    except (KeyError, TypeError, ValueError) as error:
+        raise PerfAnalyzerError(
+            f"{path} must have numbers in {', '.join(columns)}, as of perf_analyzer 2.51, but has {rows[0]}"
+        ) from error
 
 
 def _find_windows(said: str) -> list[tuple[float, float]]:
