@@ -1,11 +1,16 @@
 """Decoding options on the server: each request its own, in shared batches, and as offline."""
 
 import concurrent.futures
+import json
+import shutil
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 from carnelian_client import CarnelianClient, InvalidOption
+from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
 from carnelian_training.evaluate import evaluate, frame_duration_s
@@ -62,6 +67,61 @@ def test_requests_with_different_options_share_a_batch(models, sdk, clip):
         if max(batches) > 1:
             return
     pytest.fail("no batch of more than one row formed")
+
+
+def scores(frames: int = 50, rows: int = 3) -> np.ndarray:
+    """[rows, frames, 29] float32 log-probabilities, of nothing in particular."""
+    logits = np.random.default_rng(0).standard_normal((rows, frames, 29)).astype(np.float32)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 7.0])
+def test_what_is_no_log_probability_is_refused_alone(models, bad):
+    rows = scores()
+    rows[1, 20, 4] = bad  # of a letter, not of the blank
+    answer = models.infer(f"{MODEL}_ctc", LOG_PROBS=rows, LOG_PROB_LENGTH=np.full((3, 1), 50, np.int32))
+    first, middle, last = [json.loads(text) for text in answer["RESULT"][:, 0]]
+    assert "not finite" in middle["error"]
+    assert first["text"]
+    assert last["text"]
+
+
+def test_bytes_that_are_no_text_fail_their_request_alone(server):
+    tensors = [
+        {"name": "LOG_PROBS", "datatype": "FP32", "shape": [1, 50, 29], "data": scores(rows=1).ravel().tolist()},
+        {"name": "LOG_PROB_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [50]},
+    ]
+
+    def post(**fields: object) -> dict[str, object]:
+        body = json.dumps({"inputs": tensors, **fields}).replace("NOT UTF-8", "\xff").encode("latin-1")
+        request = urllib.request.Request(f"http://{server.http_url}/v2/models/{MODEL}_ctc/infer", body)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            return json.loads(answer.read().decode("latin-1"))
+
+    (result,) = [output for output in post(id="NOT UTF-8")["outputs"] if output["name"] == "RESULT"]
+    assert json.loads(result["data"][0])["request_id"] == ""
+    with pytest.raises(urllib.error.HTTPError) as failure:
+        post(parameters={"decoder": "NOT UTF-8"})
+    assert b"must be text in UTF-8" in failure.value.read()
+
+
+def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path):
+    shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
+    package = tmp_path / f"{MODEL}_ctc" / "1" / "ctc" / "greedy.py"
+    fault = "    assert all(len(clip) != 7 for clip in clips)\n    if not clips:\n"
+    package.write_text(package.read_text().replace("    if not clips:\n", fault))
+    lengths = np.array([[50], [7], [50]], np.int32)
+    with (
+        Server(tmp_path, http_port=0, grpc_port=0, metrics_port=0) as running,
+        triton.InferenceServerClient(running.grpc_url) as client,
+    ):
+        inputs = []
+        for name, array, datatype in (("LOG_PROBS", scores(), "FP32"), ("LOG_PROB_LENGTH", lengths, "INT32")):
+            inputs.append(triton.InferInput(name, array.shape, datatype))
+            inputs[-1].set_data_from_numpy(array)
+        results = [json.loads(text) for text in client.infer(f"{MODEL}_ctc", inputs).as_numpy("RESULT")[:, 0]]
+    assert ["error" in result for result in results] == [False, True, False]
+    assert "not decoded" in results[1]["error"]
 
 
 def test_a_wrong_option_fails_alone(sdk, clip):

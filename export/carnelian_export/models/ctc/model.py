@@ -8,6 +8,7 @@ change them for itself.
 
 import asyncio  # noqa: F401  Triton's stub imports it with the first answer, which then takes 50 ms more
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
 CALIBRATION_FILE = "calibration.json"  # of times and confidences, where they were measured
+MOST = 1e-2  # of a log-probability, after rounding in float16
 LANGUAGE_MODELS = ("language_model", "neural_language_model")  # name files beside this one; the others are options
 _quote = json.encoder.encode_basestring
 
@@ -91,6 +93,8 @@ class TritonPythonModel:
             return self._decoder.read_options(json.loads(request.parameters() or "{}"), self._defaults)
         except ctc.OptionError as error:
             return error
+        except UnicodeDecodeError as error:  # Triton's HTTP server lets any bytes through
+            return ctc.OptionError(f"options must be text in UTF-8, but are not: {error}")
 
     def _decode(
         self, rows: list[npt.NDArray[np.float32]], lengths: npt.NDArray[np.int32], options: list[Any]
@@ -104,8 +108,10 @@ class TritonPythonModel:
         results: list[dict[str, Any]] = [{"error": error} for error in errors]
         if good:
             clips = [rows[i][: lengths[i]] for i in good]
-            hypotheses = self._decoder.decode(clips, [options[i] for i in good])
-            for i, hypothesis in zip(good, hypotheses, strict=True):
+            for i, hypothesis in zip(good, self._hear(clips, [options[i] for i in good]), strict=True):
+                if isinstance(hypothesis, str):
+                    results[i] = {"error": hypothesis}
+                    continue
                 results[i] = {
                     "text": hypothesis.text,
                     "words": hypothesis.words,
@@ -118,6 +124,17 @@ class TritonPythonModel:
                     "rescored": options[i].decoder != "greedy" and options[i].rescore,
                 }
         return results
+
+    def _hear(self, clips: list[npt.NDArray[np.float32]], options: list[Any]) -> list[Any]:
+        """The hypothesis of each clip, or in words why there is none: an error of one is no stranger's."""
+        try:
+            return list(self._decoder.decode(clips, options))
+        except Exception as error:
+            if len(clips) == 1:
+                places = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a caller's
+                pb_utils.Logger.log_error(f"decoding failed: {type(error).__name__}\n{places}")
+                return ["not decoded: an error of the server, whose log says where"]
+        return [self._hear([clip], [wanted])[0] for clip, wanted in zip(clips, options, strict=True)]
 
     def _error(self, row: npt.NDArray[np.float32], length: int) -> str | None:
         """Why a row has no transcript."""
@@ -137,8 +154,8 @@ class TritonPythonModel:
                 f"too long or too few samples: {limit} and SIGNAL hold all that SIGNAL_LENGTH counts, but it "
                 f"counts {length * self._frame_s:.2f} s and SIGNAL is over the limit or holds less"
             )
-        # One sum makes all labels of a frame into probabilities: what is not finite there reaches the blank.
-        if not np.isfinite(row[:length, -1]).all():
+        # The largest is NaN if any is, and above 0 for no log-probabilities; one sum carries infinity to the blank.
+        if not (row[:length].max() <= MOST and np.isfinite(row[:length, -1]).all()):
             return "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones"
         return None
 
@@ -149,7 +166,7 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError(errors[0] + rows, pb_utils.TritonError.INVALID_ARG)
             )
-        name, wanted = request.request_id(), set(request.requested_output_names())
+        name, wanted = _id_of(request), set(request.requested_output_names())
         columns = {
             "TRANSCRIPT": [result.get("text", "") for result in results],
             "RESULT": [_encode_result(result, name) for result in results],
@@ -161,6 +178,14 @@ class TritonPythonModel:
                 if name in wanted
             ]
         )
+
+
+def _id_of(request: Any) -> str:
+    """A request's own name; empty where it is no UTF-8, as Triton's HTTP server lets any bytes through."""
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        return ""
 
 
 class _Spelled(dict[float, str]):
