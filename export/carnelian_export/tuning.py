@@ -66,13 +66,14 @@ def read_tuning(path: Path) -> Tuning:
         return {stage: StageTuning(**settings) for stage, settings in content.items()}
     except TuningError as error:
         raise TuningError(f"{path}: {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TuningError(f"{path} must be JSON as `carnelian-perf tune` writes it, but is not: {error}") from error
 
 
 def write_tuning(path: Path, tuning: Tuning) -> None:
-    """Write a file for `carnelian-export --tuning`."""
+    """Write a file for `carnelian-export --tuning`, and its folder where that is missing."""
     content = {stage: settings.settings() for stage, settings in tuning.items() if settings.settings()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -8,12 +8,19 @@ from typing import Annotated, Optional
 
 import typer
 
-from carnelian_perf import latency_cli, server_cli
-from carnelian_perf.options import DEMO_MANIFEST, check_file, check_model_and_clips, counts_of, describe_clips
+from carnelian_perf import latency_cli, server_cli, training_cli
+from carnelian_perf.options import (
+    DEMO_MANIFEST,
+    check_file,
+    check_model_and_clips,
+    check_raw_file,
+    describe_clips,
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 app.add_typer(latency_cli.app)
 app.add_typer(server_cli.app)
+app.add_typer(training_cli.app)
 
 
 @app.callback()
@@ -39,7 +46,11 @@ def batching(
     rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 5,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; table and plot go beside it.", show_default="perf/results/MODEL_batching.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; table and plot go beside it.",
+            show_default="perf/results/MODEL_batching.json",
+        ),
     ] = None,
     render: Annotated[
         Optional[Path],  # noqa: UP045
@@ -60,8 +71,6 @@ def batching(
     check_file("--checkpoint", checkpoint)
     check_model_and_clips(repository, model, manifest)
     out = out or Path("perf/results") / f"{model}_batching.json"
-    if out.suffix != ".json":
-        raise typer.BadParameter(f"--out must end in .json, but is {out}")
 
     from carnelian_export.to_onnx import export_padded
     from carnelian_training.checkpoint import load_model
@@ -127,32 +136,6 @@ def accuracy(
 
 
 @app.command()
-def loading(
-    config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a.b=value, over the file; repeatable."),
-    ] = None,
-    batches: Annotated[int, typer.Option(help="To read.")] = 20,
-    steps: Annotated[int, typer.Option(help="To train.")] = 2,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file.", show_default="perf/results/NAME_loading.json"),
-    ] = None,
-) -> None:
-    """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
-    from carnelian_training.config import load_config
-
-    from carnelian_perf.loading import measure
-
-    settings = load_config(config, tuple(overrides or ()))
-    out = out or Path("perf/results") / f"{settings.name}_loading.json"
-    reading, training = measure(settings, batches, steps, out)
-    print(f"loading {reading.rate:.1f}, training {training.rate:.2f} seconds of audio per second of a core")
-    print(f"loading is {reading.rate / training.rate:.0f} times as fast\nwrote {out}")
-
-
-@app.command()
 def decoding(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
@@ -168,7 +151,7 @@ def decoding(
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file.", show_default="perf/results/NAME_decoding.json"),
+        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_decoding.json"),
     ] = None,
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
@@ -212,7 +195,7 @@ def held_out(
     groups: Annotated[int, typer.Option(help="Of speakers; the weights for each are chosen on the others.", min=2)] = 4,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file.", show_default="perf/results/NAME_held_out.json"),
+        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_held_out.json"),
     ] = None,
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
@@ -250,7 +233,11 @@ def words(
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the curve goes beside it.", show_default="perf/results/NAME_words.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; the curve goes beside it.",
+            show_default="perf/results/NAME_words.json",
+        ),
     ] = None,
 ) -> None:
     """Measure times of words against PocketSphinx's alignment, and whether confidences are true; calibrate both."""
@@ -273,104 +260,6 @@ def words(
     print(f"wrote {out}")
 
 
-@app.command()
-def training(
-    config: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
-    ] = None,
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a.b=value, over the file; repeatable."),
-    ] = None,
-    batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
-    precisions: Annotated[str, typer.Option(help="Of fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
-    processes: Annotated[str, typer.Option(help="How many processes; the batch of each stays (weak scaling).")] = "1",
-    duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 7.0,
-    steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
-    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
-    threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_training.json"),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
-) -> None:
-    """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
-
-    Cells that need a GPU, or more of them, say "not run" where there is none.
-    """
-    from carnelian_perf.render_training import render as render_table
-
-    if render is not None:
-        check_file("--render", render)
-    elif config is None:
-        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
-    else:
-        from carnelian_training.config import load_config
-
-        from carnelian_perf.training import PRECISIONS, Work, grid, run
-
-        names = precisions.split(",")
-        if not set(names) <= set(PRECISIONS):
-            raise typer.BadParameter(f"--precisions must be of {', '.join(PRECISIONS)}, but are {precisions!r}")
-        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
-        settings = load_config(config, tuple(overrides or ()))
-        has_baseline = settings.model.name != "wav2vec2"
-        cells = grid(sizes, names, counts, has_baseline=has_baseline)
-        render = out or Path("perf/results") / f"{settings.name}_training.json"
-        run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
-    page = render_table(render)
-    print(f"{page.read_text()}\nwrote {page}")
-
-
-@app.command()
-def hourglass(
-    config: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Argument(help="A training YAML of wav2vec 2.0."),
-    ] = None,
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a.b=value, over the file; repeatable."),
-    ] = None,
-    factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
-    batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
-    duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 15.6,
-    steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_hourglass.json"),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
-) -> None:
-    """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
-    from carnelian_perf.hourglass import Work, measure
-    from carnelian_perf.hourglass import render as render_table
-
-    if render is not None:
-        check_file("--render", render)
-    elif config is None:
-        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
-    else:
-        from carnelian_training.config import load_config
-
-        check_file("CONFIG", config)
-        wanted = counts_of("--factors", factors)
-        settings = load_config(config, tuple(overrides or ()))
-        render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
-        measure(settings, wanted, Work(batch, duration, steps, threads), render)
-    page = render_table(render)
-    print(f"{page.read_text()}\nwrote {page}")
-
-
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
@@ -379,7 +268,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,training,words]`", error)
+        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,memory,sweep,training,words]`", error)
     except (ValueError, OSError, RuntimeError) as error:
         _fail(str(error), error)
 

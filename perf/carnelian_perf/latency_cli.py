@@ -10,6 +10,7 @@ from carnelian_perf.options import (
     DEMO_MANIFEST,
     check_file,
     check_model_and_clips,
+    check_raw_file,
     check_words,
     counts_of,
     describe_clips,
@@ -109,7 +110,11 @@ def infer(
     published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/NAME_infer.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; the table goes beside it.",
+            show_default="perf/results/NAME_infer.json",
+        ),
     ] = None,
     render: Annotated[
         Optional[Path],  # noqa: UP045
@@ -179,7 +184,11 @@ def mixed(
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; page and plot go beside it.", show_default="perf/results/MODEL_mixed.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; page and plot go beside it.",
+            show_default="perf/results/MODEL_mixed.json",
+        ),
     ] = None,
     render: Annotated[
         Optional[Path],  # noqa: UP045
@@ -230,7 +239,7 @@ def int8(
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.")],
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file.", show_default="perf/results/NAME_int8.json"),
+        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_int8.json"),
     ] = None,
 ) -> None:
     """Measure what int8 costs: word error rates in pairs, with the interval of their difference, and agreement."""

@@ -45,6 +45,13 @@ def check_file(option: str, path: Path) -> None:
         raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
 
 
+def check_raw_file(path: Path | None) -> Path | None:
+    """Refuse a name that a page or a plot beside the raw file would take."""
+    if path is not None and path.suffix != ".json":
+        raise typer.BadParameter(f"a raw file must end in .json, for pages and plots go beside it, but is {path}")
+    return path
+
+
 def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
     """Refuse a recogniser or a manifest that is not there."""
     from carnelian_perf.candidates import WrongModelError, check_model

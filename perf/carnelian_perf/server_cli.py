@@ -9,6 +9,7 @@ from carnelian_perf.options import (
     DEMO_MANIFEST,
     check_file,
     check_model_and_clips,
+    check_raw_file,
     check_words,
     describe_clips,
     durations_of,
@@ -45,7 +46,11 @@ def tune(
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/MODEL_tune_OBJECTIVE.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; the table goes beside it.",
+            show_default="perf/results/MODEL_tune_OBJECTIVE.json",
+        ),
     ] = None,
     render: Annotated[
         Optional[Path],  # noqa: UP045
@@ -108,7 +113,11 @@ def overhead(
     batch: Annotated[int, typer.Option(help="Of the batches they are compared with.", min=1)] = 8,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; the table goes beside it.", show_default="perf/results/MODEL_overhead.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; the table goes beside it.",
+            show_default="perf/results/MODEL_overhead.json",
+        ),
     ] = None,
     render: Annotated[
         Optional[Path],  # noqa: UP045
@@ -158,7 +167,11 @@ def memory(
     concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 8,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Raw file; page and plot go beside it.", show_default="perf/results/MODEL_memory.json"),
+        typer.Option(
+            callback=check_raw_file,
+            help="Raw file; page and plot go beside it.",
+            show_default="perf/results/MODEL_memory.json",
+        ),
     ] = None,
     render: Annotated[
         Optional[Path],  # noqa: UP045

@@ -22,8 +22,13 @@ TUNING = {
 
 
 def test_tuning_survives_its_file(tmp_path):
-    write_tuning(tmp_path / "tuning.json", {**TUNING, "features": StageTuning()})
-    assert read_tuning(tmp_path / "tuning.json") == TUNING
+    write_tuning(tmp_path / "new" / "tuning.json", {**TUNING, "features": StageTuning()})
+    assert read_tuning(tmp_path / "new" / "tuning.json") == TUNING
+
+
+def test_tuning_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TuningError, match=r"nowhere\.json must be JSON as `carnelian-perf tune` writes it"):
+        read_tuning(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize(

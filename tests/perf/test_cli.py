@@ -24,6 +24,9 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["batching", "--manifest", "nowhere.jsonl"], "--manifest"),
         (["batching", "--render", "nowhere.json"], "--render"),
         (["batching", "--out", "table.md"], ".json"),
+        (["infer", "demo/quartznet_demo.pt", "--out", "table.md"], ".json"),
+        (["mixed", "--out", "table.md"], ".json"),
+        (["tune", "--out", "table.md"], ".json"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml"),
         (["mixed", "--model", "jasper"], "quartznet_demo"),
         (["infer", "demo/quartznet_demo.pt", "--engines", "steam"], "steam"),
@@ -77,3 +80,13 @@ def test_a_sweep_and_its_report_need_neither_torch_nor_onnx():
     modules = "carnelian_perf.cli, carnelian_perf.sweep, carnelian_perf.report, carnelian_perf.transcripts"
     command = [sys.executable, "-c", f"{blocked}; import {modules}"]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
+
+
+def test_missing_library_is_answered_with_what_brings_it():
+    command = "import sys; sys.modules.update(psutil=None); from carnelian_perf.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", command, "memory"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("psutil is needed for this; install `carnelian-perf[")
+    assert "memory" in result.stderr
