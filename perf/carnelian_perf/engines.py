@@ -30,7 +30,6 @@ from carnelian_perf.plain import PlainQuartzNet
 Array = npt.NDArray[np.float32]
 Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
 Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
 
 
@@ -46,8 +45,8 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         config: The network's configuration.
         network: In evaluation mode, on the CPU.
         device: cpu or cuda.
-        precision: One of :data:`PRECISIONS`. Of `plain` and `eager` it is autocast's; what is compiled or exported has
-            its batch norms folded and its weights in that precision.
+        precision: One of :data:`carnelian_perf.infer_results.PRECISIONS`. Of `plain` and `eager` it is autocast's; what
+            is compiled or exported has its batch norms folded and its weights in that precision.
         threads: Of the CPU.
 
     Raises:
@@ -68,7 +67,10 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         mode = "reduce-overhead" if name in GPU_ONLY else None
         compiled = cast("Forward", torch.compile(lowered, mode=mode))
         return _run_torch(lambda batch, ends: compiled(batch.to(dtype), ends), device)
-    module = _make_plain(config, network) if name == "plain" else copy.deepcopy(network)  # other engines need it here
+    if name == "plain":
+        module: nn.Module = _make_plain(config, network)
+    else:
+        module = network if device == "cpu" else copy.deepcopy(network)  # other engines need it where it is
     return _run_torch(module.to(device), device, None if dtype == torch.float32 else dtype)
 
 

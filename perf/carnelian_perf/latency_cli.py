@@ -132,13 +132,13 @@ def infer(
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:
-        from carnelian_perf.infer_results import TITLES
+        from carnelian_perf.infer_results import PRECISIONS, TITLES
 
         for option, path in (("SOURCE", source), ("--manifest", manifest)):
             check_file(option, path)
         check_words("--engines", engines.split(","), TITLES)
         check_words("--device", [device], ("cpu", "cuda"))
-        check_words("--precision", [precision], ("fp32", "tf32", "bf16", "fp16"))
+        check_words("--precision", [precision], PRECISIONS)
         durations_s, sizes = durations_of("--durations", durations), counts_of("--batches", batches)
         from carnelian_perf.infer import Plan, measure
 

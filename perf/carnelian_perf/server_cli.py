@@ -132,6 +132,8 @@ def overhead(
 
         check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of("--durations", durations)
+        if clips < batch:
+            raise typer.BadParameter(f"--clips must be at least --batch, {batch}, to make one, but is {clips}")
         check_file("--manifest", manifest)
         with served_repository(repository, model, random_weights) as (repository, model):
             check_model_and_clips(repository, model, manifest)

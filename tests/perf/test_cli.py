@@ -36,6 +36,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["tune", "--objective", "beauty"], "beauty"),
         (["tune", "--model", "jasper"], "quartznet_demo"),
         (["overhead", "--durations", "0"], "--durations"),
+        (["overhead", "--clips", "4"], "--clips"),
         (["overhead", "--random-weights", "nowhere.yaml"], "nowhere.yaml"),
         (["memory", "--manifest", "nowhere.jsonl"], "nowhere.jsonl"),
         (["memory", "--requests", "100", "--every", "50"], "--every"),
