@@ -1,8 +1,9 @@
 """The Triton configurations of one recogniser, as messages of Triton's own schema."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from carnelian_training.features import SAMPLE_RATE_HZ
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -10,8 +11,8 @@ from carnelian_export.profiles import MAX_AUDIO_S, Profile, choose_profiles, sha
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, apply_tuning
 
-WARMUP_LENGTH_FILE = "length"  # in <model>_{features,acoustic}/warmup; a length of zero would warm nothing up
-WARMUP_BATCHES = (1, 4)
+WARMUPS = ((2, 1), (2, 4), (20, 1))
+"""Seconds and clips: what is small, what comes in batches, and what needs room."""
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
 STAGES = ("features", "acoustic", "ctc")
@@ -26,9 +27,8 @@ class TensorSizes:
 
     features: tuple[int, ...]
     """Dimensions of FEATURES: [num_mels, -1], or [-1] of a waveform."""
-    warmup_samples: int
-    warmup_frames: int
-    """Of features."""
+    hop_samples: int
+    """Between two frames of features."""
     max_batch_size: int
     vocabulary: int
     """Labels and the blank."""
@@ -81,7 +81,7 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),
-        model_warmup=_warm_up("SIGNAL", [sizes.warmup_samples], "SIGNAL_LENGTH"),
+        model_warmup=_warm_up("SIGNAL", (), 1, "SIGNAL_LENGTH"),
     )
 
 
@@ -109,7 +109,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it gathers no more than it costs, see perf/README.md
-        model_warmup=_warm_up("FEATURES", [*sizes.features[:-1], sizes.warmup_frames], "FEATURE_LENGTH"),
+        model_warmup=_warm_up("FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
     )
 
 
@@ -208,19 +208,25 @@ def to_text(config: pb.ModelConfig) -> str:
     return _HEADER + text
 
 
-def _warm_up(name: str, dims: list[int], length: str) -> list[pb.ModelWarmup]:
+def warmup_lengths(hop_samples: int) -> dict[str, int]:
+    """Files in a stage's `warmup` and the length that each holds, in hops; one of zero would warm nothing up."""
+    return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds, _ in WARMUPS}
+
+
+def _warm_up(name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
     """Batches of silent clips of one length, which an instance runs before it is ready."""
     sample = pb.ModelWarmup.Input
+    sizes = warmup_lengths(hop_samples)
     return [
         pb.ModelWarmup(
-            name=f"batch_of_{batch_size}",
-            batch_size=batch_size,
+            name=f"{clips}_of_{seconds}s",
+            batch_size=clips,
             inputs={
-                name: sample(data_type=pb.TYPE_FP32, dims=dims, zero_data=True),
-                length: sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=WARMUP_LENGTH_FILE),
+                name: sample(data_type=pb.TYPE_FP32, dims=[*rows, sizes[f"length_{seconds}s"]], zero_data=True),
+                length: sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=f"length_{seconds}s"),
             },
         )
-        for batch_size in WARMUP_BATCHES
+        for seconds, clips in WARMUPS
     ]
 
 

@@ -23,16 +23,15 @@ from carnelian_export.model_configs import (
     AUDIO_DECODE,
     STAGES,
     SUFFIXES,
-    WARMUP_LENGTH_FILE,
     TensorSizes,
     build_configs,
     to_text,
+    warmup_lengths,
 )
 from carnelian_export.profiles import MAX_AUDIO_S
 from carnelian_export.target import Target
 from carnelian_export.tuning import apply_tuning
 
-WARMUP_S = 2.0
 MAX_BATCH_SIZE = 32
 MAX_ATTENDING = 8
 """Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
@@ -159,11 +158,9 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     """Write all folders of the model, audio_decode included, but for what the acoustic stage runs."""
     features = front_end.served_by(config.features)
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
-    warmup_samples = round(WARMUP_S * features.SAMPLE_RATE_HZ)
     sizes = TensorSizes(
         features=(*rows, -1),
-        warmup_samples=warmup_samples,
-        warmup_frames=warmup_samples // config.features.hop_samples,
+        hop_samples=config.features.hop_samples,
         max_batch_size=MAX_ATTENDING if isinstance(config.model, Wav2Vec2Config) else MAX_BATCH_SIZE,
         vocabulary=len(config.labels) + 1,
     )
@@ -176,10 +173,11 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
     shutil.copyfile(str(features.__file__), feature_stage / "dali.py")
     _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
-    for stage, length in ((feature_stage, sizes.warmup_samples), (acoustic, sizes.warmup_frames)):
-        warmup = stage.parent / "warmup" / WARMUP_LENGTH_FILE
-        warmup.parent.mkdir()
-        warmup.write_bytes(struct.pack("<i", length))
+    for stage, hop_samples in ((feature_stage, 1), (acoustic, sizes.hop_samples)):
+        warmup = stage.parent / "warmup"
+        warmup.mkdir()
+        for file, length in warmup_lengths(hop_samples).items():
+            (warmup / file).write_bytes(struct.pack("<i", length))
     for source in ("model.py", "metrics.py"):
         shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
     shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))

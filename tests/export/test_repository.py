@@ -115,7 +115,7 @@ def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
 def test_warm_up_runs_clips_that_fill_their_tensors(tmp_path, config, network, stage, tensor):
     write_model(tmp_path, "tiny", config, network)
     warmups = read_config(tmp_path / f"tiny_{stage}" / "config.pbtxt").model_warmup
-    assert [warmup.batch_size for warmup in warmups] == [1, 4]
+    assert [warmup.batch_size for warmup in warmups] == [1, 4, 1]
     for warmup in warmups:
         (length,) = (value for value in warmup.inputs.values() if value.input_data_file)
         file = tmp_path / f"tiny_{stage}" / "warmup" / length.input_data_file
