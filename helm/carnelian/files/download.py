@@ -63,7 +63,13 @@ def main(url: str, sha256: str, folder: Path) -> None:
         archive.unlink()
         raise SystemExit(f"download: {url} must have the SHA-256 {sha256}, but has {found}; nothing was unpacked")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")  # refuses paths and links that lead out of the folder
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")  # refuses paths and links that lead out of the folder
+        else:  # a Python below 3.11.4, such as Debian 12's
+            refused = [m.name for m in tar if not (m.isfile() or m.isdir()) or ".." in m.name or m.name.startswith("/")]
+            if refused:
+                raise SystemExit(f"download: {url} must have files and folders alone, inside it, but has {refused[:3]}")
+            tar.extractall(folder)
     archive.unlink()
     models = sorted(path.parent.name for path in folder.glob("*/config.pbtxt"))
     if not models:
