@@ -11,10 +11,12 @@ import typer
 from carnelian_perf import latency_cli, server_cli, training_cli
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    OptionalPath,
     check_file,
     check_model_and_clips,
-    check_raw_file,
     describe_clips,
+    raw_file_option,
+    render_option,
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -38,24 +40,16 @@ def batching(
         "demo/quartznet_demo.pt"
     ),
     manifest: Annotated[
-        Optional[Path],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        OptionalPath,
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 16,
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
     rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 5,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; table and plot go beside it.",
-            show_default="perf/results/MODEL_batching.json",
-        ),
+        OptionalPath, raw_file_option("MODEL_batching.json", "Raw file; table and plot go beside it.")
     ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make table and plot of this raw file."),
-    ] = None,
+    render: Annotated[OptionalPath, render_option("table and plot")] = None,
 ) -> None:
     """Measure how batches form from clips of mixed length, for each candidate way.
 
@@ -104,7 +98,7 @@ def accuracy(
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",
     model: Annotated[str, typer.Option(help="Name of the model.")] = "quartznet_demo",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="JSON lines to write, one for each clip, with its transcript as pred_text."),
     ] = None,
 ) -> None:
@@ -141,7 +135,7 @@ def decoding(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Weights of the language model, of `carnelian-train weigh`."),
     ] = None,
     boosts: Annotated[str, typer.Option(help="Of hot words, comma-separated.")] = "4,6,8,10",
@@ -149,10 +143,7 @@ def decoding(
         Optional[str],  # noqa: UP045
         typer.Option(help="host:port of a server of the model, whose decoding stage is measured too."),
     ] = None,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_decoding.json"),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_decoding.json", "Raw file.")] = None,
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     from carnelian_training.checkpoint import load_model
@@ -189,14 +180,11 @@ def held_out(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines, with speakers.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     neural_language_model: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option("--neural-lm", help="Neural language model, ONNX."),
     ] = None,
     groups: Annotated[int, typer.Option(help="Of speakers; the weights for each are chosen on the others.", min=2)] = 4,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_held_out.json"),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_held_out.json", "Raw file.")] = None,
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
     from carnelian_training.checkpoint import load_model
@@ -224,21 +212,14 @@ def words(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of 16 kHz clips that were not trained on.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Weights of the language model, of `carnelian-train weigh`."),
     ] = None,
     calibration: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Where to write the calibration, for `carnelian-export --calibration`."),
     ] = None,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; the curve goes beside it.",
-            show_default="perf/results/NAME_words.json",
-        ),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
 ) -> None:
     """Measure times of words against PocketSphinx's alignment, and whether confidences are true; calibrate both."""
     from carnelian_training.checkpoint import load_model

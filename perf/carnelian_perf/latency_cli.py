@@ -8,13 +8,15 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    OptionalPath,
     check_file,
     check_model_and_clips,
-    check_raw_file,
     check_words,
     counts_of,
     describe_clips,
     durations_of,
+    raw_file_option,
+    render_option,
     served_repository,
 )
 
@@ -27,7 +29,7 @@ def sweep(
         Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
     ],
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Folder; each cell gets one in it.", show_default="perf/results/NAME_sweep"),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
@@ -62,7 +64,7 @@ def report(
     machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
     precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
     inference: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
     ] = None,
 ) -> None:
@@ -81,7 +83,7 @@ def report(
 @app.command()
 def infer(
     source: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
     ] = None,
     overrides: Annotated[
@@ -108,18 +110,8 @@ def infer(
     ] = None,
     machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
     published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; the table goes beside it.",
-            show_default="perf/results/NAME_infer.json",
-        ),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
     from carnelian_perf.published import choose
@@ -171,29 +163,19 @@ def mixed(
         "demo/quartznet_demo.pt"
     ),
     random_weights: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="A training YAML: its network with random weights, in place of the three above."),
     ] = None,
     manifest: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
     ] = None,
     target: Annotated[float, typer.Option(help="Milliseconds of the 95th percentile.", min=1)] = 500,
     seconds: Annotated[float, typer.Option(help="Of arrivals in a run.", min=0.1)] = 10,
     steps: Annotated[int, typer.Option(help="Of the bisection of the rate.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; page and plot go beside it.",
-            show_default="perf/results/MODEL_mixed.json",
-        ),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make page and plot of this raw file."),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("page and plot")] = None,
 ) -> None:
     """Measure how many clips of mixed length a second are answered in time, in an open loop.
 
@@ -237,10 +219,7 @@ def int8(
     checkpoint: Annotated[Path, typer.Argument(help="Of Jasper or QuartzNet.")],
     clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.")],
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.")],
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_int8.json"),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
     """Measure what int8 costs: word error rates in pairs, with the interval of their difference, and agreement."""
     from carnelian_perf.int8 import measure

@@ -4,10 +4,27 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated, Any, Optional
 
 import typer
 
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
+
+OptionalPath = Optional[Path]  # noqa: UP045  typer reads annotations at run time, on Python 3.10 too
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", help="a.b=value, over the file; repeatable."),
+]
+
+
+def raw_file_option(name: str, description: str) -> Any:
+    """The option `--out` of a command whose raw file is `name` unless told otherwise."""
+    return typer.Option(callback=check_raw_file, help=description, show_default=f"perf/results/{name}")
+
+
+def render_option(pages: str) -> Any:
+    """The option `--render` of a command that makes such pages of a raw file."""
+    return typer.Option(help=f"Measure nothing: make {pages} of this raw file.")
 
 
 def counts_of(option: str, text: str) -> list[int]:

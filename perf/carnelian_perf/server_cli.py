@@ -1,18 +1,20 @@
 """Commands of `carnelian-perf` about a server on this machine: tune, overhead, memory."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    OptionalPath,
     check_file,
     check_model_and_clips,
-    check_raw_file,
     check_words,
     describe_clips,
     durations_of,
+    raw_file_option,
+    render_option,
     served_repository,
 )
 
@@ -26,11 +28,11 @@ def tune(
     ),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
     random_weights: Annotated[
-        Optional[Path],  # noqa: UP045  typer reads the annotation at run time, on Python 3.10 too
+        OptionalPath,
         typer.Option(help="A training YAML: its network with random weights, in place of --repository."),
     ] = None,
     manifest: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
     ] = None,
     objective: Annotated[
@@ -41,19 +43,14 @@ def tune(
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1)] = 96,
     rounds: Annotated[int, typer.Option(help="Of a step.", min=1)] = 3,
     write: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Where to write the result, for `carnelian-export --tuning`."),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; the table goes beside it.",
-            show_default="perf/results/MODEL_tune_OBJECTIVE.json",
-        ),
+        OptionalPath, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
     ] = None,
     render: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Measure nothing: make the table of this raw file, and --write."),
     ] = None,
 ) -> None:
@@ -101,7 +98,7 @@ def overhead(
     repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
     random_weights: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="A training YAML: its network with random weights, in place of --repository."),
     ] = None,
     manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
@@ -111,18 +108,8 @@ def overhead(
     rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     clients: Annotated[int, typer.Option(help="That send single clips at the same time.", min=1, max=64)] = 16,
     batch: Annotated[int, typer.Option(help="Of the batches they are compared with.", min=1)] = 8,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; the table goes beside it.",
-            show_default="perf/results/MODEL_overhead.json",
-        ),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
     from carnelian_perf.render_overhead import render as render_table
@@ -161,24 +148,14 @@ def memory(
     repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
     manifest: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
     ] = None,
     requests: Annotated[int, typer.Option(help="Clips to send.", min=2)] = 10_000,
     every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
     concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 8,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; page and plot go beside it.",
-            show_default="perf/results/MODEL_memory.json",
-        ),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make page and plot of this raw file."),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("page and plot")] = None,
 ) -> None:
     """Measure the memory of a server's processes, at rest and over many requests, and whether it grows.
 

@@ -1,11 +1,11 @@
 """Commands of `carnelian-perf` about training: loading, training, hourglass."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import check_file, check_raw_file, counts_of
+from carnelian_perf.options import OptionalPath, Overrides, check_file, counts_of, raw_file_option, render_option
 
 app = typer.Typer()
 
@@ -13,16 +13,10 @@ app = typer.Typer()
 @app.command()
 def loading(
     config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a.b=value, over the file; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     batches: Annotated[int, typer.Option(help="To read.")] = 20,
     steps: Annotated[int, typer.Option(help="To train.")] = 2,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(callback=check_raw_file, help="Raw file.", show_default="perf/results/NAME_loading.json"),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_loading.json", "Raw file.")] = None,
 ) -> None:
     """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
     from carnelian_training.config import load_config
@@ -39,13 +33,10 @@ def loading(
 @app.command()
 def training(
     config: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
     ] = None,
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a.b=value, over the file; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
     precisions: Annotated[str, typer.Option(help="Of fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
     processes: Annotated[str, typer.Option(help="How many processes; the batch of each stays (weak scaling).")] = "1",
@@ -53,18 +44,8 @@ def training(
     steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; the table goes beside it.",
-            show_default="perf/results/NAME_training.json",
-        ),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
 ) -> None:
     """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
 
@@ -97,30 +78,17 @@ def training(
 @app.command()
 def hourglass(
     config: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Argument(help="A training YAML of wav2vec 2.0."),
     ] = None,
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a.b=value, over the file; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
     batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
     duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 15.6,
     steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            callback=check_raw_file,
-            help="Raw file; the table goes beside it.",
-            show_default="perf/results/NAME_hourglass.json",
-        ),
-    ] = None,
-    render: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Measure nothing: make the table of this raw file."),
-    ] = None,
+    out: Annotated[OptionalPath, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
     from carnelian_perf.hourglass import Work, measure
