@@ -84,7 +84,7 @@ def export(
 
     from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model
-    from carnelian_training.lm_weights import read_weights
+    from carnelian_training.language_models.weights import read_weights
 
     from carnelian_export.repository import Decoding, write_model
 

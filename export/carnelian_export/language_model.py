@@ -16,10 +16,10 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
-from carnelian_training.language_config import LanguageModelConfig
+from carnelian_training.language_models.config import LanguageModelConfig
+from carnelian_training.language_models.perplexity import rate
+from carnelian_training.language_models.tokens import END
 from carnelian_training.models.transformer_xl import TransformerXl
-from carnelian_training.perplexity import rate
-from carnelian_training.tokens import END
 from onnx import helper
 from torch import Tensor, nn
 

@@ -147,7 +147,7 @@ def decoding(
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     from carnelian_training.checkpoint import load_model
-    from carnelian_training.lm_weights import read_weights
+    from carnelian_training.language_models.weights import read_weights
 
     from carnelian_perf.decoding import measure
 
@@ -223,7 +223,7 @@ def words(
 ) -> None:
     """Measure times of words against PocketSphinx's alignment, and whether confidences are true; calibrate both."""
     from carnelian_training.checkpoint import load_model
-    from carnelian_training.lm_weights import read_weights
+    from carnelian_training.language_models.weights import read_weights
 
     from carnelian_perf.words import measure
 

@@ -13,10 +13,10 @@ from carnelian_export.cli import app
 from carnelian_export.language_model import export_language_model, run, write_language_model
 from carnelian_export.parity import ParityError, open_graph
 from carnelian_training.checkpoint import save
-from carnelian_training.language_config import run_from_dict
+from carnelian_training.language_models.perplexity import rate
+from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
-from carnelian_training.perplexity import rate
-from carnelian_training.tokens import Tokenizer, train_tokenizer
+from carnelian_training.run_config import run_from_dict
 from typer.testing import CliRunner
 
 SENTENCES = ["the king saw the ship", "a letter followed", "the queen met the king of the harbour"] * 5

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from carnelian_export.repository import Decoding, write_model
 from carnelian_training.checkpoint import load_model
-from carnelian_training.lm_weights import read_weights
+from carnelian_training.language_models.weights import read_weights
 from onnx import numpy_helper
 
 ROOT = Path(__file__).parents[2]

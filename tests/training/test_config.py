@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 from carnelian_training.config import ConfigError, config_from_dict, config_to_dict, load_config
-from carnelian_training.language_config import load_run
 from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
+from carnelian_training.run_config import load_run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))
 

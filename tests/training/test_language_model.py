@@ -14,13 +14,13 @@ from carnelian_training.checkpoint import CheckpointError, load, load_language_m
 from carnelian_training.cli import app
 from carnelian_training.config import ConfigError, config_to_dict
 from carnelian_training.distributed import Process
-from carnelian_training.language_config import load_run, run_from_dict
-from carnelian_training.language_modelling import LanguageModelling
-from carnelian_training.perplexity import WordScores, network_words, ngram_words, rate_network, together
+from carnelian_training.language_models.perplexity import WordScores, network_words, ngram_words, rate_network, together
+from carnelian_training.language_models.streams import Streams
+from carnelian_training.language_models.task import LanguageModelling
+from carnelian_training.language_models.tokens import END, TokenConfig, Tokenizer, train_tokenizer
+from carnelian_training.run_config import load_run, run_from_dict
 from carnelian_training.state import new_state
-from carnelian_training.streams import Streams
 from carnelian_training.text import LABEL_CHARACTERS
-from carnelian_training.tokens import END, TokenConfig, Tokenizer, train_tokenizer
 from carnelian_training.train import optimise, train
 from typer.testing import CliRunner
 

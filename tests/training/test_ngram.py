@@ -5,10 +5,10 @@ import kenlm
 import pytest
 from carnelian_training.cli import app
 from carnelian_training.ctc.language_model import LanguageModel
+from carnelian_training.language_models.ngram import find_tool
+from carnelian_training.language_models.perplexity import ngram_words
+from carnelian_training.language_models.sentences import divide, read_text
 from carnelian_training.manifest import Clip, write_manifest
-from carnelian_training.ngram import find_tool
-from carnelian_training.perplexity import ngram_words
-from carnelian_training.sentences import divide, read_text
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.text import LABEL_CHARACTERS
 from typer.testing import CliRunner
@@ -111,7 +111,7 @@ def test_what_holds_no_sentences_says_so(tmp_path, content, message):
 
 
 def test_without_kenlm_it_says_how_to_get_it(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("carnelian_training.ngram.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("carnelian_training.language_models.ngram.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     result = build(text, tmp_path / "lm.klm")
     assert isinstance(result.exception, FileNotFoundError)

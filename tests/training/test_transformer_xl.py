@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from carnelian_training.language_models.perplexity import rate
+from carnelian_training.language_models.tokens import END
 from carnelian_training.models.transformer_xl import TransformerXl, TransformerXlConfig, relative_shift
-from carnelian_training.perplexity import rate
-from carnelian_training.tokens import END
 from torch.nn import functional as F
 
 VOCABULARY = 23

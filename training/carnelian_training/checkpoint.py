@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from carnelian_training.config import Config, config_to_dict
-from carnelian_training.language_config import LanguageModelConfig, RunConfig, run_from_dict
+from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.run_config import RunConfig, run_from_dict
 
 _ADVICE = "; `carnelian-train import` makes one of another toolkit's"
 

@@ -30,7 +30,7 @@ def fit(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
 ) -> None:
     """Train a model."""
-    from carnelian_training.language_config import load_run
+    from carnelian_training.run_config import load_run
     from carnelian_training.train import train
 
     train(load_run(config, tuple(overrides or ())), directory)
@@ -102,7 +102,7 @@ def evaluate(
         from carnelian_training.evaluate import evaluate as run
         from carnelian_training.evaluate import frame_duration_s, warn_of_characters
         from carnelian_training.foreign.sources import load_model
-        from carnelian_training.lm_weights import read_weights
+        from carnelian_training.language_models.weights import read_weights
 
         config, network = load_model(paths[0])
         served = ctc.Decoder(
@@ -142,7 +142,7 @@ def _compare(
     from carnelian_training.comparison import compare, render_comparison, write_comparison
     from carnelian_training.evaluate import frame_duration_s
     from carnelian_training.foreign.sources import load_model
-    from carnelian_training.lm_weights import read_weights
+    from carnelian_training.language_models.weights import read_weights
 
     config, network = load_model(paths[0])
     decoder = ctc.Decoder(
@@ -171,7 +171,7 @@ def weigh(
     from carnelian_training import ctc
     from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
     from carnelian_training.foreign.sources import load_model
-    from carnelian_training.lm_weights import choose_weights, rate, write_weights
+    from carnelian_training.language_models.weights import choose_weights, rate, write_weights
 
     config, network = load_model(checkpoint)
     decoder = ctc.Decoder(
@@ -203,7 +203,7 @@ def ngram(
     ] = None,
 ) -> None:
     """Make an n-gram language model out of text, with KenLM, normalised as transcripts are; print its perplexity."""
-    from carnelian_training.ngram import build_ngram
+    from carnelian_training.language_models.ngram import build_ngram
     from carnelian_training.synthesis.texts import choose_sources
 
     counts = [int(count) if count.strip().isdecimal() else -1 for count in prune.split(",")]
@@ -240,8 +240,8 @@ def perplexity(
     no probability of a word that it does not know. Where there are several models, also of their mean.
     """
     from carnelian_training.checkpoint import load_language_model
-    from carnelian_training.perplexity import network_words, ngram_words, together
-    from carnelian_training.sentences import divide
+    from carnelian_training.language_models.perplexity import network_words, ngram_words, together
+    from carnelian_training.language_models.sentences import divide
     from carnelian_training.synthesis.texts import choose_sources
 
     if len({path.name for path in models}) < len(models):

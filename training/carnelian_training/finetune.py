@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, config_to_dict, flat
-from carnelian_training.language_config import LanguageModelConfig, RunConfig
+from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.masked import MaskedBatchNorm
+from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from carnelian_training.config import Config
-from carnelian_training.language_config import RunConfig
+from carnelian_training.run_config import RunConfig
 
 
 class NovoGrad(Optimizer):

@@ -17,8 +17,8 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from carnelian_training.evaluate import Evaluation
-from carnelian_training.language_config import RunConfig
 from carnelian_training.plot import draw, read_metrics
+from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 

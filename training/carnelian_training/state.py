@@ -24,10 +24,10 @@ from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import ConfigError, config_to_dict, flat
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
-from carnelian_training.language_config import RunConfig
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.optim import build_optimizer
+from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 

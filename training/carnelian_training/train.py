@@ -21,12 +21,13 @@ from carnelian_training import checkpoint, contrastive, finetune
 from carnelian_training.config import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.interruption import Interruption
-from carnelian_training.language_config import LanguageModelConfig, RunConfig
-from carnelian_training.language_modelling import LanguageModelling, Prediction
+from carnelian_training.language_models.config import LanguageModelConfig
+from carnelian_training.language_models.task import LanguageModelling, Prediction
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.recognition import Recognition
 from carnelian_training.report import Report
+from carnelian_training.run_config import RunConfig
 from carnelian_training.state import State, new_state, resume, write
 from carnelian_training.task import Item, Objective, Share, Task
 from carnelian_training.transcription import Transcription

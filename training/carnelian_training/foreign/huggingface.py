@@ -17,8 +17,9 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
 from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, give, take
-from carnelian_training.language_config import LanguageModelConfig, RunConfig
+from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.run_config import RunConfig
 from carnelian_training.waveform import WaveformSettings
 
 FIXED: Options = {

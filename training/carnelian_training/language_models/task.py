@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from carnelian_training.language_config import LanguageModelConfig
+from carnelian_training.language_models.config import LanguageModelConfig
+from carnelian_training.language_models.perplexity import rate_network
+from carnelian_training.language_models.sentences import divide
+from carnelian_training.language_models.streams import Segment, Streams, Stretch
+from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
-from carnelian_training.perplexity import rate_network
 from carnelian_training.report import Report
-from carnelian_training.sentences import divide
 from carnelian_training.state import State
-from carnelian_training.streams import Segment, Streams, Stretch
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.task import Finding, Share
-from carnelian_training.tokens import Tokenizer, train_tokenizer
 from carnelian_training.transcription import AUTOCAST
 
 logger = logging.getLogger(__name__)

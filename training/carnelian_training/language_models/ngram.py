@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from carnelian_training.sentences import divide
+from carnelian_training.language_models.sentences import divide
 from carnelian_training.synthesis.texts import Source
 
 logger = logging.getLogger(__name__)

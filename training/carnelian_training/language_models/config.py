@@ -1,16 +1,12 @@
-"""The configuration of a language model, beside that of a recogniser; :func:`load_run` reads either."""
+"""The configuration of a language model; :func:`carnelian_training.run_config.load_run` reads it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from pydantic import ConfigDict, TypeAdapter, with_config
 
 from carnelian_training.checks import check_positive, check_probability
-from carnelian_training.config import Config, config_from_dict, inherit, load_tree, validated
+from carnelian_training.language_models.tokens import TokenConfig
 from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
 from carnelian_training.models.transformer_xl import TransformerXlConfig
-from carnelian_training.tokens import TokenConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +62,3 @@ class LanguageModelConfig:
 
 
 _OF_RECOGNISERS = ("depthwise", "recompute", "batch_statistics")
-
-
-RunConfig = Config | LanguageModelConfig
-"""Whatever the loop trains."""
-
-_ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
-
-
-def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Read a YAML file of a recogniser or of a language model; see :func:`carnelian_training.config.load_config`."""
-    tree = load_tree(path, overrides)
-    inherit(tree)
-    return run_from_dict(tree, str(path))
-
-
-def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
-    """Validate a plain tree, for example one out of a checkpoint.
-
-    Raises:
-        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
-    """
-    model = tree.get("model")
-    if isinstance(model, dict) and model.get("name") == TransformerXlConfig.name:
-        return validated(_ADAPTER, tree, where)
-    return config_from_dict(tree, where)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from carnelian_training.distributed import Process
+from carnelian_training.language_models.tokens import END, Tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
-from carnelian_training.tokens import END, Tokenizer
 
 MOST_TOKENS = 16_384
 """Rated at once."""

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carnelian_training.language_config import TextConfig
-from carnelian_training.tokens import END
+from carnelian_training.language_models.config import TextConfig
+from carnelian_training.language_models.tokens import END
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Language models: the text they are made of, their training, their perplexity, their weights in decoding."""

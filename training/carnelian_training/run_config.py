@@ -1,0 +1,34 @@
+"""The configuration of a run of either kind: a recogniser's or a language model's, told apart by `model.name`."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from carnelian_training.config import Config, config_from_dict, inherit, load_tree, validated
+from carnelian_training.language_models.config import LanguageModelConfig
+from carnelian_training.models.transformer_xl import TransformerXlConfig
+
+RunConfig = Config | LanguageModelConfig
+"""Whatever the loop trains."""
+
+_ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
+
+
+def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Read a YAML file of a recogniser or of a language model; see :func:`carnelian_training.config.load_config`."""
+    tree = load_tree(path, overrides)
+    inherit(tree)
+    return run_from_dict(tree, str(path))
+
+
+def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
+    """Validate a plain tree, for example one out of a checkpoint.
+
+    Raises:
+        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+    """
+    model = tree.get("model")
+    if isinstance(model, dict) and model.get("name") == TransformerXlConfig.name:
+        return validated(_ADAPTER, tree, where)
+    return config_from_dict(tree, where)
