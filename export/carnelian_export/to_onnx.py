@@ -192,8 +192,10 @@ def export_padded(network: CtcNetwork) -> onnx.ModelProto:
 
 
 def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
-    """The graph of a module that answers :data:`OUTPUTS`; the first dimension of every tensor may vary."""
-    module = _with_plain_convolutions(module)
+    """The graph of a module that answers :data:`OUTPUTS`; rows and frames of every tensor may vary."""
+    module = _with_plain_convolutions(module).eval()
+    with torch.inference_mode():
+        num_labels = module(*inputs.values())[0].shape[-1]
     rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
     # wav2vec 2.0: what is computed of weights alone. Runtimes want the weights of convolutions as such.
     folds = any(isinstance(part, Wav2Vec2) for part in module.modules())
@@ -204,7 +206,7 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
         warnings.filterwarnings("ignore", "Constant folding - Only steps=1")  # of a padding: the runtime folds it
         # PRESERVE: batch norms are left for the runtime to fold; folded here, the weights leave float16.
         torch.onnx.export(
-            module.eval(),
+            module,
             tuple(inputs.values()),
             buffer,  # type: ignore[arg-type]
             input_names=list(inputs),
@@ -221,6 +223,9 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
             dynamo=False,
         )
     model = onnx.load_from_string(buffer.getvalue())
+    # The exporter gives this dimension a name. Triton's ONNX Runtime backend loads no model whose output differs in any
+    # dimension from the configuration, where it is the number of labels.
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = num_labels
     if all(weights.dtype != torch.bfloat16 for weights in module.parameters()):  # TensorRT has it, opset 17 has not
         onnx.checker.check_model(model, full_check=True)
     return model

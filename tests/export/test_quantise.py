@@ -32,6 +32,10 @@ def session(path):
     return parity.open_graph(path)
 
 
+def test_the_labels_are_declared_as_in_the_configuration(session, config):
+    assert session.get_outputs()[0].shape[2] == len(config.labels) + 1
+
+
 def test_every_convolution_of_the_blocks_is_in_integers(network, clips, tmp_path):
     for module in network.modules():
         if isinstance(module, MaskedBatchNorm):  # equal biases, which the exporter stores once

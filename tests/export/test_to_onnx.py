@@ -9,6 +9,7 @@ import pytest
 import torch
 from carnelian_export.folding import fold_batch_norms
 from carnelian_export.parity import run, score
+from carnelian_export.shaped import export_shaped
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import build_model, load_model
 
@@ -49,6 +50,15 @@ def test_the_file_suits_onnxruntime_1_19(path):
     assert model.ir_version <= 10
     assert [tensor.name for tensor in model.graph.input] == list(INPUTS)
     assert [tensor.name for tensor in model.graph.output] == list(OUTPUTS)
+
+
+@pytest.mark.parametrize("form", [export_ragged, export_padded, lambda network: export_shaped(network, torch.float32)])
+def test_outputs_declare_the_dimensions_of_the_configuration(form, network, config):
+    # Triton's ONNX Runtime backend compares them all, and -1 is not 29.
+    outputs = onnxruntime.InferenceSession(form(network).SerializeToString()).get_outputs()
+    log_probs, lengths = ([size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in outputs)
+    assert log_probs == [-1, -1, len(config.labels) + 1]
+    assert lengths == [-1, 1]
 
 
 def test_the_runtime_folds_every_batch_norm(path):

@@ -69,6 +69,11 @@ def clips():
     return [random.standard_normal(samples, np.float32) for samples in SAMPLES]
 
 
+def test_the_labels_are_declared_as_in_the_configuration(exported):
+    network, session = exported
+    assert session.get_outputs()[0].shape[2] == network.head.out_features
+
+
 def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(exported, clips):
     network, session = exported
     batch, lengths = run(session, clips, SAMPLES)

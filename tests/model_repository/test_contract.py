@@ -6,6 +6,7 @@ from pathlib import Path
 import carnelian_export.repository
 import carnelian_training.ctc
 import carnelian_training.features
+import onnxruntime
 import pytest
 from carnelian_export.repository import SOURCES, read_config
 from tritonclient.grpc import model_config_pb2 as pb
@@ -66,6 +67,23 @@ def test_an_ensembles_edges_agree_in_name_type_and_shape(ensemble):
         known |= {step.output_map[name]: tensor for name, tensor in signatures(stage.output).items()}
     for name, tensor in signatures(config.output).items():
         assert known[name] == tensor
+
+
+def test_the_graph_declares_its_tensors_as_triton_compares_them_with_the_configuration():
+    # The native ONNX Runtime backend loads a model only if a ragged input is flat, each other tensor has a free first
+    # dimension, and no other dimension differs: of an input where the graph fixes it, of an output in any case.
+    model = "quartznet_demo_acoustic"
+    config = config_of(model)
+    session = onnxruntime.InferenceSession(str(REPOSITORY / model / "1" / "model.onnx"))
+    declared = {
+        tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape]
+        for tensor in (*session.get_inputs(), *session.get_outputs())
+    }
+    features, length = config.input
+    assert declared[features.name] == [-1]
+    assert declared[length.name] == [-1, *length.dims]
+    for output in config.output:
+        assert declared[output.name] == [-1, *output.dims]
 
 
 def test_the_public_tensors():

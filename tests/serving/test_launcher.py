@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from carnelian_serving.installation import InstallationError, find_libpython, find_native
 from carnelian_serving.launcher import SHARED_MEMORY, Server, ServerError, check_shared_memory, choose_ports
@@ -202,6 +203,12 @@ max_batch_size: 4
 input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
 """
+COPY_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 1
@@ -221,12 +228,23 @@ ensemble_scheduling {
 """
 
 
+def copy_onnx(columns: str | int) -> bytes:
+    """A graph from X to Y = X, [rows, columns]."""
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", columns]) for name in "XY")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["X"], ["Y"])], "copy", [x], [y])
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+
+
 def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model: Callable[..., Path]) -> None:
     pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
     add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
     add_model(cut_repository, "short", CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
     add_model(cut_repository, "broken", CUT_WITHOUT_LENGTH, {"dali.py": "raise KeyError('mel')"})
     add_model(cut_repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    add_model(cut_repository, "vague", COPY_CONFIG, {"model.onnx": copy_onnx("columns")})
+    add_model(cut_repository, "narrow", COPY_CONFIG, {"model.onnx": copy_onnx(1)})
+    add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
     add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
     with (
         pytest.raises(ServerError) as caught,
@@ -242,6 +260,9 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "KeyError: 'mel'" in message
     assert "model 'absent' could not be loaded" in message
     assert "neither" in message
+    assert "output 'Y' of 'vague' must have the shape [-1, 2] in the graph, but has [-1, -1]" in message
+    assert "input 'X' of 'narrow' must have the shape [-1, 2] in the graph, but has [-1, 1]" in message
+    assert "model 'exact'" not in message
     assert "model 'foreign' could not be loaded" in message
     assert "tensorrt" in message
     assert "model 'cut'" not in message

@@ -182,12 +182,23 @@ def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batc
     available = {tensor.name for tensor in session.get_outputs()}
     if missing := sorted({tensor.name for tensor in config.outputs} - available):
         raise ConfigError(f"outputs of {config.name!r} must be among {sorted(available)}, but there is {missing}")
-    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
-    for tensor in config.inputs:
-        rank = 1 if tensor.is_ragged else len(tensor.dims) + 1
-        if len(shapes[tensor.name]) != rank:
-            advice = " (`allow_ragged_batch` makes it flat)" if tensor.is_ragged else ""
-            raise ConfigError(
-                f"input {tensor.name!r} of {config.name!r} must have {rank} dimensions in the graph{advice}, "
-                f"but has {shapes[tensor.name]}"
-            )
+    for tensors, kind in ((session.get_inputs(), "input"), (session.get_outputs(), "output")):
+        declared = {tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in tensors}
+        for tensor in config.inputs if kind == "input" else config.outputs:
+            want = [-1] if tensor.is_ragged else [-1, *tensor.dims]
+            if not _agrees(declared[tensor.name], want, is_exact=kind == "output"):
+                advice = " (`allow_ragged_batch` makes it flat)" if tensor.is_ragged else ""
+                raise ConfigError(
+                    f"{kind} {tensor.name!r} of {config.name!r} must have the shape {want} in the graph{advice}, "
+                    f"but has {declared[tensor.name]}; export the graph again, or change `dims`"
+                )
+
+
+def _agrees(declared: Sequence[int], want: Sequence[int], *, is_exact: bool) -> bool:
+    """Whether the native backend takes a graph's tensor for the configuration's; -1 is any size.
+
+    It asks for a free first dimension. A free dimension of an output is not the configuration's 29; of an input it is.
+    """
+    if len(declared) != len(want) or declared[0] != -1:
+        return False
+    return all(size == wanted or (size == -1 and not is_exact) for size, wanted in zip(declared, want, strict=True))
