@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 import torch
 from carnelian_training.language_models.config import LanguageModelConfig
-from carnelian_training.language_models.perplexity import rate
+from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import END
 from carnelian_training.models.transformer_xl import TransformerXl
 from onnx import helper
@@ -133,7 +133,7 @@ def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
     draw = np.random.default_rng(SEED)
     lengths = [0, 1, 2, 40, 7, memory + 1, 2 * memory + 3, 0]
     rows = [draw.integers(END + 1, vocabulary, length).tolist() for length in lengths]
-    expected = rate(network, rows, segment).numpy()
+    expected = score_sentences(network, rows, segment).numpy()
     tokens = np.array(lengths) + 1
     together = run(session, rows, padding=vocabulary + 7)
     alone = np.concatenate([run(session, [row]) for row in rows])

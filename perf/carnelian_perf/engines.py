@@ -177,7 +177,7 @@ def make_features(config: Config, signals: Array, threads: int) -> Callable[[], 
     Returns:
         What computes them: [rows, num_mels, frames] float32 and [rows] int32, each time anew.
     """
-    from carnelian_training.front_end import build
+    from carnelian_training.front_end import build_features
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(
@@ -189,7 +189,7 @@ def make_features(config: Config, signals: Array, threads: int) -> Callable[[], 
         exec_pipelined=False,
     )
     def graph() -> Any:
-        return build(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), config.features)
+        return build_features(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), config.features)
 
     pipeline: Any = graph()
     pipeline.build()

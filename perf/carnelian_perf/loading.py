@@ -14,7 +14,7 @@ from carnelian_training.defects import Limits
 from carnelian_training.loading import Batch, load, plan_epoch, trainable
 from carnelian_training.manifest import read_manifest
 from carnelian_training.optim import build_optimizer
-from carnelian_training.transcription import forward
+from carnelian_training.transcription import ctc_loss
 
 from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit
@@ -82,7 +82,7 @@ def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
-        forward(model, batch, config).sum().backward()  # type: ignore[no-untyped-call]
+        ctc_loss(model, batch, config).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     step(batches[0])

@@ -13,7 +13,7 @@ from carnelian_export.cli import app
 from carnelian_export.language_model import export_language_model, run, write_language_model
 from carnelian_export.parity import ParityError, open_graph
 from carnelian_training.checkpoint import save
-from carnelian_training.language_models.perplexity import rate
+from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.run_config import run_from_dict
@@ -79,7 +79,7 @@ def test_sentences_are_rated_as_in_pytorch_whatever_is_beside_them(exported):
     path, network = exported
     session = open_graph(path)
     rows = Tokenizer(network.tokenizer).encode([*SENTENCES[:3], ""])
-    expected = rate(network, rows, 5).numpy()
+    expected = score_sentences(network, rows, 5).numpy()
     np.testing.assert_allclose(run(session, rows, padding=-9), expected, atol=0.2)
     alone = np.concatenate([run(session, [row]) for row in rows])
     np.testing.assert_allclose(run(session, rows), alone, atol=1e-4)

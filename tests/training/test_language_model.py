@@ -14,7 +14,13 @@ from carnelian_training.checkpoint import CheckpointError, load, load_language_m
 from carnelian_training.cli import app
 from carnelian_training.config import ConfigError, config_to_dict
 from carnelian_training.distributed import Process
-from carnelian_training.language_models.perplexity import WordScores, network_words, ngram_words, rate_network, together
+from carnelian_training.language_models.perplexity import (
+    WordScores,
+    interpolate,
+    measure_perplexity,
+    score_words,
+    score_words_by_ngrams,
+)
 from carnelian_training.language_models.streams import Streams
 from carnelian_training.language_models.task import LanguageModelling
 from carnelian_training.language_models.tokens import END, TokenConfig, Tokenizer, train_tokenizer
@@ -165,11 +171,11 @@ def test_words_are_rated_by_their_tokens(config, trained):
     _, network = load_language_model(trained / "tiny.pt")
     task = LanguageModelling(config)
     task.prepare(new_state(config, CPU))
-    found = rate_network(network, task.held_out, 5)
-    assert found.per_word == pytest.approx(rate_network(network, task.held_out, 500).per_word, rel=1e-5)
+    found = measure_perplexity(network, task.held_out, 5)
+    assert found.per_word == pytest.approx(measure_perplexity(network, task.held_out, 500).per_word, rel=1e-5)
     best = load(trained / "tiny.pt")[1]["results"]["dev_word_perplexity"]
     assert found.per_word == pytest.approx(best, rel=1e-5)
-    words = network_words(network, task.held_out, 5)
+    words = score_words(network, task.held_out, 5)
     assert len(words.log_probs) == sum(len(sentence.split()) + 1 for sentence in task.held_out)
     assert words.perplexity() == pytest.approx(found.per_word)
 
@@ -211,12 +217,12 @@ def test_processes_make_no_difference_and_may_change_in_between(config, trained,
 def test_perplexities_stand_beside_each_other(trained, tmp_path):
     (tmp_path / "text.txt").write_text("The king saw the king.")
     (tmp_path / "lm.arpa").write_text(ARPA)
-    words = ngram_words(tmp_path / "lm.arpa", ["the king saw the king"])
+    words = score_words_by_ngrams(tmp_path / "lm.arpa", ["the king saw the king"])
     assert words.known.tolist() == [True, True, False, True, True, True]
     assert words.perplexity() == pytest.approx(10 ** ((0.25 + 0.75 + 1 + 0.25 + 0.75 + 0.5) / 6), rel=1e-5)
     assert words.perplexity(words.known) == pytest.approx(10 ** ((0.25 + 0.75 + 0.25 + 0.75 + 0.5) / 5), rel=1e-5)
     certain = WordScores(np.zeros(6), np.ones(6, bool))
-    mixed = together([words, certain])
+    mixed = interpolate([words, certain])
     assert mixed.log_probs[1] == pytest.approx(math.log((1 + 10**-0.75) / 2), rel=1e-5)
     assert mixed.known.tolist() == words.known.tolist()
     paths = [str(trained / "tiny.pt"), str(tmp_path / "lm.arpa")]
@@ -243,8 +249,8 @@ def test_publishing_keeps_the_tokenizer(trained, tmp_path):
     (_, whole), (_, small) = (load_language_model(path) for path in (trained / "tiny.pt", tmp_path / "small.pt"))
     assert whole.tokenizer == small.tokenizer != b""
     sentences = ["the king saw the ship"]
-    assert rate_network(small, sentences, 9).per_word == pytest.approx(
-        rate_network(whole, sentences, 9).per_word, rel=0.01
+    assert measure_perplexity(small, sentences, 9).per_word == pytest.approx(
+        measure_perplexity(whole, sentences, 9).per_word, rel=0.01
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from carnelian_training.cli import app
 from carnelian_training.ctc.language_model import LanguageModel
 from carnelian_training.language_models.ngram import find_tool
-from carnelian_training.language_models.perplexity import ngram_words
+from carnelian_training.language_models.perplexity import score_words_by_ngrams
 from carnelian_training.language_models.sentences import divide, read_text
 from carnelian_training.manifest import Clip, write_manifest
 from carnelian_training.synthesis.texts import choose_sources
@@ -76,7 +76,7 @@ def test_the_perplexity_is_of_every_sentence_that_was_kept_out(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat saw a king\na king met the queen\nthe queen met a dog\na dog saw the cat\n")
     assert build(text, tmp_path / "lm.klm").exit_code == 0
-    rated = ngram_words(tmp_path / "lm.klm", divide(choose_sources([str(text)])).held_out)
+    rated = score_words_by_ngrams(tmp_path / "lm.klm", divide(choose_sources([str(text)])).held_out)
     report = json.loads((tmp_path / "lm.json").read_text())
     assert report["perplexity"] == pytest.approx(rated.perplexity(), abs=0.006)  # as the report is rounded
     assert report["held_out_sentences"] == 1

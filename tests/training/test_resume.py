@@ -143,19 +143,19 @@ def test_a_name_is_no_pattern(state, config, tmp_path):
 
 def test_milestones_outlive_the_newest(state, config, tmp_path):
     config = changed(config, loop={"milestones": (3,), "keep_last": 2, "checkpoint_every_steps": 100})
-    assert [state.saves(config) for state.step in (2, 3, 12, 100)] == [False, True, True, True]
+    assert [state.checkpoint_is_due(config) for state.step in (2, 3, 12, 100)] == [False, True, True, True]
     write_at(state, config, tmp_path, 1, 2, 3, 4, 5)
     assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["3", "4", "5"]
 
 
 def test_checkpoints_may_follow_the_clock(state, config, tmp_path, monkeypatch):
-    assert not state.is_late(config)
-    assert not state.is_late(changed(config, loop={"checkpoint_every_s": 60}))
+    assert not state.checkpoint_is_overdue(config)
+    assert not state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
     later = time.monotonic() + 61
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert state.is_late(changed(config, loop={"checkpoint_every_s": 60}))
+    assert state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
     write_at(state, config, tmp_path, 1)
-    assert not state.is_late(changed(config, loop={"checkpoint_every_s": 60}))
+    assert not state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
 
 
 def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, config, tmp_path, caplog):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from carnelian_training.language_models.perplexity import rate
+from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import END
 from carnelian_training.models.transformer_xl import TransformerXl, TransformerXlConfig, relative_shift
 from torch.nn import functional as F
@@ -128,8 +128,8 @@ def test_the_adaptive_softmax_learns_like_a_softmax():
 
 
 def test_a_sentence_does_not_see_its_neighbours(model):
-    together = rate(model, SENTENCES, segment=5)
-    alone = torch.cat([rate(model, [sentence], segment=100) for sentence in SENTENCES])
+    together = score_sentences(model, SENTENCES, segment=5)
+    alone = torch.cat([score_sentences(model, [sentence], segment=100) for sentence in SENTENCES])
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
 
 
@@ -140,14 +140,14 @@ def test_sentences_that_begin_anew_in_a_stream_say_what_they_say_alone(model):
     log_probs, _ = model(stream[:, :-1], stream[:, 1:], since)
     ends = [*starts[1:], stream.shape[1] - 1]
     said = torch.stack([log_probs[0, start:end].sum() for start, end in zip(starts, ends, strict=True)])
-    torch.testing.assert_close(said.double(), rate(model, SENTENCES, segment=50), atol=1e-4, rtol=0)
+    torch.testing.assert_close(said.double(), score_sentences(model, SENTENCES, segment=50), atol=1e-4, rtol=0)
 
 
 def test_a_network_without_opinion_has_a_perplexity_of_its_vocabulary():
     model = network()
     torch.nn.init.zeros_(model.embedding.weight)
     torch.nn.init.zeros_(model.token_bias)
-    found = rate(model, SENTENCES, segment=3)
+    found = score_sentences(model, SENTENCES, segment=3)
     expected = [-(len(sentence) + 1) * math.log(VOCABULARY) for sentence in SENTENCES]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 

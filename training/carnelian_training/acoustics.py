@@ -132,7 +132,7 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
     return noise
 
 
-def arguments(
+def read_disturbances(
     disturbances: Sequence[Disturbance], durations_s: Sequence[float], broken: set[Path]
 ) -> tuple[list[npt.NDArray[Any]], ...]:
     """What :func:`disturb` takes besides signals of these durations: for each argument, its value for each signal.

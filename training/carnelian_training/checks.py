@@ -1,4 +1,4 @@
-"""What configurations ask of their numbers: each check says by a ValueError what must hold and what was found."""
+"""Checks of the numbers in a configuration: each raises a ValueError with what must hold and what was found."""
 
 import math
 
@@ -16,7 +16,7 @@ def check_not_negative(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not 0 <= value < math.inf:
-            raise ValueError(f"`{name}` must not be negative, and finite, but is {value}")
+            raise ValueError(f"`{name}` must be finite and at least 0, but is {value}")
 
 
 def check_probability(name: str, found: float) -> None:

@@ -3,13 +3,18 @@
 import json
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.synthesis.command import surroundings, synthesise
+
+if TYPE_CHECKING:
+    from carnelian_training import ctc
+    from carnelian_training.config import Config
+    from carnelian_training.models.network import CtcNetwork
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.command()(synthesise)
@@ -100,17 +105,13 @@ def evaluate(
         evaluation = evaluate_served(url, model, paths[0], decoding)
     else:
         from carnelian_training.evaluate import evaluate as run
-        from carnelian_training.evaluate import frame_duration_s, warn_of_characters
-        from carnelian_training.foreign.sources import load_model
+        from carnelian_training.evaluate import warn_of_characters
         from carnelian_training.language_models.weights import read_weights
 
-        config, network = load_model(paths[0])
-        served = ctc.Decoder(
-            config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
-        )
+        config, network, text_decoder = _load_recogniser(paths[0], language_model, neural_language_model)
         defaults = read_weights(lm_weights) if lm_weights else {}
         with joined() as process:
-            evaluation = run(network.to(process.device), config, paths[1], process, served, decoding, defaults)
+            evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, decoding, defaults)
         if not process.leads:
             return
         warn_of_characters(evaluation.clips, config.labels)
@@ -123,6 +124,19 @@ def evaluate(
         logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].audio_filepath, reason)
     if evaluation.failures:
         raise typer.Exit(1)
+
+
+def _load_recogniser(
+    path: Path, language_model: Path | None, neural_language_model: Path | None
+) -> tuple["Config", "CtcNetwork", "ctc.Decoder"]:
+    """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
+    from carnelian_training import ctc
+    from carnelian_training.evaluate import frame_duration_s
+    from carnelian_training.foreign.sources import load_model
+
+    config, network = load_model(path)
+    frame_s = frame_duration_s(config)
+    return config, network, ctc.Decoder(config.labels, frame_s, language_model, None, neural_language_model)
 
 
 def _compare(
@@ -138,16 +152,10 @@ def _compare(
     if len(paths) < 2:
         raise typer.BadParameter("give CHECKPOINT MANIFEST...")
 
-    from carnelian_training import ctc
     from carnelian_training.comparison import compare, render_comparison, write_comparison
-    from carnelian_training.evaluate import frame_duration_s
-    from carnelian_training.foreign.sources import load_model
     from carnelian_training.language_models.weights import read_weights
 
-    config, network = load_model(paths[0])
-    decoder = ctc.Decoder(
-        config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
-    )
+    config, network, decoder = _load_recogniser(paths[0], language_model, neural_language_model)
     server = (url, model) if url else None
     rows = list(compare(network, config, paths[1:], decoder, read_weights(lm_weights) if lm_weights else {}, server))
     print(render_comparison(rows))
@@ -168,19 +176,14 @@ def weigh(
     """Choose the weights of language models on a dev set: by searching it again and again."""
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
-    from carnelian_training import ctc
-    from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
-    from carnelian_training.foreign.sources import load_model
-    from carnelian_training.language_models.weights import choose_weights, rate, write_weights
+    from carnelian_training.evaluate import clips_to_evaluate, score_all
+    from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
-    config, network = load_model(checkpoint)
-    decoder = ctc.Decoder(
-        config.labels, frame_duration_s(config), language_model, neural_language_model=neural_language_model
-    )
+    config, network, decoder = _load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     log_probs, references = score_all(network, config, clips), [clip.text for clip in clips]
     options = choose_weights(log_probs, references, decoder)
-    rates = rate(log_probs, references, decoder, options)
+    rates = word_error_rates(log_probs, references, decoder, options)
     models = [path.name for path in (language_model, neural_language_model) if path]
     write_weights(target, options, {"model": config.name, "language_models": models, "clips": len(clips), "wer": rates})
     print("\n".join(f"{name:<20} {value:g}" for name, value in options.items()))
@@ -240,7 +243,7 @@ def perplexity(
     no probability of a word that it does not know. Where there are several models, also of their mean.
     """
     from carnelian_training.checkpoint import load_language_model
-    from carnelian_training.language_models.perplexity import network_words, ngram_words, together
+    from carnelian_training.language_models.perplexity import interpolate, score_words, score_words_by_ngrams
     from carnelian_training.language_models.sentences import divide
     from carnelian_training.synthesis.texts import choose_sources
 
@@ -252,10 +255,10 @@ def perplexity(
     for path in models:
         if path.suffix == ".pt":
             config, network = load_language_model(path)
-            scores[path.name] = network_words(network, chosen, config.text.segment)
+            scores[path.name] = score_words(network, chosen, config.text.segment)
         else:
-            scores[path.name] = ngram_words(path, chosen)
-    mean = together(list(scores.values()))
+            scores[path.name] = score_words_by_ngrams(path, chosen)
+    mean = interpolate(list(scores.values()))
     if len(models) > 1:
         scores["together"] = mean
     report: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from carnelian_training import mistakes, strict_yaml
+from carnelian_training import config_errors, strict_yaml
 from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
@@ -290,7 +290,7 @@ def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagg
     try:
         return adapter.validate_python(tree)
     except ValidationError as error:
-        found = mistakes.described(error, tagged)
+        found = config_errors.describe(error, tagged)
         raise ConfigError("\n".join([f"{where}: {len(found)} mistake(s)", *(f"  {line}" for line in found)])) from error
 
 

@@ -46,8 +46,8 @@ class Process:
         counts = self.total(torch.tensor(flags, dtype=torch.int64))
         return [bool(count) for count in counts]
 
-    def told(self, word: str) -> str:
-        """The leader's word, in every process."""
+    def broadcast(self, word: str) -> str:
+        """The leader's `word`, in every process; every process has to call it."""
         words = [word]
         if self.size > 1:
             dist.broadcast_object_list(words, device=torch.device("cpu"))
@@ -61,7 +61,7 @@ class Process:
         dist.all_gather_object(parts, part)
         return {key: value for found in parts for key, value in found.items()}
 
-    def gathered(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, by rank, on the CPU; every process has to call it."""
         tensors = [tensor.cpu()] * self.size
         if self.size > 1:
@@ -89,8 +89,8 @@ class Process:
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **keep_buffers)
 
-    def gathering(self, network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-        """The context of one part of a step: gradients add up in each process and meet in the last part."""
+    def gradient_sync(self, network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+        """The context of one part of a step: gradients accumulate in each process and are averaged in the last part."""
         if isinstance(network, DistributedDataParallel) and not is_last:
             context: AbstractContextManager[None] = network.no_sync()
             return context

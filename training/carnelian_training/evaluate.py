@@ -1,7 +1,7 @@
-"""Exact evaluation: every clip of a manifest once, decoded as a server does, error rates and alignments by jiwer.
+"""Exact evaluation: every clip of a manifest once, decoded as on a server; error rates and alignments are jiwer's.
 
-In: a model and a manifest; each of several processes hears its share. Out, in every process: :class:`Evaluation`.
-`served.py` has the same of a running server.
+In: a model and a manifest; several processes share the clips out. Out, in every process: :class:`Evaluation`.
+`served.py` evaluates a running server.
 """
 
 import logging
@@ -74,13 +74,13 @@ class Evaluation:
         references, transcripts = map(list, zip(*pairs, strict=True))
         words = jiwer.process_words(references, transcripts)
         return ErrorRates(
-            words.wer,
-            jiwer.cer(references, transcripts),
-            len(pairs),
-            words.hits + words.substitutions + words.deletions,
-            words.substitutions,
-            words.deletions,
-            words.insertions,
+            wer=words.wer,
+            cer=jiwer.cer(references, transcripts),
+            clips=len(pairs),
+            words=words.hits + words.substitutions + words.deletions,
+            substitutions=words.substitutions,
+            deletions=words.deletions,
+            insertions=words.insertions,
         )
 
     def places(self, source: str | None) -> list[int]:
@@ -175,7 +175,7 @@ def clips_to_evaluate(manifest: Path) -> list[Clip]:
 
 
 def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
-    """Say so where references hold what a model cannot write, capitals for example: errors, whatever is heard."""
+    """Warn of references with characters that are not labels, such as capitals: they count as errors in any case."""
     outside = [set(clip.text) - set(labels) for clip in clips if not set(clip.text) <= set(labels)]
     if outside:
         logger.warning(

@@ -21,11 +21,11 @@ MOST_NAMED = 10
 def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     """Give a new network the weights of `config.init.checkpoint`, if there is one; the log says what was taken.
 
-    The body must be the same. In the head, a label that both alphabets have keeps its row, as does the blank, and a new
-    label gets the mean of the old labels' rows: the letters that two languages share mostly share their sounds, and a
-    network that knows when to write a blank aligns from the first step. A random row would drown both, for a trained
-    head holds all labels down but the one that it hears. Frames of the head (`head_frames`) are taken from the old
-    head's frame at the same time. A language model takes over everything, its tokenizer too.
+    The body must be the same. In the head, labels that both alphabets have keep their rows, as does the blank: shared
+    letters mostly share their sounds, and a network that knows when to write a blank aligns from the first step. A new
+    label gets the mean of the old labels' rows. A random row would drown the others, for a trained head gives every
+    label that it does not hear a low score. With other `head_frames`, each frame's rows are those of the old head's
+    frame at the same time. A language model takes over everything, its tokenizer too.
 
     Raises:
         CheckpointError: The file cannot be read, or its body is another: what differs in `model` is named, and tensors
@@ -47,34 +47,20 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     found: dict[str, Tensor] = content["weights"]
     wanted = model.state_dict()
     if source.pretraining is not None and config.pretraining is None:
-        # It knows sounds and no letters: the head starts at random, and what only pre-training needs is left behind.
+        # A pre-trained network has no head: it starts at random, and what only pre-training needs is left behind.
         found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
-        found |= {name: tensor for name, tensor in wanted.items() if name.startswith("head.")}
+        found |= {name: tensor for name, tensor in wanted.items() if _is_head(name)}
         source = replace(source, labels=config.labels)
-    body = {name for name in wanted if not name.startswith("head.")}
-    mistakes = [f"  {name}: not there" for name in sorted(body - found.keys())]
-    mistakes += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
-    for name in sorted(wanted.keys() & found.keys()):
-        # Of the head, only the width of what it reads has to fit.
-        parts = slice(None) if name in body else slice(1, None)
-        if wanted[name].shape[parts] != found[name].shape[parts]:
-            mistakes.append(f"  {name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
-    if mistakes:
-        raise CheckpointError(
-            "\n".join(
-                [
-                    f"{path} does not fit `model`, except for its head it must:",
-                    *_differences(source, config),
-                    *mistakes[:MOST_NAMED],
-                    *([f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []),
-                ]
-            )
-        )
+    if mistakes := _misfits(wanted, found):
+        lines = [*_differences(source, config), *mistakes[:MOST_NAMED]]
+        lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
+        raise CheckpointError("\n".join([f"{path} does not fit `model`; all but its head must:", *lines]))
     if source.features != config.features:
         logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
     kept = [label for label in config.labels if label in source.labels]
     weights = {
-        name: tensor if name in body else _head(wanted[name], tensor, config, source) for name, tensor in found.items()
+        name: _adapt_head(wanted[name], tensor, config, source) if _is_head(name) else tensor
+        for name, tensor in found.items()
     }
     model.load_state_dict(weights)  # which converts float16 to the model's float32
     rows = (
@@ -89,6 +75,21 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         logger.info("labels of the checkpoint that this run has not: %r", dropped)
 
 
+def _is_head(name: str) -> bool:
+    return name.startswith("head.")
+
+
+def _misfits(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    """Tensors that are missing, unexpected or of another shape; a head may have other rows, but not another width."""
+    misfits = [f"  {name}: not there" for name in sorted(wanted.keys() - found.keys()) if not _is_head(name)]
+    misfits += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & found.keys()):
+        parts = slice(1, None) if _is_head(name) else slice(None)
+        if wanted[name].shape[parts] != found[name].shape[parts]:
+            misfits.append(f"  {name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
+    return misfits
+
+
 def _differences(source: Config, config: Config) -> list[str]:
     """The fields of `model` that the checkpoint has otherwise, which is why its tensors do not fit."""
     theirs, ours = (flat(config_to_dict(of)["model"], "model") for of in (source, config))
@@ -99,7 +100,7 @@ def _differences(source: Config, config: Config) -> list[str]:
     ]
 
 
-def _head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Tensor:
+def _adapt_head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Tensor:
     """A head's weight or bias, whose first dimension is [head_frames x (labels, blank)], for other labels or frames."""
     head = fresh.clone().view(config.model.head_frames, len(config.labels) + 1, *fresh.shape[1:])
     old = trained.to(fresh).view(source.model.head_frames, len(source.labels) + 1, *fresh.shape[1:])
@@ -123,7 +124,7 @@ def frozen_stages(config: RunConfig, step: int) -> frozenset[int]:
 
 
 def freeze(model: nn.Module, config: RunConfig, step: int) -> None:
-    """Let those parameters of a model in training mode learn that should at `step`, and no others."""
+    """Choose which parameters learn at `step`, and which batch norms update; `model` is in training mode."""
     frozen = frozen_stages(config, step)
     if config.init.freeze:
         for name, parameter in model.named_parameters():

@@ -30,8 +30,8 @@ def channels(settings: FrontEnd) -> int:
     return 1 if isinstance(settings, WaveformSettings) else settings.num_mels
 
 
-def build(signal: DataNode, settings: FrontEnd) -> DataNode:
-    """Build the graph: [samples] float32 with at least one sample -> [channels, frames] float32."""
+def build_features(signal: DataNode, settings: FrontEnd) -> DataNode:
+    """Build the feature graph: [samples] float32 with at least one sample -> [channels, frames] float32."""
     if isinstance(settings, WaveformSettings):
         return fn.expand_dims(waveform.waveform(signal, settings), axes=[0])
     return features.log_mel(signal, settings)

@@ -20,7 +20,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
-from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, arguments, disturb
+from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_disturbances
 from carnelian_training.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
 from carnelian_training.config import AugmentConfig, Config
 from carnelian_training.defects import (
@@ -35,7 +35,7 @@ from carnelian_training.defects import (
     text_defect,
 )
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.front_end import FrontEnd, build, channels
+from carnelian_training.front_end import FrontEnd, build_features, channels
 from carnelian_training.manifest import Clip
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def load(
         if skip is None:
             refused += [f"{item.clip.audio_filepath}: {defect}" for item, defect in batch.skipped]
         else:
-            _name(batch.skipped, named)
+            _warn_once(batch.skipped, named)
         if not refused:
             yield batch
     if refused:
@@ -295,9 +295,9 @@ def _pipeline(
             [np.array([seconds * SAMPLE_RATE_HZ], np.int32) for seconds in longest_s],
         )
 
-    def read_disturbances() -> tuple[list[npt.NDArray[Any]], ...]:
+    def read_sounds() -> tuple[list[npt.NDArray[Any]], ...]:
         items = next(disturbed_batches)
-        return arguments([item.disturbance for item in items], [item.duration_s for item in items], broken)
+        return read_disturbances([item.disturbance for item in items], [item.duration_s for item in items], broken)
 
     @pipeline_def
     def graph() -> tuple[DataNode, ...]:
@@ -313,13 +313,13 @@ def _pipeline(
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
         if any(item.disturbance != UNDISTURBED for items in batches for item in items):
             disturbances = fn.external_source(
-                source=read_disturbances,
+                source=read_sounds,
                 num_outputs=6,
                 dtype=[types.FLOAT] * 5 + [types.INT64],
                 ndim=[1, 1, 0, 0, 0, 0],
             )
             signal = fn.python_function(decoded, *disturbances, function=disturb)
-        features = build(signal if device_id is None else signal.gpu(), settings)
+        features = build_features(signal if device_id is None else signal.gpu(), settings)
         frames = features.shape(dtype=types.INT64)[1]
         return fn.pad(features, axes=[1]), frames, samples, fn.reductions.rms(decoded), fn.reductions.rms(signal)
 
@@ -346,7 +346,7 @@ def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) 
     failed |= found
 
 
-def _name(skipped: Sequence[tuple[Item, str]], named: set[tuple[Path, str]]) -> None:
+def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[Path, str]]) -> None:
     """Log clips that are left out, once for each file and reason."""
     for item, defect in skipped:
         path = item.clip.audio_filepath

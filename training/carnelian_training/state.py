@@ -31,9 +31,10 @@ from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a pattern for `glob`
 # What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
 FIXED = ("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay")
-STEP = f"-{'[0-9]' * 8}.pt"  # behind the name of a run
+# Exceptions to these.
 FREE = (
     *("model.stages.*.dropout", "model.*dropout", "model.layer_drop", "model.extractor_gradient"),
     *("text.context_share", "text.device_streams"),
@@ -118,17 +119,17 @@ class State:
         if self.average is not None:
             self.average.model.load_state_dict(self.model.state_dict())
 
-    def looks(self, config: RunConfig) -> bool:
+    def evaluation_is_due(self, config: RunConfig) -> bool:
         """Whether an evaluation is due after this step."""
         return self.step % config.loop.evaluate_every_steps == 0 or self.step == config.loop.steps
 
-    def saves(self, config: RunConfig) -> bool:
+    def checkpoint_is_due(self, config: RunConfig) -> bool:
         """Whether a checkpoint is due after this step."""
         every = config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps
         return self.step % every == 0 or self.step == config.loop.steps or self.step in config.loop.milestones
 
-    def is_late(self, config: RunConfig) -> bool:
-        """Whether the last checkpoint is too old."""
+    def checkpoint_is_overdue(self, config: RunConfig) -> bool:
+        """Whether the last checkpoint is older than `loop.checkpoint_every_s`, on this process's clock."""
         every_s = config.loop.checkpoint_every_s
         return every_s is not None and time.monotonic() - self.saved_at > every_s
 
@@ -137,7 +138,7 @@ class State:
         if self.memory is None:
             return None
         # Process i has the streams i, i + processes, ...
-        return torch.stack(self.process.gathered(self.memory), dim=2).flatten(1, 2)
+        return torch.stack(self.process.gather(self.memory), dim=2).flatten(1, 2)
 
     def save(self, path: Path, config: RunConfig, memory: Tensor | None = None) -> None:
         """Write everything, with the memory of all processes. The `weights` are those of :attr:`best_model`."""
@@ -222,7 +223,7 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
 
 def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
     """The checkpoints of a run by step, oldest first; the best one is not among them."""
-    return sorted(directory.glob(f"{glob.escape(config.name)}{STEP}"))
+    return sorted(directory.glob(f"{glob.escape(config.name)}{STEP_SUFFIX}"))
 
 
 def resume(state: State, config: RunConfig, directory: Path) -> bool:
@@ -233,7 +234,7 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
         ConfigError: The configuration has changed where it may not; each change is named.
     """
     found = newest(directory, config) if state.process.leads else None
-    name = state.process.told("" if found is None else found.name)
+    name = state.process.broadcast("" if found is None else found.name)
     if not name:
         return False
     before, content = checkpoint.load(directory / name)
@@ -251,7 +252,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         ConfigError: There are some of another run, whose metrics a new one would replace.
     """
     saved = checkpoints(directory, config)
-    others = sorted(directory.glob(f"*{STEP}"))
+    others = sorted(directory.glob(f"*{STEP_SUFFIX}"))
     if others and not saved:
         raise ConfigError(
             f"{directory} must be the folder of one run, but {others[-1].name} is not one of `{config.name}`: "

@@ -90,11 +90,11 @@ def train(config: RunConfig, directory: Path) -> None:
                 report.log(
                     state.step, state.epoch, lr=outcome.lr, grad_norm=outcome.grad_norm, **outcome.measured, **skipped
                 )
-            stop, is_late = process.any(interruption.signal is not None, state.is_late(config))
-            if not stop and state.looks(config):
-                look(state, task, config, directory, report)
+            stop, is_overdue = process.any(interruption.signal is not None, state.checkpoint_is_overdue(config))
+            if not stop and state.evaluation_is_due(config):
+                evaluate_and_keep_best(state, task, config, directory, report)
                 report.restart_clock()
-            if stop or is_late or state.saves(config):
+            if stop or is_overdue or state.checkpoint_is_due(config):
                 write(state, config, directory)
             if stop or state.step >= config.loop.steps:
                 break
@@ -124,19 +124,19 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     state.optimizer.zero_grad()
     aim = objective(state, config)
     planned = aim.planned(share.items)
-    heard = torch.zeros(2, dtype=torch.int64)  # characters, hidden frames or tokens; and clips left out
+    counts = torch.zeros(2, dtype=torch.int64)  # characters, hidden frames or tokens; and clips left out
     total = torch.zeros((), device=process.device)
     losses: list[tuple[Sequence[Item], Tensor]] = []
     for part, batch in enumerate(aim.batches(share.batches, share.parts), start=1):
-        with process.gathering(network, part == share.parts):
+        with process.gradient_sync(network, part == share.parts):
             item_losses, weight = aim.losses(network, batch)
             loss = item_losses.sum() / planned
             # Gradients are averaged over the processes, but their sum is the gradient of the mean over characters.
             state.scaler.scale(loss * process.size).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
         losses.append((batch.items, item_losses.detach()))
-        heard += torch.tensor([weight, len(batch.skipped)])
-    weights, left_out = process.total(heard).tolist()
+        counts += torch.tensor([weight, len(batch.skipped)])
+    weights, left_out = process.total(counts).tolist()
     state.skipped_clips += left_out
     if not weights:
         return None
@@ -152,10 +152,10 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
         state.optimizer.step()
         state.took_step()
     else:
-        endless = [
+        not_finite = [
             item for items, values in losses for item, value in zip(items, values, strict=False) if not value.isfinite()
         ]
-        skip(state, outcome, endless, config)
+        skip(state, outcome, not_finite, config)
     state.scaler.update()
     return outcome
 
@@ -196,7 +196,7 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
         )
 
 
-def look(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
+def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
     """Evaluate and keep the best weights; where there is nothing to rate them by, the last."""
     state.settle(config)
     finding = task.evaluate(state, report)

@@ -31,15 +31,15 @@ class Transcription:
 
     def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """The loss of each clip, [batch] float32, and the weight of all."""
-        return forward(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
+        return ctc_loss(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
 
     def measured(self) -> Mapping[str, float]:
         """What else a step tells, over all parts and processes; every process has to call it."""
         return {}
 
 
-def forward(network: nn.Module, batch: Batch, config: Config) -> Tensor:
-    """The CTC loss of each clip, [batch] float32, by an augmented batch."""
+def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:
+    """The CTC loss of each clip of a batch, augmented first: [batch] float32."""
     device = next(network.parameters()).device
     inputs = augmented(batch, config, device)
     targets, target_lengths = batch.targets(config.labels)

@@ -1,7 +1,7 @@
 """Look at every clip of a manifest before a training run does: what cannot be learnt from, and why.
 
-In: manifests, or a configuration with its own. Out: a :class:`Report` for each, with a cleaned manifest on request.
-The checks are those of training (:mod:`carnelian_training.defects`) over what DALI decodes, and the sampling rate.
+In: manifests, or a configuration that names some. Out: a :class:`ManifestReport` for each and, on request, a cleaned
+manifest. The checks are those of training (:mod:`carnelian_training.defects`), and one of the sampling rate.
 """
 
 import os
@@ -37,7 +37,7 @@ SECONDS_AT_ONCE = 300.0
 
 
 @dataclass(frozen=True)
-class Task:
+class ManifestCheck:
     """A manifest to look at, and what it is for."""
 
     manifest: Path
@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Report:
+class ManifestReport:
     """What was found in one manifest."""
 
     manifest: Path
@@ -65,41 +65,48 @@ class Report:
         return target
 
 
-def tasks(paths: Sequence[Path]) -> list[Task]:
-    """The manifests that are named; those of a YAML file are judged by it, others by the defaults."""
+def list_checks(paths: Sequence[Path]) -> list[ManifestCheck]:
+    """The manifests to check: those that are named, by the default limits, and those of YAML files, by the files' own.
+
+    Raises:
+        ConfigError: A YAML file is wrong.
+        ValueError: A YAML file names no manifest.
+    """
     found = []
     for path in paths:
         if path.suffix not in {".yaml", ".yml"}:
-            found.append(Task(path, Limits.by_default()))
+            found.append(ManifestCheck(path, Limits.by_default()))
             continue
         config = load_config(path)
         limits = Limits.of(config)
         if not config.data.train and config.data.dev is None:
             raise ValueError(f"{path} must name manifests, in `data.train` or `data.dev`, but names none")
-        found += [Task(manifest.path, limits) for manifest in config.data.train]
+        found += [ManifestCheck(manifest.path, limits) for manifest in config.data.train]
         if config.data.dev is not None:
-            found.append(Task(config.data.dev, limits, for_training=False))
+            found.append(ManifestCheck(config.data.dev, limits, for_training=False))
     return found
 
 
-def validate(task: Task, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int | None = None) -> Report:
+def validate(
+    check: ManifestCheck, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int | None = None
+) -> ManifestReport:
     """Decode every clip of a manifest and collect what is wrong.
 
     Args:
-        task: what to look at.
+        check: the manifest, and what it is for.
         min_rate_hz: files below are reported. They can be decoded, but half of the mel bands of an 8 kHz recording,
             for example, hold nothing.
         num_threads: that decode; as many as the machine has cores by default.
     """
-    clips, mistakes = read_manifest_leniently(task.manifest)
-    report = Report(task.manifest, defects=[(line, "") for line in mistakes])
+    clips, mistakes = read_manifest_leniently(check.manifest)
+    report = ManifestReport(check.manifest, defects=[(line, "") for line in mistakes])
     report.kinds.update({"no clip": len(mistakes)} if mistakes else {})
     if not clips and not mistakes:
-        report.defects.append((str(task.manifest), "no clips at all"))
+        report.defects.append((str(check.manifest), "no clips at all"))
         report.kinds["empty"] += 1
-    with tqdm(total=len(clips), unit="clip", desc=task.manifest.name, disable=None) as progress:
+    with tqdm(total=len(clips), unit="clip", desc=check.manifest.name, disable=None) as progress:
         for clip, sounds in _listen(clips, min_rate_hz, num_threads or os.cpu_count() or 1):
-            found = _line_defects(clip, task) | sounds
+            found = _line_defects(clip, check) | sounds
             name = f"{clip.audio_filepath}" + ("" if clip.offset is None else f" at {clip.offset:g} s")
             report.defects.extend((name, words) for words in found.values())
             report.kinds.update(found.keys())
@@ -139,11 +146,11 @@ def check_sound(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None
         raise RuntimeError("\n".join([f"{manifest} must name sound clips, but {len(bad)} are bad", *bad]))
 
 
-def _line_defects(clip: Clip, task: Task) -> dict[str, str]:
+def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
     """What the manifest's line alone shows, by kind."""
-    limits = task.limits
+    limits = check.limits
     found = {"text": text_defect(clip, limits)}
-    if task.for_training:
+    if check.for_training:
         found["duration"] = duration_defect(clip, limits)
         found["alignment"] = alignment_defect(clip, planned_frames(clip, limits), limits)
     return {kind: words for kind, words in found.items() if words}

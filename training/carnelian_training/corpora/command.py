@@ -72,18 +72,18 @@ def validate(
     threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.")] = None,
 ) -> None:
     """Decode every clip and report what cannot be learnt from, and why; exit status 1 if there is any."""
-    from carnelian_training.validate import tasks
-    from carnelian_training.validate import validate as look
+    from carnelian_training.validate import list_checks
+    from carnelian_training.validate import validate as run
 
     is_sound = True
-    for task in tasks(paths):
-        report = look(task, min_rate_hz=min_rate, num_threads=threads)
+    for check in list_checks(paths):
+        report = run(check, min_rate_hz=min_rate, num_threads=threads)
         for name, words in report.defects:
             typer.echo(f"{name}: {words}" if words else name)
         hours = sum(clip.duration for clip in report.sound) / 3600
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.kinds.items()))
         typer.echo(
-            f"{task.manifest}: {len(report.sound)} clips without a defect, {hours:.2f} h; defects: {kinds or 'none'}"
+            f"{check.manifest}: {len(report.sound)} clips without a defect, {hours:.2f} h; defects: {kinds or 'none'}"
         )
         if write:
             typer.echo(f"wrote {report.write_clean()}")

@@ -57,13 +57,13 @@ class WordScores:
         return float(np.exp(-counted.mean())) if len(counted) else math.nan
 
 
-def together(scores: Sequence[WordScores]) -> WordScores:
-    """The mean of several models' probabilities, word by word."""
+def interpolate(scores: Sequence[WordScores]) -> WordScores:
+    """Interpolate models with equal weights: the mean of their probabilities, word by word."""
     mean = np.logaddexp.reduce([score.log_probs for score in scores]) - math.log(len(scores))
     return WordScores(mean, np.logical_and.reduce([score.known for score in scores]))
 
 
-def rate_network(
+def measure_perplexity(
     network: TransformerXl, sentences: Sequence[str], segment: int, process: Process | None = None
 ) -> Perplexity:
     """Rate sentences by a network.
@@ -76,17 +76,17 @@ def rate_network(
     """
     process = process or Process(next(network.parameters()).device)
     encoded = Tokenizer(network.tokenizer).encode(sentences)
-    log_prob = rate(network, encoded[process.rank :: process.size], segment).sum()
+    log_prob = score_sentences(network, encoded[process.rank :: process.size], segment).sum()
     words, tokens = sum(len(sentence.split()) for sentence in sentences), sum(map(len, encoded))
     return Perplexity(log_prob=float(process.total(log_prob)), sentences=len(sentences), words=words, tokens=tokens)
 
 
-def network_words(network: TransformerXl, sentences: Sequence[str], segment: int) -> WordScores:
+def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) -> WordScores:
     """What a network gives each word: its tokens together, the first of which begins with a space."""
     tokenizer = Tokenizer(network.tokenizer)
     encoded = tokenizer.encode(sentences)
     words: list[float] = []
-    for tokens, log_probs in zip(encoded, rate_tokens(network, encoded, segment), strict=True):
+    for tokens, log_probs in zip(encoded, score_tokens(network, encoded, segment), strict=True):
         for token, log_prob in zip([*tokens, END], log_probs.tolist(), strict=True):
             if token == END or tokenizer.begins_word(token):
                 words.append(0.0)
@@ -94,7 +94,7 @@ def network_words(network: TransformerXl, sentences: Sequence[str], segment: int
     return WordScores(np.array(words), np.ones(len(words), bool))
 
 
-def ngram_words(path: Path, sentences: Sequence[str]) -> WordScores:
+def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
     """What an n-gram model gives each word, an ARPA file or a KenLM binary.
 
     Raises:
@@ -109,13 +109,13 @@ def ngram_words(path: Path, sentences: Sequence[str]) -> WordScores:
     return WordScores(log10 * math.log(10), np.array([not is_unknown for _, _, is_unknown in found], bool))
 
 
-def rate(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
-    """The log-probability of each sentence and its end, [sentences] float64; see :func:`rate_tokens`."""
-    return torch.stack([found.sum() for found in rate_tokens(network, sentences, segment)] or [torch.zeros(())])
+def score_sentences(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
+    """The log-probability of each sentence and its end, [sentences] float64; see :func:`score_tokens`."""
+    return torch.stack([found.sum() for found in score_tokens(network, sentences, segment)] or [torch.zeros(())])
 
 
 @torch.inference_mode()
-def rate_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> list[Tensor]:
+def score_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> list[Tensor]:
     """The log-probabilities of each sentence's tokens and of its end.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from carnelian_training.language_models.config import LanguageModelConfig
-from carnelian_training.language_models.perplexity import rate_network
+from carnelian_training.language_models.perplexity import measure_perplexity
 from carnelian_training.language_models.sentences import divide
 from carnelian_training.language_models.streams import Segment, Streams, Stretch
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
@@ -47,7 +47,7 @@ class LanguageModelling:
         assert isinstance(state.model, TransformerXl)
         if not state.model.tokenizer:
             model = train_tokenizer(sentences.used, text.tokens).model if process.leads else b""
-            state.model.tokenizer = base64.b64decode(process.told(base64.b64encode(model).decode()))
+            state.model.tokenizer = base64.b64decode(process.broadcast(base64.b64encode(model).decode()))
             state.restart_average()
         encoded = Tokenizer(state.model.tokenizer).encode(sentences.used)
         self.streams = Streams(encoded, text)
@@ -82,7 +82,7 @@ class LanguageModelling:
         assert isinstance(state.best_model, TransformerXl)
         if not self.held_out:
             return None
-        found = rate_network(state.best_model, self.held_out, self.config.text.segment, state.process)
+        found = measure_perplexity(state.best_model, self.held_out, self.config.text.segment, state.process)
         rounded = {"dev_perplexity": round(found.per_token, 3), "dev_word_perplexity": round(found.per_word, 3)}
         return Finding(report.record(state.step, rounded), found.per_word)
 

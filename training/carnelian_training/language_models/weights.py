@@ -89,10 +89,10 @@ def choose_weights(log_probs: Sequence[LogProbs], references: Sequence[str], dec
     return chosen
 
 
-def rate(
+def word_error_rates(
     log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Word error rates by way of decoding: with the usual weights and with these."""
+    """The word error rate of each way to decode, as a fraction: with the default weights and with these."""
     rates = {}
     for name, way in ways_to_decode(decoder).items():
         for weights, defaults in (("", {}), (", weighed", options)):

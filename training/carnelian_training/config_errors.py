@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a configuration, in the words of the YAML file it came from."""
+"""What pydantic finds wrong with a configuration, in terms of the YAML file that it came from."""
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -13,7 +13,7 @@ WORDS = {
 }
 
 
-def described(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
+def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
     """One line for each mistake: where, what must hold and, unless it is a whole section, what was found.
 
     Args:
