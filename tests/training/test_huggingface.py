@@ -19,6 +19,7 @@ from carnelian_training.foreign.fairseq import _literal
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.pretraining import PretrainingConfig, Wav2Vec2Pretraining, hidden_frames, pick
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from safetensors.torch import load_file, save_file
 
 REFERENCES = Path(__file__).parent / "references"
 SAMPLES = (2000, 1303)
@@ -193,6 +194,44 @@ def test_incomplete_folders_are_refused(tmp_path):
         sources.read(folder)
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match="must be JSON"):
+        sources.read(folder)
+
+
+def test_what_todays_transformers_writes_about_samples_is_read(tmp_path, caplog):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    extractor = json.loads((folder / "preprocessor_config.json").read_text())
+    assert extractor["do_normalize"] is False
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": extractor}))  # 5.x, in its place
+    assert not sources.read(folder)[0].features.normalise
+    assert not caplog.messages
+    (folder / "processor_config.json").unlink()
+    assert sources.read(folder)[0].features.normalise
+    assert "must say in preprocessor_config.json whether samples are normalised" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_in_shards_are_read(tmp_path, file):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    expected = sources.read(folder)[1]
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    stem, suffix = file.split(".")
+    where = {}
+    for i, part in enumerate((names[::2], names[1::2]), start=1):
+        shard = f"{stem}-{i:05d}-of-00002.{suffix}"
+        where |= dict.fromkeys(part, shard)
+        (save_file if suffix == "safetensors" else torch.save)({name: tensors[name] for name in part}, folder / shard)
+    (folder / f"{file}.index.json").write_text(json.dumps({"weight_map": where}))
+    found = sources.read(folder)[1]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    (folder / f"{stem}-00002-of-00002.{suffix}").unlink()
+    with pytest.raises(CheckpointError, match=r"00002-of-00002.*: its weights cannot be read"):
+        sources.read(folder)
+    (folder / f"{file}.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="must hold `weight_map`"):
         sources.read(folder)
 
 

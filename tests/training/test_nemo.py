@@ -174,6 +174,19 @@ def test_even_kernels_are_rounded_up_as_nemo_does(tmp_path):
     assert config == sources.read(REFERENCES / "quartznet.nemo", "same")[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_files_of_16_bits_are_read(tmp_path, dtype):
+    """As `model.half()` leaves them, the stored window and mel filters too."""
+
+    def rounded(tree, tensors):
+        tensors |= {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+
+    _, weights = sources.read(rewritten(REFERENCES / "quartznet.nemo", tmp_path / "half.nemo", rounded))
+    for name, expected in sources.read(REFERENCES / "quartznet.nemo")[1].items():
+        assert weights[name].dtype == expected.dtype
+        torch.testing.assert_close(weights[name], expected.to(dtype).to(expected.dtype) if expected.ndim else expected)
+
+
 def test_a_damaged_archive_is_named(tmp_path):
     path = tmp_path / "x.nemo"
     whole = gzip.compress((REFERENCES / "jasper.nemo").read_bytes(), mtime=0)

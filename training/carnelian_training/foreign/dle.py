@@ -47,8 +47,8 @@ def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
     """
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise CheckpointError(
-            f"{where} must be a checkpoint of Carnelian, a .nemo file, a .pt of fairseq or a DLE .pt with a "
-            "`state_dict`, but is none"
+            f"{where} must be a checkpoint of Carnelian, a .nemo file, a Hugging Face folder (not a file in it), a .pt "
+            "of fairseq or a DLE .pt with a `state_dict`, but is none"
         )
     average = content.get("ema_state_dict")
     if not is_raw and average is None:

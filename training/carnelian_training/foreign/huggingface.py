@@ -1,10 +1,11 @@
 """Folders of Hugging Face's `transformers`: Wav2Vec2ForCTC and Wav2Vec2ForPreTraining, read and written.
 
-Weights only: `model.safetensors`, or `pytorch_model.bin` without unpickling any class. The recogniser's special tokens
-are dropped from its head, so log-probabilities are those among characters and blank.
+Weights only: `model.safetensors`, or `pytorch_model.bin` without unpickling any class, each in one piece or in shards.
+The recogniser's special tokens are dropped from its head, so log-probabilities are those among characters and blank.
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.run_config import RunConfig
 from carnelian_training.waveform import WaveformSettings
+
+logger = logging.getLogger(__name__)
 
 FIXED: Options = {
     "model_type": "wav2vec2",
@@ -120,23 +123,48 @@ def _json(path: Path) -> Options:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    safe, pickled = path / "model.safetensors", path / "pytorch_model.bin"
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / name).is_file():
+            return _weights_file(path / name)
+        index = path / f"{name}.index.json"
+        if index.is_file():  # of the shards of a large model: each tensor's file
+            shards = _json(index).get("weight_map")
+            if not isinstance(shards, dict):
+                raise CheckpointError(f"{index} must hold `weight_map`, each tensor's file, but does not")
+            # By its last part: a shard lies beside its index, and nowhere else.
+            parts = [_weights_file(path / Path(str(file)).name) for file in sorted(set(shards.values()))]
+            return {name: tensor for part in parts for name, tensor in part.items()}
+    raise CheckpointError(
+        f"{path} must hold model.safetensors or pytorch_model.bin, or the `.index.json` of their shards, but has none"
+    )
+
+
+def _weights_file(path: Path) -> dict[str, Tensor]:
     try:
-        if safe.is_file():
+        if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(safe)
-        if pickled.is_file():
-            found: dict[str, Tensor] = torch.load(pickled, map_location="cpu", weights_only=True)
-            return found
+            return load_file(path)
+        found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # neither names a common base for what a damaged file raises
         raise CheckpointError(f"{path}: its weights cannot be read: {error}") from error
-    raise CheckpointError(f"{path} must hold {safe.name} or {pickled.name}, in one piece, but holds neither")
+    return found
 
 
 def _features(path: Path) -> Options:
+    """Of `preprocessor_config.json`, or of the `processor_config.json` that `transformers` 5 writes in its place."""
     file = path / "preprocessor_config.json"
-    options = _json(file) if file.is_file() else {}
+    if file.is_file():
+        options = _json(file)
+    else:
+        file = path / "processor_config.json"
+        options = _json(file).get("feature_extractor", {}) if file.is_file() else {}
+    if "do_normalize" not in options:
+        logger.warning(
+            "%s must say in preprocessor_config.json whether samples are normalised (`do_normalize`), but does not; "
+            "taking that they are, as transformers would",
+            path,
+        )
     rate_hz, size = options.get("sampling_rate", SAMPLE_RATE_HZ), options.get("feature_size", 1)
     if rate_hz != SAMPLE_RATE_HZ or size != 1:
         raise CheckpointError(f"{file} must say {SAMPLE_RATE_HZ} Hz and one feature, but says {rate_hz} Hz and {size}")
