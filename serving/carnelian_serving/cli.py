@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from carnelian_serving.installation import InstallationError
-from carnelian_serving.launcher import Server, ServerError
+from carnelian_serving.launcher import Server, ServerError, describe_exit
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -80,13 +80,20 @@ def serve(
                 f"carnelian-serve: ready; gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
                 flush=True,
             )
-            status = server.wait()
+            try:
+                status = server.wait()
+            finally:
+                _ignore_signals()  # a server that ended by itself is cleared away as well
     except _Stop:
         return
     except (InstallationError, ServerError, OSError) as error:
         print(f"carnelian-serve: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    print(f"carnelian-serve: tritonserver ended by itself with status {status}", file=sys.stderr)
+    print(
+        f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)} by itself; "
+        "its log above may say why; start carnelian-serve anew",
+        file=sys.stderr,
+    )
     raise typer.Exit(1)
 
 
@@ -100,10 +107,14 @@ class _Stop(BaseException):
 
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
-    # A second signal would interrupt the clean-up; the server is ended by force if it does not end by itself.
-    for other in STOP_SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
+    _ignore_signals()
     raise _Stop
+
+
+def _ignore_signals() -> None:
+    # A second one would interrupt the clean-up; the server is ended by force if it does not end by itself.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _print_log(line: str) -> None:

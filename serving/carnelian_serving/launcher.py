@@ -322,7 +322,12 @@ class Server:
 
     def _explain_exit(self, status: int) -> str:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
-        return f"tritonserver ended with status {status} before it was ready:\n  " + "\n  ".join(reasons)
+        return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
+
+
+def describe_exit(status: int) -> str:
+    """Says how a process ended whose return code `subprocess` gives as `status`."""
+    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
 
 
 def check_repository(repository: Path, models: Sequence[str]) -> None:

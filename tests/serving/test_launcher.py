@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import typer
+from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.installation import InstallationError, find_libpython, find_native
 from carnelian_serving.launcher import SHARED_MEMORY, Server, ServerError, check_shared_memory, choose_ports
 
@@ -135,6 +137,51 @@ def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path)
     assert process.returncode == 1
     assert "the process of cut_0_0 has crashed" in errors
     assert group_members(int(server)) == []
+
+
+def test_a_crashed_server_is_told_by_its_signal(cut_repository: Path) -> None:
+    process = subprocess.Popen(
+        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(server), signal.SIGABRT)  # whose handler writes a stack, with the help of child processes
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "tritonserver must run until it is told to end, but was ended by SIGABRT by itself" in errors
+    assert "model instance" not in errors
+    assert not regions(process.pid)
+
+
+def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(
+    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = Server.stop
+
+    def stop_meanwhile_signalled(server: Server) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop(server)
+
+    def kill(server: Server) -> int:
+        os.kill(server.pid, signal.SIGKILL)
+        return wait(server)
+
+    wait = Server.wait
+    monkeypatch.setattr(Server, "wait", kill)
+    monkeypatch.setattr(Server, "stop", stop_meanwhile_signalled)
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        with pytest.raises(typer.Exit):
+            serve(repository=cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "was ended by SIGKILL" in capsys.readouterr().err
+    assert not regions(os.getpid())
 
 
 def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:
