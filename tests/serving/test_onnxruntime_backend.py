@@ -7,7 +7,7 @@ import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import gpu_providers
+from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.threads import thread_count
 from tritonclient.utils import InferenceServerException
 
@@ -75,7 +75,8 @@ BASE = {
 
 def read(**changes: object) -> object:
     text = json.dumps({**BASE, **changes})
-    return read_model_config(text, Path(), known_parameters=("num_threads",), default_filename="model.onnx")
+    known = ("num_threads", CONVOLUTION_SEARCH)
+    return read_model_config(text, Path(), known_parameters=known, default_filename="model.onnx")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_batch_input_kinds(kind: str, expected: list[object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parameters": {"nun_threads": {"string_value": "1"}}}, "must be among num_threads"),
+        ({"parameters": {"nun_threads": {"string_value": "1"}}}, "must be among cudnn_conv_algo_search, num_threads"),
         ({"max_batch_size": 0}, "at least 1"),
         ({"sequence_batching": {"oldest": {}}}, "not supported here"),
         ({"input": [{**BASE["input"][0], "data_type": "TYPE_STRING"}]}, "TYPE_STRING"),
@@ -133,6 +134,19 @@ def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> No
     options = {"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC"}
     assert gpu_providers(config, "0", PROVIDERS) == [("CUDAExecutionProvider", options)]
     assert gpu_providers(config, "0", PROVIDERS[2:]) == []
+
+
+@pytest.mark.parametrize(("number", "word"), [("0", "EXHAUSTIVE"), ("1", "HEURISTIC"), ("2", "DEFAULT")])
+def test_the_search_for_convolutions_is_a_parameter_too(number: str, word: str) -> None:
+    config = read(parameters={CONVOLUTION_SEARCH: {"string_value": number}})
+    assert gpu_providers(config, "0", PROVIDERS) == [
+        ("CUDAExecutionProvider", {"device_id": "0", "cudnn_conv_algo_search": word})
+    ]
+
+
+def test_an_unknown_search_for_convolutions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be 0, 1 or 2, but is 3"):
+        gpu_providers(read(parameters={CONVOLUTION_SEARCH: {"string_value": "3"}}), "0", PROVIDERS)
 
 
 def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_them() -> None:

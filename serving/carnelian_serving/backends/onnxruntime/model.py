@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import gpu_providers
+from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = (
@@ -27,6 +27,7 @@ PARAMETERS = (
     "execution_mode",
     "enable_mem_arena",
     "enable_mem_pattern",
+    CONVOLUTION_SEARCH,
 )
 DEFAULT_FILENAME = "model.onnx"
 MAX_RUN_ELEMENTS = 2**17

@@ -6,17 +6,23 @@ from collections.abc import Sequence
 
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig
 
+CONVOLUTION_SEARCH = "cudnn_conv_algo_search"
+"""A parameter as well as an option of `cuda`: Triton overwrites the option with the parameter, or with 0."""
+CONVOLUTION_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
+"""ONNX Runtime's words for the parameter's 0, 1 and 2."""
+
 
 def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
     """Chooses the providers of a GPU instance, as the native backend does, with their options.
 
     Args:
-        config: Its `gpu_execution_accelerator` names are `cuda` and, before it, `tensorrt`.
+        config: Its `gpu_execution_accelerator` names are `cuda` and, before it, `tensorrt`; :data:`CONVOLUTION_SEARCH`
+            may be among its parameters.
         device_id: Of the GPU.
         available: The providers of the installed ONNX Runtime; others are left out.
 
     Raises:
-        ConfigError: An accelerator or one of its parameters is not known here.
+        ConfigError: An accelerator or one of its parameters is not known here, or a parameter has no meaning.
     """
     if unknown := sorted(set(config.gpu_accelerators) - {"cuda", "tensorrt"}):
         raise ConfigError(
@@ -25,8 +31,17 @@ def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str])
     chosen = []
     if "tensorrt" in config.gpu_accelerators:
         chosen.append(("TensorrtExecutionProvider", _tensorrt_options(config)))
-    chosen.append(("CUDAExecutionProvider", dict(config.gpu_accelerators.get("cuda", {}))))
+    chosen.append(("CUDAExecutionProvider", {**config.gpu_accelerators.get("cuda", {}), **_convolution_search(config)}))
     return [(name, {"device_id": device_id, **options}) for name, options in chosen if name in available]
+
+
+def _convolution_search(config: ModelConfig) -> dict[str, str]:
+    if CONVOLUTION_SEARCH not in config.parameters:
+        return {}
+    number = config.integer(CONVOLUTION_SEARCH, 0)
+    if number not in range(len(CONVOLUTION_SEARCHES)):
+        raise ConfigError(f"parameter {CONVOLUTION_SEARCH!r} of {config.name!r} must be 0, 1 or 2, but is {number}")
+    return {CONVOLUTION_SEARCH: CONVOLUTION_SEARCHES[number]}
 
 
 def _tensorrt_options(config: ModelConfig) -> dict[str, str]:
