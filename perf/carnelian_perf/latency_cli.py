@@ -207,9 +207,9 @@ def mixed(
                 steps=steps,
                 rounds=rounds,
             )
-            measurement = measure(plan)
-        render = out or Path("perf/results") / f"{model}_mixed.json"
-        measurement.write(render)
+            render = out or Path("perf/results") / f"{model}_mixed.json"
+            for measurement in measure(plan):
+                measurement.write(render)  # after each step, so that it is not lost if a later one fails
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_mixed.render(render)))
 

@@ -11,7 +11,7 @@ import io
 import logging
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,11 @@ class _Search:
         return (self.low + self.high) / 2
 
 
-def measure(plan: Plan) -> Measurement:
+def measure(plan: Plan) -> Iterator[Measurement]:
     """Find each system's capacity and its rate at the target.
+
+    Yields:
+        After each step, in which every system has had its turn, what was measured so far.
 
     Raises:
         ServerError: a variant could not be served.
@@ -122,10 +125,16 @@ def measure(plan: Plan) -> Measurement:
                         search.high = search.middle
                     _log(run)
                     bar.update()
-    # Clips of the third system are others: they end in up to 10 s of silence.
+                yield Measurement(facts={**facts, "mismatches": _find_mismatches(plan, transcripts)}, runs=list(runs))
+
+
+def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]]]) -> list[int]:
+    """The clips that did not get the same transcript in every run.
+
+    Systems whose clients pad are left out: their clips are other ones, which end in up to 10 s of silence.
+    """
     seen = [transcripts[system.name] for system in plan.systems if not system.pads_at_client]
-    wrong = [index for index in range(len(plan.clips)) if len({t for found in seen for t in found.get(index, ())}) > 1]
-    return Measurement(facts={**facts, "mismatches": wrong}, runs=runs)
+    return [index for index in range(len(plan.clips)) if len({t for found in seen for t in found.get(index, ())}) > 1]
 
 
 def pad_clip(clip: Clip, seconds: int = CLIENT_PADDING_S) -> Clip:

@@ -110,7 +110,9 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded):
         rounds=1,
         systems=[SYSTEMS[0], SYSTEMS[2]],
     )
-    measurement = measure(plan)
+    after_the_closed_loop, measurement = measure(plan)
+    assert len(after_the_closed_loop.runs) == 2
+    assert [summary.rate_per_s for summary in summarise(after_the_closed_loop)] == [0.0, 0.0]
     turns = [(run.system, run.rate_per_s is None) for run in measurement.runs]
     assert set(turns[:2]) == {("shipped", True), ("padded", True)}
     assert set(turns[2:]) == {("shipped", False), ("padded", False)}
