@@ -1,4 +1,4 @@
-"""The file of the `<model>_acoustic` stage, compared with the network before anybody may serve it."""
+"""The file of the `<model>_acoustic` stage, written and compared with the network before it can be served."""
 
 import tempfile
 from pathlib import Path
@@ -29,8 +29,8 @@ def write_acoustic(
 
     Raises:
         ParityError: They differ by more than the precision explains.
-        EngineError: There is no TensorRT, or it does not build the engine.
-        QuantisationError: There is nothing to calibrate on, or no int8 of this network.
+        EngineError: TensorRT is not installed, or does not build the engine.
+        QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
     """
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, max_audio_s)
@@ -67,9 +67,9 @@ def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_siz
 
 
 def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto) -> float:
-    """Compare the graph that TensorRT reads, in ONNX Runtime.
+    """Compare the graph that TensorRT reads with the network, in ONNX Runtime.
 
-    That has no bfloat16: there the graph is compared in float32, and what bfloat16 makes of it in PyTorch.
+    ONNX Runtime has no bfloat16. So for bf16 the graph is compared in float32, and the network in bfloat16 in PyTorch.
     """
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.onnx"

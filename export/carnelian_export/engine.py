@@ -1,4 +1,4 @@
-"""A TensorRT engine out of the shaped graph: optimisation profiles, timing cache, and a run of it where a GPU is.
+"""A TensorRT engine built from the shaped graph: optimisation profiles, timing cache and, on a GPU, running it.
 
 `tensorrt` builds what Triton's backend loads, on the GPU that will serve it, and of the version in that container.
 `tensorrt_rtx` has the same API and builds on machines without a GPU: it shows that the graph is parsed, the profiles
@@ -29,10 +29,10 @@ class EngineError(RuntimeError):
 
 
 def load_tensorrt() -> Any:
-    """The package that builds.
+    """The TensorRT package that is installed, `tensorrt` before `tensorrt_rtx`.
 
     Raises:
-        EngineError: There is none.
+        EngineError: Neither is.
     """
     for name in (SERVABLE, PORTABLE):
         try:

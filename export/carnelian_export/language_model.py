@@ -53,8 +53,8 @@ class SentenceRater(nn.Module):
             lengths: [rows] int64, 0 for the empty sentence.
 
         Returns:
-            [rows] float32: the natural log-probability of the tokens and the end. NaN for a row with a token that
-            there is not, or a length beyond `time`.
+            [rows] float32: the natural log-probability of the tokens and the end. NaN for a row with an unknown token
+            or a length beyond `time`.
         """
         inside = torch.arange(tokens.shape[1]) < lengths[:, None]
         known = (tokens >= 0) & (tokens < self.network.embedding.num_embeddings)

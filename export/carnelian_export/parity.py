@@ -1,4 +1,4 @@
-"""Whether an exported graph says what the network says, on clips alone and in a ragged batch."""
+"""Whether an exported graph gives the network's log-probabilities, for clips alone and in a ragged batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ wrong weight shows as 0.1 and more, in the mean too. float16 keeps 11 bits: 0.04
 labels of random features."""
 
 MEAN_DISTANCE = 0.1
-"""Of int8: what the distributions of a frame's labels may differ by, summed over the labels, in the mean over frames.
-Log-probabilities of labels that are out of the question differ by much and mean nothing. 0.03 was seen on the demo
-model, where the best label was the same in 98.5 % of the frames, and 0.7 where the head was quantised too."""
+"""The limit for int8: absolute differences of the labels' probabilities, summed over a frame's labels, averaged over
+frames. Log-probabilities are no measure here: those of unlikely labels differ by much and do not matter. 0.03 was seen
+on the demo model, where the best label was the same in 98.5 % of the frames, and 0.7 with the head quantised too."""
 
-# (frames, FEATURE_LENGTH): a single frame, no samples, a tensor longer than its clip, a length that lies
+# (frames, FEATURE_LENGTH): a single frame, no samples, a tensor longer than its clip, a length beyond its tensor, ...
 SHAPES = ((1, 1), (40, 40), (3, 0), (250, 120), (60, 90), (333, 333))
 SEED = 1
 
@@ -89,13 +89,13 @@ def check_distributions(path: Path, network: CtcNetwork, clips: Sequence[Clip]) 
 
 
 def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> float:
-    """Compare what a network became with the network, on random features.
+    """Compare an exported network with the original, on random features.
 
     Args:
-        scorer: What it became.
-        network: In float32.
-        precision: That it became; it decides on the tolerance.
-        what: Its name in errors.
+        scorer: Runs the exported one.
+        network: The original, in float32.
+        precision: Of the exported one; it selects the tolerance.
+        what: The exported one's name in errors.
 
     Returns:
         The largest difference of a log-probability.

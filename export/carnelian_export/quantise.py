@@ -1,4 +1,4 @@
-"""int8 for CPUs: the graph with its convolutions in integers, by scales measured on calibration clips.
+"""int8 for CPUs: the graph with its convolutions in integers, with scales that are measured on calibration clips.
 
 The scales are constants of the graph. Scales computed from each batch as it comes would be simpler, but then a clip's
 transcript would depend on its neighbours.
@@ -30,7 +30,7 @@ KINDS = ("Conv", "Relu", "Add", "Where")
 
 
 class QuantisationError(ValueError):
-    """There is nothing to measure scales on, or no int8 of this architecture."""
+    """There are no clips to measure scales on, or the architecture cannot be quantised."""
 
 
 def read_clips(manifest: Path, config: Config) -> list[Clip]:
@@ -64,7 +64,7 @@ def quantise(network: CtcNetwork, clips: Sequence[Clip]) -> onnx.ModelProto:
     _unshare(graph.graph)
     body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]
     root = logging.getLogger()
-    root.addFilter(_is_no_advice)
+    root.addFilter(_is_not_preprocessing_advice)
     try:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "model.onnx"
@@ -80,7 +80,7 @@ def quantise(network: CtcNetwork, clips: Sequence[Clip]) -> onnx.ModelProto:
             )
             return onnx.load(path)
     finally:
-        root.removeFilter(_is_no_advice)
+        root.removeFilter(_is_not_preprocessing_advice)
 
 
 def _unshare(graph: onnx.GraphProto) -> None:
@@ -93,8 +93,8 @@ def _unshare(graph: onnx.GraphProto) -> None:
         graph.node.remove(node)
 
 
-def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Not to run the pre-processing, which folds what is folded here."""
+def _is_not_preprocessing_advice(record: logging.LogRecord) -> bool:
+    """A logging filter against ONNX Runtime's advice to pre-process the model: what that folds is folded here."""
     return "pre-processing before quantization" not in record.getMessage()
 
 

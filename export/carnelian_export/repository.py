@@ -109,7 +109,7 @@ def write_model(
         How far what was exported is from the network, see :func:`carnelian_export.acoustic.write_acoustic`.
 
     Raises:
-        RepositoryError: The name is that of a model with other labels, features or format, or no name.
+        RepositoryError: The name cannot name a model, or is that of a model with other labels, features or format.
         ParityError: What was exported and the network disagree; nothing was written.
         EngineError: TensorRT is not there, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;

@@ -21,7 +21,7 @@ MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLES_PER_S)
 
 
 class ShapedAcoustic(nn.Module):
-    """What :class:`carnelian_export.to_onnx.RaggedAcoustic` is, with more inputs, which only have shapes."""
+    """:class:`carnelian_export.to_onnx.RaggedAcoustic` with two more inputs, of which only the shapes count."""
 
     def __init__(self, network: StackNetwork) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ShapedAcoustic(nn.Module):
 
 
 class ShapedWaveforms(nn.Module):
-    """What :class:`carnelian_export.to_onnx.RaggedWaveforms` is, with the inputs of :class:`ShapedAcoustic`."""
+    """:class:`carnelian_export.to_onnx.RaggedWaveforms` with the inputs of :class:`ShapedAcoustic`."""
 
     def __init__(self, network: Wav2Vec2) -> None:
         super().__init__()

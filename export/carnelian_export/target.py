@@ -8,26 +8,30 @@ from carnelian_export.tuning import Tuning
 FORMATS = {"onnx": ("fp32", "fp16", "int8"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
 PROVIDERS = ("cuda", "tensorrt")
-"""ONNX Runtime's execution providers that can be asked for on GPUs. Without: what the backend takes by itself."""
+"""ONNX Runtime's execution providers for GPUs; None leaves the choice to Triton's backend."""
 
 
 class TargetError(ValueError):
-    """There is no such format, precision or provider, or they do not go together."""
+    """A format, precision or provider that does not exist, or options that do not go together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One way to export a network; Raises TargetError if there is none such."""
+    """One way to export a network.
+
+    Raises:
+        TargetError: There is no such way; the message names the command-line option to change.
+    """
 
     format: str = "onnx"
     precision: str = "fp32"
     provider: str | None = None
     int8_clips: Path | None = None
-    """A manifest of clips to measure int8's scales on; int8 only, and it must be there."""
+    """A manifest of clips to measure int8's scales on; required for int8, refused for other precisions."""
     timing_cache: Path | None = None
-    """Of TensorRT: what the next export with the same GPU need not time again."""
+    """Of TensorRT: kernel timings that the next export on the same GPU reuses; read if it exists, and written."""
     tuning: Tuning = field(default_factory=dict)
-    """Where the machine wants other settings of the stages than the usual ones."""
+    """Settings of the stages that differ from the defaults, for one machine."""
 
     def __post_init__(self) -> None:
         _check("--format", self.format, tuple(FORMATS))

@@ -30,8 +30,8 @@ class RaggedAcoustic(nn.Module):
 
     Args:
         network: In evaluation mode.
-        marks_spoilt: Whether frames whose features are not finite are NaN whatever the network makes of them: integers
-            know no NaN, and the decoder has to tell such a clip from silence.
+        marks_spoilt: Whether frames whose features are not finite become NaN. For int8: integers have no NaN, and the
+            decoder has to be able to tell such a clip from silence.
     """
 
     def __init__(self, network: StackNetwork, marks_spoilt: bool = False) -> None:
@@ -197,7 +197,7 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
     with torch.inference_mode():
         num_labels = module(*inputs.values())[0].shape[-1]
     rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
-    # wav2vec 2.0: what is computed of weights alone. Runtimes want the weights of convolutions as such.
+    # wav2vec 2.0: fold what is computed from weights alone. Runtimes want constants as the weights of convolutions.
     folds = any(isinstance(part, Wav2Vec2) for part in module.modules())
     buffer = io.BytesIO()
     with warnings.catch_warnings():
@@ -232,7 +232,7 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
 
 
 def _with_plain_convolutions(network: nn.Module) -> nn.Module:
-    """A copy without detours for PyTorch: ONNX Runtime runs dilated convolutions at full speed; weight norm is done."""
+    """A copy without what is only for PyTorch: its detours around slow convolutions, and weight norm."""
     network = copy.deepcopy(network)
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):

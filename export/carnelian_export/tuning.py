@@ -17,7 +17,7 @@ _THREADS_OF = {"onnxruntime": "intra_op_thread_count", "dali": "num_threads"}
 
 
 class TuningError(ValueError):
-    """A tuning has a stage, a field or a value that there is not; the message names it."""
+    """A tuning has an unknown stage or field, or a value that is not allowed; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class StageTuning:
     threads: int | None = None
     """Of each instance; 0 lets the library choose, which is one for each core."""
     preferred_batch: int | None = None
-    """Clips that the dynamic batcher puts together and, without a queue delay, does not go beyond; 0 for none such.
-    The largest batch of a request, `max_batch_size`, is the model's interface and no setting."""
+    """Triton's `preferred_batch_size`: the batch that the dynamic batcher forms if it can and, without a queue delay,
+    does not exceed; 0 for none. `max_batch_size` is part of the model's interface, not a setting."""
     queue_delay_ms: float | None = None
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class StageTuning:
                 raise TuningError(f"`{name}` must be a whole number, but is {value!r}")
 
     def settings(self) -> dict[str, float]:
-        """The fields that are there."""
+        """The fields that are given."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -54,7 +54,7 @@ def read_tuning(path: Path) -> Tuning:
     """Read a file of `carnelian-perf tune`.
 
     Raises:
-        TuningError: It is none.
+        TuningError: The file cannot be read, or is not a tuning.
     """
     known = [field.name for field in fields(StageTuning)]
     try:

@@ -158,7 +158,7 @@ def test_a_pre_training_shows_accuracy_and_codes(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     draw([tmp_path / "metrics.jsonl"], tmp_path / "curves.svg")
     picture = (tmp_path / "curves.svg").read_text()
-    for words in ("loss per hidden frame", "hidden frames told", "perplexity, dev"):
+    for words in ("loss per hidden frame", "accuracy on hidden frames", "perplexity, dev"):
         assert f"<!-- {words} -->" in picture
 
 

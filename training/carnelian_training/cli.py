@@ -237,10 +237,10 @@ def perplexity(
     whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
-    """Print how well language models foretell the same sentences: those of the text that `ngram` and `fit` keep out.
+    """Print perplexities of language models on the same sentences, which `ngram` and `fit` keep out of training.
 
-    Perplexities are per word and sentence end; of all words, and of those that all models know, for an n-gram model has
-    no probability of a word that it does not know. Where there are several models, also of their mean.
+    Perplexities are per word and sentence end: of all words, and of those that all models know, because an n-gram model
+    has no probability for a word that it does not know. Several models are interpolated, too.
     """
     from carnelian_training.checkpoint import load_language_model
     from carnelian_training.language_models.perplexity import interpolate, score_words, score_words_by_ngrams

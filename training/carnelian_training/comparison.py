@@ -36,7 +36,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Measured:
-    """What was heard, and what hearing it cost."""
+    """Error rates, and what decoding cost."""
 
     wer: float
     cer: float
@@ -94,7 +94,7 @@ def compare(
         server: host:port and name of what is to be compared with.
 
     Raises:
-        ValueError: A manifest is none, or there is nothing to compare with; or the options are wrong.
+        ValueError: A file is not a manifest, or holds no word to compare with; or the options are wrong.
         RuntimeError: The server is not ready.
     """
     usual = decoder.change_options(defaults)

@@ -1,7 +1,8 @@
-"""What pre-training learns: to tell hidden frames from others. Its loss over a step, and its evaluation.
+"""The objective of pre-training: to pick each masked frame out of others. Its loss over a step, and its evaluation.
 
-The loss is a sum over clips but for one term: how evenly a step uses the codes is told by the mean over all its parts
-and processes. It is found first, without gradients; the term is then linear in each clip, with the same gradient.
+The loss is a sum over clips but for one term: how evenly a step uses the codes depends on their mean use over all its
+parts and processes. That mean is computed first, without gradients; given it, the term has a linear form in each clip
+with the same gradient.
 """
 
 import math
@@ -42,11 +43,11 @@ class Contrastive:
         self.codes = torch.zeros(2, self.settings.groups, self.settings.codes, device=process.device)
 
     def planned(self, clips: Sequence[Item]) -> float:
-        """About as many frames as will be hidden; the loop corrects it by those that were."""
+        """An estimate of the masked frames; the loop replaces it by their number."""
         return sum(item.duration_s for item in clips) * SAMPLE_RATE_HZ / self.config.model.stride / 2
 
     def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
-        """The parts of this process; where there are several, all are looked at first, for the use of codes."""
+        """The parts of this process; if there are several, the use of codes is measured over all of them first."""
         if parts == 1:
             return batches
         batches = list(batches)
@@ -109,7 +110,7 @@ class Contrastive:
 
 @torch.enable_grad()
 def unevenness(usage: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the perplexity of codes is from their number, 0 to 1, and its gradient, both for a mean use of them.
+    """How far the perplexity of a use of codes is below their number, as a share of it, and the gradient of that.
 
     Args:
         usage: [groups, codes] float32, probabilities.
@@ -125,7 +126,12 @@ def perplexity(usage: Tensor) -> Tensor:
 
 
 def figures(sums: Tensor, codes: Tensor) -> dict[str, float]:
-    """What is reported: `sums` are loss, hits and hidden frames; `codes` [2, groups, codes] soft and hard use."""
+    """The figures of the log, from sums.
+
+    Args:
+        sums: loss, hits and masked frames.
+        codes: [2, groups, codes], the summed probabilities of codes and how often each was the likeliest.
+    """
     loss, hits, hidden = sums.tolist()
     if not hidden:
         return {"contrastive_loss": math.nan, "accuracy": math.nan, "perplexity": math.nan, "codes_used": 0.0}
@@ -139,10 +145,10 @@ def figures(sums: Tensor, codes: Tensor) -> dict[str, float]:
 
 @torch.inference_mode()
 def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process: Process) -> dict[str, Any]:
-    """The same figures on a manifest: no noise, no dropout, and what is hidden is the same each time.
+    """The same figures on a manifest, without noise and dropout, and with the same masks each time.
 
     Raises:
-        ValueError: The manifest is none, or has no clips.
+        ValueError: The file is not a manifest, or has no clips.
         RuntimeError: A clip is bad; it is named.
     """
     model.eval()

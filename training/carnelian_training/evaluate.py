@@ -154,7 +154,7 @@ def read_clips(manifest: Path) -> list[Clip]:
     """Read a manifest to evaluate on.
 
     Raises:
-        ValueError: The manifest is none, or names no clips.
+        ValueError: The file is not a manifest, or names no clips.
     """
     clips = read_manifest(manifest)
     if not clips:
@@ -166,7 +166,7 @@ def clips_to_evaluate(manifest: Path) -> list[Clip]:
     """Read a manifest to compare transcripts with.
 
     Raises:
-        ValueError: The manifest is none, or there is nothing to compare with.
+        ValueError: The file is not a manifest, or holds no word to compare with.
     """
     clips = read_clips(manifest)
     if not any(clip.text.split() for clip in clips):
@@ -207,7 +207,7 @@ def evaluate(
         defaults: where those differ from :class:`ctc.Options`, as a served model's may.
 
     Raises:
-        ValueError: The manifest is none, or there is nothing to compare with; or the options are wrong.
+        ValueError: The file is not a manifest, or holds no word to compare with; or the options are wrong.
     """
     decoder = decoder or ctc.Decoder(config.labels, frame_duration_s(config))
     wanted = decoder.read_options(options or {}, decoder.change_options(defaults or {}))
@@ -236,7 +236,7 @@ def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict
 def score(
     model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process
 ) -> Iterator[tuple[list[int], list[LogProbs]]]:
-    """The network's part: places and log-probabilities of this process's share of the clips, batch by batch."""
+    """Run the network: positions and log-probabilities of this process's share of the clips, batch by batch."""
     model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], min(config.data.device_batch_s or config.data.batch_s, MOST_S))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Interruption:
-    """Within it, the first signal is remembered instead of obeyed; a second Ctrl-C stops at once.
+    """Within this context, the first signal is only remembered; a second Ctrl-C stops at once.
 
     A second SIGTERM does not: `torchrun` sends one after the terminal's Ctrl-C.
     """

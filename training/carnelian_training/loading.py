@@ -146,7 +146,7 @@ def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[I
 
 
 def crop(item: Item, longest_s: float, draw: random.Random) -> Item:
-    """A random stretch of a clip that is longer."""
+    """A random stretch of a clip, if it is longer than `longest_s` after the change of speed; else the clip."""
     cut_s = longest_s * item.speed
     if item.clip.duration <= cut_s:
         return item
@@ -239,7 +239,7 @@ def run_surviving(
     failed: dict[Clip, str],
     build: Callable[[Sequence[Sequence[Item]]], Pipeline],
 ) -> Iterator[tuple[Sequence[Item], tuple[Any, ...]]]:
-    """Run a DALI pipeline over batches, whatever their files hold.
+    """Run a DALI pipeline over batches; where a file cannot be decoded, go on with a new one without that clip.
 
     Args:
         batches: where one is empty, DALI is not asked.
@@ -356,7 +356,10 @@ def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[Path, str]]
 
 
 def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:
-    """The clips of a batch that have no defect; silence and too long transcripts are one where there are `skip`'s."""
+    """The clips of a batch without those that have a defect; see :func:`load` for `skip`.
+
+    Silence, and a transcript that CTC cannot align, are defects in training alone.
+    """
     features, frames, samples, decoded_rms, rms = (torch.from_numpy(np.array(out.as_tensor())) for out in outputs)
     kept: list[int] = []
     skipped: list[tuple[Item, str]] = []

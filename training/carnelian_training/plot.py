@@ -29,7 +29,7 @@ class Panel:
 PANELS = (
     Panel("dev error rate", {"dev_wer": "WER", "dev_cer": "CER"}, is_share=True),
     Panel("dev perplexity per word", {"dev_word_perplexity": ""}, scale="log"),
-    Panel("hidden frames told", {"dev_accuracy": "dev"}, is_share=True),
+    Panel("accuracy on hidden frames", {"dev_accuracy": "dev"}, is_share=True),
     Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}),
 )
 """Below the loss, where there are records with the first of their curves."""

@@ -1,4 +1,4 @@
-"""Learning from clips: recognisers, and wav2vec 2.0 before it knows letters."""
+"""The training task of a recogniser, and of wav2vec 2.0 in pre-training: where clips come from, and evaluation."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Recognition:
-    """The task of a :class:`Config`.
+    """Learning from clips, as a :class:`Config` says; see :class:`carnelian_training.task.Task`.
 
     Raises:
-        ValueError: There is nothing to train on.
+        ValueError: `data.train` names a file that is not a manifest, or no clip that can be learnt from.
     """
 
     def __init__(self, config: Config) -> None:
@@ -50,7 +50,7 @@ class Recognition:
         return {"utterances": len(items), "audio_s": sum(item.duration_s for item in items)}
 
     def evaluate(self, state: State, report: Report) -> Finding | None:
-        """Error rates on the dev manifest, in pre-training how well hidden frames are told from others."""
+        """Measure error rates on the dev manifest, in pre-training the accuracy on masked frames."""
         manifest = self.config.data.dev
         if manifest is None:
             return None
@@ -68,7 +68,7 @@ def read_training_clips(config: Config) -> list[Clip]:
     """All clips of `data.train`, as often as they come in an epoch.
 
     Raises:
-        ValueError: A manifest is none; the message says which entry names it.
+        ValueError: A file is not a manifest; the message says which entry names it.
     """
     clips: list[Clip] = []
     for i, manifest in enumerate(config.data.train):
@@ -80,11 +80,11 @@ def read_training_clips(config: Config) -> list[Clip]:
 
 
 def check_dev(config: Config) -> None:
-    """Look at `data.dev`, so that a bad one ends a run before it begins and not at its first evaluation.
+    """Check `data.dev`, so that a bad manifest or clip ends a run before it begins and not at its first evaluation.
 
     Raises:
-        ValueError: It is no manifest, or there is nothing to compare with.
-        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+        ValueError: It is not a manifest, or holds nothing to compare transcripts with.
+        RuntimeError: It names clips that evaluation would refuse; each is named, with why.
     """
     if config.data.dev is None:
         logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)

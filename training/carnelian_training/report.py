@@ -1,4 +1,4 @@
-"""What one sees of a run: a progress bar on a terminal, else a line of fixed fields; metrics, TensorBoard, a plot.
+"""The log of a run: a progress bar on a terminal, else lines of fixed fields; metrics, TensorBoard, a plot.
 
 In: what the loop measures. Out, in the run's folder: `metrics.jsonl` (one record per log line and evaluation),
 `tensorboard/` (the same, as scalars, with sample transcripts) and, at the end, `<name>.png`.
@@ -27,13 +27,13 @@ SAMPLES = 2  # transcripts shown at each evaluation
 
 
 class Report:
-    """The one who speaks for a run; only the first of several processes has one that is `enabled`.
+    """Reports on a run; of several processes only the first has a report that is `enabled`.
 
     Args:
         directory: the run's folder.
         config: the run's configuration.
-        step: where the run goes on from. What an interrupted run recorded after it, it will record again: those
-            records are dropped.
+        step: where the run goes on from. Records of later steps, which an interrupted run left, are dropped: the
+            run will take those steps again.
         enabled: False makes every method do nothing.
     """
 
@@ -110,7 +110,7 @@ class Report:
         return record
 
     def record(self, step: int, found: dict[str, Any]) -> dict[str, Any]:
-        """Record what an evaluation without transcripts found, and return the record."""
+        """Record the figures of an evaluation without transcripts, and return the record."""
         record = {"step": step, **found}
         if self.enabled:
             self._say(" ".join(f"{key}={value:<8.5g}" for key, value in record.items()))

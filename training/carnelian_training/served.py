@@ -1,6 +1,6 @@
-"""Evaluation of a running server, over the way that a user's clips take: files through the SDK.
+"""Evaluation of a running server the way that users call it: files through the SDK.
 
-Training needs no client, so the SDK is imported here alone and when asked for; who evaluates a server has it.
+Training does not depend on the SDK, so it is imported here alone, and only when a server is to be evaluated.
 """
 
 import time
@@ -31,7 +31,7 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
 
     Raises:
         RuntimeError: The SDK is not installed, or the server has no such model ready.
-        ValueError: The manifest is none, or there is nothing to compare with.
+        ValueError: The file is not a manifest, or holds no word to compare with.
     """
     clips = clips_to_evaluate(manifest)
     with connect(url, model) as client:
@@ -97,7 +97,7 @@ class DecodingClock:
         self._started = self._read()
 
     def elapsed_s(self, rows: int) -> float:
-        """Seconds that so many rows, which have been answered, took since the start: a batch counts once."""
+        """Seconds that `rows` answered rows have taken since the start; the time of a batch counts once."""
         deadline = time.monotonic() + COUNTED_WITHIN_S
         while (now := self._read())[0] - self._started[0] < rows and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -1,8 +1,9 @@
-"""Where a run is: everything that a checkpoint holds and resuming restores to the bit.
+"""The state of a run: everything that a checkpoint holds and that resuming restores to the bit.
 
-Checkpoints lie between two steps of the optimiser, so no half-filled accumulation has to be kept, and what is random
-follows from the seed, the step and the process (`train.optimise`) or the clip (`loading.Item.seed`), so no state of a
-generator has to be kept either: a run may go on with another number of processes.
+Checkpoints are written between two steps of the optimiser, so there are no half-accumulated gradients to keep. Nothing
+is drawn from a generator that runs on: draws follow from the seed, the step and the process (`train.optimise`) or the
+clip (`loading.Item.seed`). So there is no state of a generator to keep either, and a run may go on with another number
+of processes.
 """
 
 import fnmatch
@@ -55,8 +56,7 @@ class State:
     batch: int = 0
     """Steps of the epoch that are done."""
     best_error: float = float("inf")
-    """The smallest dev WER, in pre-training the smallest share of hidden frames that were not told from others, of a
-    language model the smallest perplexity."""
+    """The smallest so far: dev WER, in pre-training 1 - accuracy, of a language model perplexity."""
     memory: Tensor | None = None
     """[layers, streams, tokens, width]: what a language model remembers of this process's streams."""
     skipped_clips: int = 0
@@ -79,7 +79,7 @@ class State:
         return self.model if self.average is None else self.average.model
 
     def prepare(self, config: RunConfig) -> nn.Module:
-        """The network as the next step calls it: with what learns then, compiled, its gradients gathered."""
+        """The network for the next step: stages frozen and thawed, compiled and wrapped as the configuration says."""
         self.model.train()
         finetune.freeze(self.model, config, self.step)
         frozen = finetune.frozen_stages(config, self.step)
@@ -97,9 +97,9 @@ class State:
             self.average.update(self.step)
 
     def skipped_step(self) -> None:
-        """Forget what the forward pass of a step without optimiser did to batch-norm statistics, and count it.
+        """Undo what the forward pass of a skipped step did to batch-norm statistics, and count the step.
 
-        A language model's memory is forgotten as a whole: it may not be finite either.
+        A language model's memory is dropped: it may not be finite either.
         """
         self.memory = None
         if self._kept:
@@ -108,7 +108,7 @@ class State:
         self.skipped_in_a_row += 1
 
     def settle(self, config: RunConfig) -> None:
-        """Make the processes' batch-norm statistics one, before they are used or written; all must call it."""
+        """Average batch-norm statistics over the processes, before they are used or written; all must call it."""
         if config.loop.batch_statistics == "process":
             self.process.average(list(self.model.buffers()))
             if self.average is not None:
@@ -134,14 +134,20 @@ class State:
         return every_s is not None and time.monotonic() - self.saved_at > every_s
 
     def whole_memory(self) -> Tensor | None:
-        """What is remembered of all processes' streams, in the order of the streams; every process has to call it."""
+        """The memories of all processes' streams, in the order of the streams; every process has to call it."""
         if self.memory is None:
             return None
         # Process i has the streams i, i + processes, ...
         return torch.stack(self.process.gather(self.memory), dim=2).flatten(1, 2)
 
     def save(self, path: Path, config: RunConfig, memory: Tensor | None = None) -> None:
-        """Write everything, with the memory of all processes. The `weights` are those of :attr:`best_model`."""
+        """Write a checkpoint, whose `weights` are those of :attr:`best_model`.
+
+        Args:
+            path: of the file.
+            config: of the run.
+            memory: of all processes, see :meth:`whole_memory`.
+        """
         training = {
             "weights": None if self.average is None else self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -157,7 +163,7 @@ class State:
         checkpoint.save(path, config, self.best_model.state_dict(), results={"step": self.step}, training=training)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Take over everything from what :meth:`save` wrote; an average that is new starts at the weights."""
+        """Restore what :meth:`save` wrote; an average that the checkpoint does not have starts at the weights."""
         training = content["training"]
         self.model.load_state_dict(training.get("weights") or content["weights"])
         if self.average is not None:
@@ -180,7 +186,7 @@ def new_state(config: RunConfig, process: Process) -> State:
     """The state before the first step, with random weights, the same in every process.
 
     Raises:
-        ValueError: The device does not know the precision, or the kernels.
+        ValueError: The device does not support the precision, or the kernels.
     """
     precision, device = config.loop.precision, process.device
     if precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):

@@ -1,4 +1,7 @@
-"""What the loop asks of what it trains: recognisers, wav2vec 2.0 in pre-training and language models answer alike."""
+"""The interface between the training loop and what it trains: a recogniser, wav2vec 2.0, a language model.
+
+A :class:`Task` deals out the steps of a run and evaluates; an :class:`Objective` is the loss of one step.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ class Item(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """What one process does of one step of the optimiser."""
+    """The part of one optimiser step that one process takes."""
 
     items: Sequence[Any]
     """Those of the whole step, over all processes."""
@@ -34,7 +37,7 @@ class Objective(Protocol):
     """The loss of one step, which the loop divides by the weight of all parts and processes."""
 
     def planned(self, items: Sequence[Any]) -> float:
-        """About the weight of a step; the loop corrects it by what :meth:`losses` found."""
+        """An estimate of the weight of a step; the loop replaces it by the sum of what :meth:`losses` returned."""
 
     def batches(self, batches: Iterable[Any], parts: int) -> Iterable[Any]:
         """The parts of this process, in the order in which :meth:`losses` will see them."""
@@ -43,28 +46,28 @@ class Objective(Protocol):
         """The loss of each item, [items] float32, and the weight of all."""
 
     def measured(self) -> Mapping[str, float]:
-        """What else a step tells, over all parts and processes; every process has to call it."""
+        """Further figures to log, over all parts and processes; every process has to call it."""
 
 
 class Finding(NamedTuple):
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     record: dict[str, Any]
     error: float
-    """The best weights are those with the smallest."""
+    """What training minimises: the weights with the smallest error are kept as the best."""
 
 
 class Task(Protocol):
-    """Where a run's steps come from, and how it is examined."""
+    """Where a run's steps come from, and how its model is evaluated."""
 
     def prepare(self, state: State) -> None:
         """Check and read what the steps need, once `state` is where the run starts; every process has to call it."""
 
     def shares(self, state: State) -> Iterator[Share]:
-        """What this process has to do, step after step without end, from where `state` is, which is kept up to date."""
+        """Yield the share of this process in each step, without end, from where `state` is; keep `state` up to date."""
 
     def amounts(self, items: Sequence[Any]) -> Mapping[str, float]:
-        """How much a step holds, by unit; the log has it per second."""
+        """How much data a step holds, by unit; the log shows each per second."""
 
     def evaluate(self, state: State, report: Report) -> Finding | None:
-        """Examine and report `state.best_model`; None if there is nothing to do it with."""
+        """Evaluate `state.best_model` and report the result; None if there is no data to evaluate on."""

@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step, the same in all processes."""
+    """The result of a step, the same in all processes."""
 
     loss: float
     """Per character; in pre-training per hidden frame, of a language model per token."""
     grad_norm: float
     lr: float
     measured: Mapping[str, float] = field(default_factory=dict)
-    """What else there is to report, where the step is logged."""
+    """Further figures, if the step is logged."""
 
     @property
     def is_finite(self) -> bool:
@@ -112,7 +112,7 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
         None if no process had an item that could be learnt from: that is no step.
 
     Raises:
-        RuntimeError: This was one too many in a row.
+        RuntimeError: Too many steps in a row were not finite.
     """
     process = state.process
     network = state.prepare(config)
@@ -161,7 +161,7 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
 
 
 def objective(state: State, config: RunConfig) -> Objective:
-    """What the next step learns."""
+    """The objective of the next step."""
     if isinstance(config, LanguageModelConfig):
         return Prediction(state, config)
     if config.pretraining is None:
@@ -171,13 +171,13 @@ def objective(state: State, config: RunConfig) -> Objective:
 
 
 def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfig) -> None:
-    """Leave everything as it was before the step, say so, and give up if that has become the rule.
+    """Skip a step that was not finite: undo its forward pass, log it, and give up after too many in a row.
 
     Args:
         state: whose optimiser has not been called.
-        outcome: what was not finite.
-        items: those of this process whose own loss was not.
-        config: says when to give up.
+        outcome: of the step.
+        items: those of this process whose own loss was not finite.
+        config: says how many in a row are too many.
 
     Raises:
         RuntimeError: Too many steps in a row were skipped.

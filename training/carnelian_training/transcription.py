@@ -1,4 +1,4 @@
-"""What most runs learn: to write down what is said. The CTC loss of a batch, with what hides parts of it."""
+"""The objective of recognisers: the CTC loss of a batch, after augmentation of its features."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -22,7 +22,7 @@ class Transcription:
         self.config = config
 
     def planned(self, clips: Sequence[Item]) -> float:
-        """The weight of a step's clips, by their manifest."""
+        """Characters of the step's transcripts, by the manifest."""
         return sum(len(item.clip.text) for item in clips)
 
     def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
@@ -30,11 +30,11 @@ class Transcription:
         return batches
 
     def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """The loss of each clip, [batch] float32, and the weight of all."""
+        """The CTC loss of each clip, [batch] float32, and the characters of all."""
         return ctc_loss(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
 
     def measured(self) -> Mapping[str, float]:
-        """What else a step tells, over all parts and processes; every process has to call it."""
+        """Nothing but the loss."""
         return {}
 
 
@@ -57,7 +57,7 @@ def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:
 
 
 def augmented(batch: Batch, config: Config, device: torch.device) -> dict[str, Tensor]:
-    """What the network is called with: features, lengths and, for wav2vec 2.0, what it is to hide from itself."""
+    """The network's inputs: augmented features, lengths and, for wav2vec 2.0, the masks of frames and channels."""
     inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
     if not isinstance(config.model, Wav2Vec2Config):
         features = warp_frequency(inputs["features"], config.augment, batch.seeds)

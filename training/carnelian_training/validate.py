@@ -122,7 +122,7 @@ def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int
     References that hold other characters than `labels` are warned of.
 
     Raises:
-        ValueError: The manifest is none, or there is nothing to compare with.
+        ValueError: The file is not a manifest, or holds no word to compare with.
         RuntimeError: Clips that evaluation would refuse; each is named, with why.
     """
     clips = clips_to_evaluate(manifest)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NgramReport:
-    """What a language model was made of, and how well it foretells sentences of the same texts that it was not."""
+    """What a language model was made of, and how well it predicts held-out sentences of the same texts."""
 
     order: int
     prune: Sequence[int]

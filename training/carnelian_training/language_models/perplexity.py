@@ -1,4 +1,4 @@
-"""How well language models of any kind foretell sentences, each as if nothing had been said before it."""
+"""How well language models of either kind predict sentences, each read without context."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MOST_TOKENS = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """How well a network foretells sentences, their ends included."""
+    """How well a network predicts sentences, their ends included."""
 
     log_prob: float
     """Natural logarithm, of all sentences together."""
@@ -43,13 +43,13 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class WordScores:
-    """What a model gives each word and each sentence's end, one after the other."""
+    """The log-probability of each word and each sentence's end, one after the other."""
 
     log_probs: npt.NDArray[np.float64]
     """[words and ends], natural logarithms."""
     known: npt.NDArray[np.bool_]
-    """[words and ends]: which it knows. An n-gram model has one probability for all that it does not, which is no
-    probability of any of them."""
+    """[words and ends]: which ones the model knows. An n-gram model has one probability for all words that it does not
+    know together, which is not the probability of any of them."""
 
     def perplexity(self, among: npt.NDArray[np.bool_] | None = None) -> float:
         """Per word and end, all of them or those `among` [words and ends]."""

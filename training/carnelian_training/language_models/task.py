@@ -1,4 +1,4 @@
-"""Learning from text: to foretell each token from those before it. The task and its loss."""
+"""The training task of a language model, to predict each token from those before it, and its loss."""
 
 import base64
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class LanguageModelling:
-    """The task of a :class:`LanguageModelConfig`."""
+    """Learning from text, as a :class:`LanguageModelConfig` says; see :class:`carnelian_training.task.Task`."""
 
     streams: Streams
     held_out: list[str]
@@ -64,7 +64,7 @@ class LanguageModelling:
         )
 
     def shares(self, state: State) -> Iterator[Share]:
-        """What this process has to do, step after step without end, from where `state` is, which is kept up to date."""
+        """See :meth:`carnelian_training.task.Task.shares`."""
         rank, size = state.process.rank, state.process.size
         while True:
             for items, parts in self.streams.segments(self.config.loop.seed, state.epoch, state.batch, rank, size):
@@ -88,7 +88,7 @@ class LanguageModelling:
 
 
 class Prediction:
-    """The loss of one step, by what the network remembers of the steps before.
+    """The loss of one step, given the network's memory of the steps before.
 
     Args:
         state: whose memory is used, and replaced once all parts are through.

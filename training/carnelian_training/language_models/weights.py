@@ -1,12 +1,12 @@
-"""Weights of language models, chosen on a dev set: those with the fewest wrong words, where their neighbours have few.
+"""Weights of language models, chosen on a dev set so that the fewest words are wrong there.
 
 In: log-probabilities of clips whose words are known, and a decoder with language models. Out: options of the decoder.
 
-A search lists readings of each clip, and what speaks for each is kept apart: what the recogniser hears, the language
-models, the number of words. So every point of a grid of weights can be tried by sorting these lists anew. The search
-is then run with the weights found, its readings join the lists, and the grid is tried again, until it says the same.
-A grid has thousands of points and a dev set often hundreds of words, so that the best point is mostly a lucky one:
-points are judged by the mean of their neighbourhood.
+A search lists readings of each clip, and the parts of their scores are kept apart: the recogniser's, the language
+models', the number of words. So every point of a grid of weights can be tried by sorting these lists anew. The search
+is then run again with the best weights, its readings join the lists, and the grid is tried again, until the best
+weights no longer change. A grid has thousands of points and a dev set often only hundreds of words, so the best single
+point is mostly a lucky one: points are judged by the mean of their neighbourhood.
 """
 
 import json
@@ -42,7 +42,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Readings:
-    """What one clip may say."""
+    """The readings of one clip that searches have found."""
 
     reference: str
     rows: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def word_error_rates(
 
 
 def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
-    """Write options, and what they are from."""
+    """Write the options, and how they were chosen."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
@@ -113,18 +113,18 @@ def read_weights(path: Path) -> dict[str, Any]:
     """The options in a file that `carnelian-train weigh` wrote.
 
     Raises:
-        ValueError: It is another file.
+        ValueError: The file is not one of `weigh`.
     """
     try:
         return dict(json.loads(path.read_text())["options"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is none: {error!r}") from error
+        raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is not: {error!r}") from error
 
 
 def _weigh_search(
     log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: ctc.Options
 ) -> dict[str, Any]:
-    """Search and sort in turns; the neural language model has no say here."""
+    """Search and sort in turns, without the neural language model."""
     lists = [Readings(reference) for reference in references]
     chosen: dict[str, Any] = {}
     for number in range(1, MOST_SEARCHES + 1):

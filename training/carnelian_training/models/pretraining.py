@@ -1,7 +1,9 @@
-"""wav2vec 2.0 before it knows letters: it has to tell a hidden frame's quantised self from others of the same clip.
+"""Pre-training of wav2vec 2.0: a contrastive loss over masked ("hidden") frames (Baevski et al. 2020, section 3.2).
 
-Everything random about a clip (Gumbel noise, which others) is drawn from its own seed and everything is summed over one
-clip, so a step is the same however its clips are dealt out to parts and processes (`contrastive.py` sums up).
+For each hidden frame, the transformer's output has to be more similar to the frame's own quantised vector than to those
+of other hidden frames of the clip, the negatives. Everything random about a clip (Gumbel noise, the choice of
+negatives) is drawn from its own seed, and every result is a sum over one clip, so a step is the same however its clips
+are dealt out to parts and processes (`contrastive.py` adds them up).
 """
 
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ class PretrainingConfig:
     feature_dropout: float = 0.1
     """Of what the quantiser sees."""
     negatives: int = 100
-    """Other hidden frames of the clip that each hidden frame is told from."""
+    """Negatives: other hidden frames of the clip that each hidden frame is compared with."""
     similarity_temperature: float = 0.1
     """Divides cosine similarities."""
     diversity_weight: float = 0.1
@@ -75,7 +77,7 @@ class Contrast(NamedTuple):
     hidden: Tensor
     """[batch] float32, hidden frames."""
     hits: Tensor
-    """[batch] float32, hidden frames that were told from all others."""
+    """[batch] float32, hidden frames whose own vector was the most similar."""
 
 
 class Codes(NamedTuple):
@@ -119,7 +121,7 @@ class Quantiser(nn.Module):
 
 
 class Wav2Vec2Pretraining(Wav2Vec2Body):
-    """The body of wav2vec 2.0 with a quantiser and what is compared. Base has 95,044,608 parameters."""
+    """The body of wav2vec 2.0, a quantiser, and projections of what is compared. Base has 95,044,608 parameters."""
 
     def __init__(self, config: Wav2Vec2Config, pretraining: PretrainingConfig) -> None:
         super().__init__(config)
@@ -135,9 +137,9 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
         self.settings = pretraining
 
     def usage(self, features: Tensor, lengths: Tensor, time_mask: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-        """Of a batch, the sum of each code's probability, [groups, codes], and the hidden frames: for a step in parts.
+        """The sum of each code's probability over a batch, [groups, codes], and the number of hidden frames.
 
-        Draws the same dropout as :meth:`forward` does first.
+        Run before :meth:`forward` where a step has several parts. Its dropout is what `forward` draws first.
         """
         frames = self.extract(features, lengths)[0]
         index, real = hidden_frames(time_mask)
@@ -154,7 +156,7 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
         seeds: Sequence[int],
         temperature: float = 1.0,
     ) -> Contrast:
-        """Compare every hidden frame's guess with its quantised self and with others.
+        """Compare the network's guess of every hidden frame with its quantised vector and with negatives.
 
         Args:
             features: [batch, 1, samples] float32 waveforms.
