@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ._formats import render
+from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ._client import Outcome
     from ._types import TLS, Audio, DecodingOptions
 
 STDIN = "-"
@@ -52,6 +54,10 @@ def transcribe(
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for one file.")] = DEFAULT_TIMEOUT_S,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = DEFAULT_CONCURRENCY,
+    attempts: Annotated[
+        int,
+        typer.Option(min=1, help="Tries for a file while the server is away or busy; 5 take some 2 s, 20 some 40 s."),
+    ] = DEFAULT_ATTEMPTS,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
     ca: Annotated[Path | None, typer.Option(help="Encrypt, trusting the authorities in this PEM file.")] = None,
     cert: Annotated[Path | None, typer.Option(help="PEM file of this client's certificate.")] = None,
@@ -64,7 +70,6 @@ def transcribe(
     the standard error, the others go on, and the exit status is 1; it is 2 for wrong use.
     """
     from ._client import CarnelianClient
-    from ._types import Transcript
 
     kind = "json" if as_json else output.value
     if kind in ("srt", "vtt") and len(files) > 1 and out is None:
@@ -73,12 +78,15 @@ def transcribe(
         )
     decoding = _options(options or [])
     targets = _targets(files, out, kind)
+    if STDIN in files and sys.stdin is None:
+        raise typer.BadParameter("- must be the standard input, but it is closed")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
             url,
             model=model,
             timeout_s=timeout_s,
+            retry=RetryPolicy(num_attempts=attempts),
             tls=_tls(tls, ca, cert, key),
             api_key=os.environ.get(API_KEY_VARIABLE),
         )
@@ -89,23 +97,38 @@ def transcribe(
     with client:
         outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
         for file, target, outcome in zip(files, targets, outcomes, strict=True):
-            if not isinstance(outcome, Transcript):
+            name = f"{file}\t" if kind == "text" and len(files) > 1 and target is None else ""
+            if failure := _deliver(outcome, kind, file, target, name):
                 num_failed += 1
-                print(f"carnelian-transcribe: {_name_once(file, outcome)}", file=sys.stderr)
-            elif target is not None:
-                target.write_text(render(outcome, kind, file), encoding="utf-8")
-            else:
-                name = f"{file}\t" if kind == "text" and len(files) > 1 else ""
-                print(name + render(outcome, kind, file), end="", flush=True)
+                print(f"carnelian-transcribe: {failure}", file=sys.stderr)
     if num_failed:
         raise typer.Exit(1)
 
 
+def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:
+    """Print a transcript after `name`, or write it to `target`; the failure in words, if it is or becomes one."""
+    if isinstance(outcome, Exception):
+        return _name_once(file, outcome)
+    text = render(outcome, kind, file)
+    try:
+        if target is not None:
+            target.write_text(text, encoding="utf-8")
+        else:
+            print(name + text, end="", flush=True)
+    except BrokenPipeError:  # nobody reads on, as after `| head`
+        raise
+    except OSError as error:
+        return f"{file}: {target or 'the standard output'} cannot be written: {error.strerror}"
+    return None
+
+
 def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:
     """The file to write for each one, if any, in a folder that is there from now on."""
-    if out is None:
-        return [None] * len(files)
     stems = ["stdin" if file == STDIN else Path(file).stem for file in files]
+    if out is None:
+        if kind == "ctm" and len(set(stems)) < len(stems):
+            raise typer.BadParameter("--format ctm must have files of different names, which are its first column")
+        return [None] * len(files)
     targets = [out / f"{stem}.{SUFFIXES.get(kind, kind)}" for stem in stems]
     first: dict[Path, str] = {}
     for file, target in zip(files, targets, strict=True):

@@ -138,7 +138,11 @@ FORMAT_ADVICE = (
 # The first match decides, whatever the status. Wordings were seen on Triton 2.51 and gRPC 1.8x.
 _WORDINGS = (
     _wording("^wrong option: ", InvalidOption),  # repeats what the caller wrote, whose words mean nothing here
-    _wording("exceeds maximum queue size", ServerBusy),
+    _wording(
+        "exceeds maximum queue size",
+        ServerBusy,
+        "send fewer clips at a time (`concurrency`), or try more often (`num_attempts`, `--attempts`)",
+    ),
     _wording("request timeout expired", DeadlineExceeded, "it waited too long in a queue of the server"),
     _wording(
         "no answer within",

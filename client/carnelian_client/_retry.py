@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from tenacity import RetryCallState
 
+DEFAULT_ATTEMPTS = 5
+LONGEST_TIMEOUT_S = 1e9
+"""Some thirty years; gRPC takes much longer ones for no time at all."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -26,7 +30,7 @@ class RetryPolicy:
     Transcribing changes nothing on the server, so a repeated request does no harm.
     """
 
-    num_attempts: int = 5
+    num_attempts: int = DEFAULT_ATTEMPTS
     """Tries in all; 1 never retries."""
     first_wait_s: float = 0.2
     longest_wait_s: float = 5.0
@@ -45,8 +49,8 @@ class Deadline:
     """A point in time, so that every attempt of a call shares one `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"`timeout_s` must be above 0, but is {timeout_s}.")
+        if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
+            raise ValueError(f"`timeout_s` must be above 0 and at most {LONGEST_TIMEOUT_S:g}, but is {timeout_s}.")
         self.timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
 

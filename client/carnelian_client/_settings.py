@@ -24,6 +24,7 @@ TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_st
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
 _OTHER_SCHEME = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
+_PORT = re.compile(r":(\d+)$")
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
@@ -47,6 +48,8 @@ class Settings:
                 f"`url` must be the host:port of Triton's gRPC endpoint, but is {self.url!r}; "
                 "write for example localhost:8001, and turn encryption on with `tls`."
             )
+        if (port := _PORT.search(self.url)) and not 0 < int(port[1]) < 2**16:  # gRPC would take it modulo 65536
+            raise ValueError(f"`url` must end in a port from 1 to 65535, but is {self.url!r}; Triton's is 8001.")
         for name, value in self.metadata:
             if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
                 raise ValueError(

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,38 @@ def test_dash_is_the_standard_input(endpoint, wav):
     assert err.startswith("carnelian-transcribe: -: ")
 
 
+def test_a_closed_standard_input_is_wrong_use():
+    closed = ["/bin/sh", "-c", '"$@" - <&-', "sh", *COMMAND]
+    done = subprocess.run(closed, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "standard input, but it is closed" in done.stderr.decode()
+
+
+def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(endpoint, clip, wav, tmp_path):
+    other = tmp_path / "other.wav"
+    other.write_bytes(wav)
+    (tmp_path / "out" / "clip.txt").mkdir(parents=True)
+    status, _, err = transcribe(clip, other, "--url", endpoint.url, "--out", tmp_path / "out")
+    assert status == 1
+    assert err == f"carnelian-transcribe: {clip}: {tmp_path}/out/clip.txt cannot be written: Is a directory\n"
+    assert (tmp_path / "out" / "other.txt").read_text() == f"{len(wav)} bytes\n"
+
+
+def test_a_full_disk_behind_the_standard_output_is_one_line(endpoint, clip):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, clip, "--url", endpoint.url], stdout=full, stderr=subprocess.PIPE, check=False)
+    first, *_ = done.stderr.decode().splitlines()
+    assert first == f"carnelian-transcribe: {clip}: the standard output cannot be written: No space left on device"
+    assert b"Traceback" not in done.stderr
+
+
+def test_attempts_are_as_many_as_asked_for(endpoint, triton, clip):
+    triton.script = [("UNAVAILABLE", "Exceeds maximum queue size")] * 5
+    status, _, err = transcribe(clip, "--url", endpoint.url, "--attempts", "2")
+    assert (status, len(triton.requests)) == (1, 2)
+    assert "send fewer clips at a time" in err
+
+
 def test_options_reach_the_server(endpoint, triton, clip):
     words = ("--model", "jasper", "--timeout", "3", "--url", endpoint.url)
     assert transcribe(clip, *words, env={"CARNELIAN_API_KEY": "secret"})[0] == 0
@@ -90,6 +123,9 @@ def test_a_refused_certificate_is_one_line_too(endpoint, clip):
         ["a.wav", "--url", "http://localhost:8000"],
         ["a.wav", "--concurrency", "0"],
         ["a.wav", "--timeout", "-1"],
+        ["a.wav", "--timeout", "inf"],
+        ["a.wav", "--attempts", "0"],
+        ["a/clip.wav", "b/clip.flac", "--format", "ctm"],
         ["a.wav", "--cert", "cert.pem"],
         ["a.wav", "--ca", "missing.pem"],
         ["a.wav", "--loud"],
