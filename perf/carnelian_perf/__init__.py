@@ -1,1 +1,1 @@
-"""Measurements of a Carnelian server."""
+"""Measurements of a Carnelian server, of inference without one, and of training."""

@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -11,10 +12,12 @@ import typer
 from carnelian_perf import latency_cli, server_cli, training_cli
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    ClipsManifest,
     OptionalPath,
     check_file,
     check_model_and_clips,
     describe_clips,
+    numbers_of,
     raw_file_option,
     render_option,
 )
@@ -27,23 +30,20 @@ app.add_typer(training_cli.app)
 
 @app.callback()
 def carnelian_perf() -> None:
-    """Measurements of a Carnelian server."""
+    """Measurements of a Carnelian server, of inference without one, and of training."""
 
 
 @app.command()
 def batching(
-    repository: Annotated[Path, typer.Option(help="The repository whose candidates are built.")] = Path(
+    repository: Annotated[Path, typer.Option(help="The repository that the candidates are variants of.")] = Path(
         "model_repository"
     ),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
     checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
         "demo/quartznet_demo.pt"
     ),
-    manifest: Annotated[
-        OptionalPath,
-        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
-    ] = None,
-    concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 16,
+    manifest: ClipsManifest = None,
+    concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 16,
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
     rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 5,
     out: Annotated[
@@ -136,9 +136,9 @@ def decoding(
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
         OptionalPath,
-        typer.Option(help="Weights of the language model, of `carnelian-train weigh`."),
+        typer.Option(help="Weights of the language model, from `carnelian-train weigh`."),
     ] = None,
-    boosts: Annotated[str, typer.Option(help="Of hot words, comma-separated.")] = "4,6,8,10",
+    boosts: Annotated[str, typer.Option(help="Boosts of hot words to try, comma-separated.")] = "4,6,8,10",
     url: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="host:port of a server of the model, whose decoding stage is measured too."),
@@ -146,6 +146,8 @@ def decoding(
     out: Annotated[OptionalPath, raw_file_option("NAME_decoding.json", "Raw file.")] = None,
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
+    _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
+    tried = numbers_of("--boosts", boosts)
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
 
@@ -153,7 +155,6 @@ def decoding(
 
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_decoding.json"
-    tried = [float(boost) for boost in boosts.split(",")]
     weights = read_weights(lm_weights) if lm_weights else {}
     record = measure(config, network, manifest, language_model, weights, tried, url, out)
     for row in record["decoders"]:
@@ -183,10 +184,13 @@ def held_out(
         OptionalPath,
         typer.Option("--neural-lm", help="Neural language model, ONNX."),
     ] = None,
-    groups: Annotated[int, typer.Option(help="Of speakers; the weights for each are chosen on the others.", min=2)] = 4,
+    groups: Annotated[
+        int, typer.Option(help="Groups of speakers; each is decoded with weights chosen on the others.", min=2)
+    ] = 4,
     out: Annotated[OptionalPath, raw_file_option("NAME_held_out.json", "Raw file.")] = None,
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
+    _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--neural-lm": neural_language_model})
     from carnelian_training.checkpoint import load_model
 
     from carnelian_perf.held_out import measure
@@ -213,7 +217,7 @@ def words(
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
         OptionalPath,
-        typer.Option(help="Weights of the language model, of `carnelian-train weigh`."),
+        typer.Option(help="Weights of the language model, from `carnelian-train weigh`."),
     ] = None,
     calibration: Annotated[
         OptionalPath,
@@ -221,7 +225,8 @@ def words(
     ] = None,
     out: Annotated[OptionalPath, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
 ) -> None:
-    """Measure times of words against PocketSphinx's alignment, and whether confidences are true; calibrate both."""
+    """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both."""
+    _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
 
@@ -255,8 +260,15 @@ def main() -> None:
 
 
 def _fail(message: str, cause: Exception) -> None:
-    logging.getLogger("carnelian-perf").error("%s", message)
+    logging.getLogger("carnelian_perf").error("%s", message)
     raise SystemExit(1) from cause
+
+
+def _check_clips_and_models(checkpoint: Path, manifest: Path, others: Mapping[str, Path | None]) -> None:
+    """Refuse files that are not there, before anything heavy is imported."""
+    for option, path in {"CHECKPOINT": checkpoint, "MANIFEST": manifest, **others}.items():
+        if path is not None:
+            check_file(option, path)
 
 
 def _say_rendered(paths: tuple[Path, Path]) -> None:

@@ -8,7 +8,9 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    ClipsManifest,
     OptionalPath,
+    SpeechManifest,
     check_file,
     check_model_and_clips,
     check_words,
@@ -30,7 +32,7 @@ def sweep(
     ],
     out: Annotated[
         OptionalPath,
-        typer.Option(help="Folder; each cell gets one in it.", show_default="perf/results/NAME_sweep"),
+        typer.Option(help="Folder of the sweep; each cell has its own in it.", show_default="perf/results/NAME_sweep"),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
 ) -> None:
@@ -59,9 +61,11 @@ def report(
     sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
     model: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--published-model", help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr."),
+        typer.Option(
+            "--published-model", help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr."
+        ),
     ] = None,
-    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
+    machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
     precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
     inference: Annotated[
         OptionalPath,
@@ -91,24 +95,25 @@ def infer(
         typer.Option("--set", help="a.b=value, over the YAML; repeatable."),
     ] = None,
     engines: Annotated[
-        str, typer.Option(help="Of plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8.")
+        str,
+        typer.Option(help="Comma-separated: plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8."),
     ] = "plain,eager,onnx_conv1d,onnx",
-    durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,7,16.7",
-    batches: Annotated[str, typer.Option(help="Clips.")] = "1,2,4,8,16",
-    steps: Annotated[int, typer.Option(help="Counted ones.", min=1)] = 20,
+    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,7,16.7",
+    batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16",
+    steps: Annotated[int, typer.Option(help="Steps that are counted.", min=1)] = 20,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
-    threads: Annotated[int, typer.Option(help="Of the CPU.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="fp32, tf32 (of GPUs), bf16, fp16.")] = "fp32",
-    manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
+    manifest: SpeechManifest = DEMO_MANIFEST,
     model: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
             "--published-model",
-            help="Whose published table to set beside: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
+            help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
         ),
     ] = None,
-    machine: Annotated[str, typer.Option("--published-machine", help="A part of the machine's name.")] = "A100",
+    machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
     published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
     out: Annotated[OptionalPath, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
     render: Annotated[OptionalPath, render_option("the table")] = None,
@@ -164,15 +169,12 @@ def mixed(
     ),
     random_weights: Annotated[
         OptionalPath,
-        typer.Option(help="A training YAML: its network with random weights, in place of the three above."),
+        typer.Option(help="A training YAML whose network is served with random weights, in place of the three above."),
     ] = None,
-    manifest: Annotated[
-        OptionalPath,
-        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
-    ] = None,
-    target: Annotated[float, typer.Option(help="Milliseconds of the 95th percentile.", min=1)] = 500,
-    seconds: Annotated[float, typer.Option(help="Of arrivals in a run.", min=0.1)] = 10,
-    steps: Annotated[int, typer.Option(help="Of the bisection of the rate.", min=1)] = 5,
+    manifest: ClipsManifest = None,
+    target: Annotated[float, typer.Option(help="Limit for the 95th percentile, in milliseconds.", min=1)] = 500,
+    seconds: Annotated[float, typer.Option(help="Seconds during which clips arrive in each run.", min=0.1)] = 10,
+    steps: Annotated[int, typer.Option(help="Steps of the bisection of the rate.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
     out: Annotated[OptionalPath, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
     render: Annotated[OptionalPath, render_option("page and plot")] = None,
@@ -216,12 +218,12 @@ def mixed(
 
 @app.command()
 def int8(
-    checkpoint: Annotated[Path, typer.Argument(help="Of Jasper or QuartzNet.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of Jasper or QuartzNet.")],
     clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.")],
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.")],
     out: Annotated[OptionalPath, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
-    """Measure what int8 costs: word error rates in pairs, with the interval of their difference, and agreement."""
+    """Measure what int8 costs in accuracy: it and float32 on the same clips, with the interval of their difference."""
     from carnelian_perf.int8 import measure
 
     for option, path in (("CHECKPOINT", checkpoint), ("--int8-clips", clips), ("--manifest", manifest)):

@@ -16,6 +16,12 @@ Overrides = Annotated[
     typer.Option("--set", help="a.b=value, over the file; repeatable."),
 ]
 
+ClipsManifest = Annotated[
+    OptionalPath,
+    typer.Option(help="Manifest whose clips are sent whole.", show_default="the demo's, cut to log-normal durations"),
+]
+SpeechManifest = Annotated[Path, typer.Option(help="Manifest of the speech that is cut to the durations.")]
+
 
 def raw_file_option(name: str, description: str) -> Any:
     """The option `--out` of a command whose raw file is `name` unless told otherwise."""
@@ -35,15 +41,20 @@ def counts_of(option: str, text: str) -> list[int]:
     return counts
 
 
+def numbers_of(option: str, text: str) -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} must be numbers with commas between them, but is {text!r}") from None
+
+
 def durations_of(option: str, text: str) -> list[float]:
     """Seconds of clips to cut, with commas between them."""
     from carnelian_perf.traffic import LIMIT_S, SHORTEST_CUT_S
 
-    try:
-        durations = [float(word) for word in text.split(",")]
-    except ValueError:
-        durations = []
-    if not durations or not all(SHORTEST_CUT_S <= duration <= LIMIT_S for duration in durations):
+    durations = numbers_of(option, text)
+    if not all(SHORTEST_CUT_S <= duration <= LIMIT_S for duration in durations):
         raise typer.BadParameter(
             f"{option} must be seconds from {SHORTEST_CUT_S:g} to {LIMIT_S:g}, with commas between, but is {text!r}"
         )
@@ -63,7 +74,7 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_raw_file(path: Path | None) -> Path | None:
-    """Refuse a name that a page or a plot beside the raw file would take."""
+    """Refuse a name that a page or a plot, which are written beside the raw file, would overwrite."""
     if path is not None and path.suffix != ".json":
         raise typer.BadParameter(f"a raw file must end in .json, for pages and plots go beside it, but is {path}")
     return path

@@ -7,7 +7,9 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    ClipsManifest,
     OptionalPath,
+    SpeechManifest,
     check_file,
     check_model_and_clips,
     check_words,
@@ -23,25 +25,24 @@ app = typer.Typer()
 
 @app.command()
 def tune(
-    repository: Annotated[Path, typer.Option(help="Its settings are what others are compared with.")] = Path(
+    repository: Annotated[Path, typer.Option(help="The repository that other settings are compared with.")] = Path(
         "model_repository"
     ),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
     random_weights: Annotated[
         OptionalPath,
-        typer.Option(help="A training YAML: its network with random weights, in place of --repository."),
+        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
     ] = None,
-    manifest: Annotated[
-        OptionalPath,
-        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
-    ] = None,
+    manifest: ClipsManifest = None,
     objective: Annotated[
         str, typer.Option(help="throughput (within --target), or latency (one request at a time).")
     ] = "throughput",
-    target: Annotated[float, typer.Option(help="Milliseconds of the 95th percentile, for throughput.", min=1)] = 500,
-    concurrency: Annotated[int, typer.Option(help="Clients, for throughput.", min=1, max=64)] = 16,
+    target: Annotated[
+        float, typer.Option(help="Limit for the 95th percentile in milliseconds, for throughput.", min=1)
+    ] = 500,
+    concurrency: Annotated[int, typer.Option(help="Clients at the same time, for throughput.", min=1, max=64)] = 16,
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1)] = 96,
-    rounds: Annotated[int, typer.Option(help="Of a step.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds in each step.", min=1)] = 3,
     write: Annotated[
         OptionalPath,
         typer.Option(help="Where to write the result, for `carnelian-export --tuning`."),
@@ -99,15 +100,15 @@ def overhead(
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
     random_weights: Annotated[
         OptionalPath,
-        typer.Option(help="A training YAML: its network with random weights, in place of --repository."),
+        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
     ] = None,
-    manifest: Annotated[Path, typer.Option(help="Speech, cut to the durations.")] = DEMO_MANIFEST,
-    durations: Annotated[str, typer.Option(help="Seconds of each clip.")] = "2,16.7",
-    file_format: Annotated[str, typer.Option("--format", help="Of files: flac or wav.")] = "flac",
-    clips: Annotated[int, typer.Option(help="Of each turn.", min=1)] = 32,
+    manifest: SpeechManifest = DEMO_MANIFEST,
+    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,16.7",
+    file_format: Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")] = "flac",
+    clips: Annotated[int, typer.Option(help="Clips in each turn.", min=1)] = 32,
     rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
-    clients: Annotated[int, typer.Option(help="That send single clips at the same time.", min=1, max=64)] = 16,
-    batch: Annotated[int, typer.Option(help="Of the batches they are compared with.", min=1)] = 8,
+    clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
+    batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,
     out: Annotated[OptionalPath, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
     render: Annotated[OptionalPath, render_option("the table")] = None,
 ) -> None:
@@ -147,13 +148,10 @@ def overhead(
 def memory(
     repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
     model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
-    manifest: Annotated[
-        OptionalPath,
-        typer.Option(help="Clips to send whole.", show_default="the demo's, cut to log-normal durations"),
-    ] = None,
+    manifest: ClipsManifest = None,
     requests: Annotated[int, typer.Option(help="Clips to send.", min=2)] = 10_000,
     every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
-    concurrency: Annotated[int, typer.Option(help="Clients.", min=1, max=64)] = 8,
+    concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 8,
     out: Annotated[OptionalPath, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
     render: Annotated[OptionalPath, render_option("page and plot")] = None,
 ) -> None:

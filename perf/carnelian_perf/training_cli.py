@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import OptionalPath, Overrides, check_file, counts_of, raw_file_option, render_option
+from carnelian_perf.options import (
+    OptionalPath,
+    Overrides,
+    check_file,
+    check_words,
+    counts_of,
+    raw_file_option,
+    render_option,
+)
 
 app = typer.Typer()
 
@@ -14,11 +22,12 @@ app = typer.Typer()
 def loading(
     config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
     overrides: Overrides = None,
-    batches: Annotated[int, typer.Option(help="To read.")] = 20,
-    steps: Annotated[int, typer.Option(help="To train.")] = 2,
+    batches: Annotated[int, typer.Option(help="Batches to read.")] = 20,
+    steps: Annotated[int, typer.Option(help="Steps to train.")] = 2,
     out: Annotated[OptionalPath, raw_file_option("NAME_loading.json", "Raw file.")] = None,
 ) -> None:
     """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
+    check_file("CONFIG", config)
     from carnelian_training.config import load_config
 
     from carnelian_perf.loading import measure
@@ -38,7 +47,7 @@ def training(
     ] = None,
     overrides: Overrides = None,
     batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
-    precisions: Annotated[str, typer.Option(help="Of fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
+    precisions: Annotated[str, typer.Option(help="Comma-separated: fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
     processes: Annotated[str, typer.Option(help="How many processes; the batch of each stays (weak scaling).")] = "1",
     duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 7.0,
     steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
@@ -58,13 +67,13 @@ def training(
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
+        check_file("CONFIG", config)
         from carnelian_training.config import load_config
 
         from carnelian_perf.training import PRECISIONS, Work, grid, run
 
         names = precisions.split(",")
-        if not set(names) <= set(PRECISIONS):
-            raise typer.BadParameter(f"--precisions must be of {', '.join(PRECISIONS)}, but are {precisions!r}")
+        check_words("--precisions", names, PRECISIONS)
         sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
         settings = load_config(config, tuple(overrides or ()))
         has_baseline = settings.model.name != "wav2vec2"

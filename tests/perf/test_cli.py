@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEMO, DEMO_CLIPS = "demo/quartznet_demo.pt", "demo/clips/manifest.jsonl"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -33,6 +34,14 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["infer", "demo/quartznet_demo.pt", "--durations", "2,x"], "--durations"),
         (["infer"], "a checkpoint or a training YAML"),
         (["infer", "nowhere.pt"], "nowhere.pt"),
+        (["decoding", "nowhere.pt", DEMO_CLIPS, "--lm", "lm.klm"], "CHECKPOINT"),
+        (["decoding", DEMO, DEMO_CLIPS, "--lm", "nowhere.klm"], "--lm"),
+        (["decoding", DEMO, DEMO_CLIPS, "--lm", DEMO, "--boosts", "4,x"], "--boosts"),
+        (["held-out", DEMO, "nowhere.jsonl", "--lm", DEMO], "MANIFEST"),
+        (["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--lm-weights", "nowhere.json"], "--lm-weights"),
+        (["loading", "nowhere.yaml"], "CONFIG"),
+        (["training", "nowhere.yaml"], "CONFIG"),
+        (["training", "training/configs/quartznet_15x5.yaml", "--precisions", "fp32,fp8"], "fp8"),
         (["tune", "--objective", "beauty"], "beauty"),
         (["tune", "--model", "jasper"], "quartznet_demo"),
         (["overhead", "--durations", "0"], "--durations"),
