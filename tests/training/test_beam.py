@@ -103,6 +103,59 @@ def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwi
     assert_ranked(hypothesis.alternatives, expected)
 
 
+# Eight words that may be "a" or "b", which the language model does not mind, and one that sounds like "bb", which it
+# does: 256 readings of the beginning, all nearer to what is heard than any that ends in "ab".
+CAREFUL = """\\data\\
+ngram 1=7
+ngram 2=4
+
+\\1-grams:
+-3.0\t<unk>\t0
+0\t<s>\t0
+-1.0\t</s>\t0
+-1.0\ta\t0
+-1.0\tb\t0
+-1.0\tab\t0
+-1.0\tbb\t0
+
+\\2-grams:
+-0.1\ta ab
+-0.1\tb ab
+-2.0\ta bb
+-2.0\tb bb
+
+\\end\\
+"""
+
+
+def careful_clip() -> np.ndarray:
+    choice, space, last, end = [0.01, 0.54, 0.44, 0.01], [0.97, 0.01, 0.01, 0.01], [0.01, 0.2, 0.78, 0.01], [0, 0, 1, 0]
+    return np.log(np.maximum([choice, space] * 8 + [last, [0, 0, 0, 1], end], 1e-9)).astype(np.float32)
+
+
+def test_what_lies_behind_takes_no_place_in_the_beam_from_what_lies_ahead(tmp_path):
+    path = tmp_path / "careful.arpa"
+    path.write_text(CAREFUL)
+    decoder = Decoder(LABELS, 0.02, path)
+    narrow = decode(careful_clip(), decoder, decoder="ngram", lm_weight="1", beam_width="10")
+    assert narrow.text == "a a a a a a a a ab"
+
+
+def test_readings_that_were_recombined_are_among_the_alternatives_with_their_scores(tmp_path):
+    path = tmp_path / "careful.arpa"
+    path.write_text(CAREFUL)
+    decoder = Decoder(LABELS, 0.02, path)
+    narrow, wide = (
+        decode(careful_clip(), decoder, decoder="ngram", lm_weight="1", n_best=n_best, beam_width=width).alternatives
+        for n_best, width in (("20", "20"), ("100", "500"))
+    )
+    assert len(narrow) == 20
+    expected = {reading.text: reading.score for reading in wide}
+    for reading in narrow:
+        assert reading.score == pytest.approx(expected[reading.text], abs=0.02)
+        assert reading.score == pytest.approx(reading.acoustic + reading.language + reading.hotwords)
+
+
 def test_an_expected_word_is_not_unknown(arpa):
     clip = random_clip(4, seed=5)
     decoder = Decoder(LABELS, 0.02, arpa)

@@ -34,7 +34,8 @@ class Alternative:
     score: float
     """What the readings are ordered by: the sum of those below."""
     acoustic: float
-    """Of the probability of the text given the audio, over all alignments that were kept."""
+    """Of the probability of the text given the audio, over all alignments that were kept; an estimate, where the search
+    went on with a better reading only."""
     language: float
     """Weighted language model score and word scores; 0 without either."""
     hotwords: float

@@ -1,4 +1,8 @@
-"""Beam search over one clip, vectorised over the beam: without a language model, or with one, and with hot words."""
+"""Beam search over one clip, vectorised over the beam: without a language model, or with one, and with hot words.
+
+Where more prefixes compete than the beam holds, those that nothing can tell apart from now on are recombined: the best
+of them goes on, and stands for the others. Where more than the best reading is wanted, these are remembered for it.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,12 +14,17 @@ from .hotwords import Hotwords
 from .hypothesis import Alternative
 from .options import Options
 from .prefixes import ROOT, Prefixes, Scoring
+from .recombination import Recombinations, find_equal_futures
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel  # needs KenLM, which is only there where it is used
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[Any]
+
+
+PATHS = 2
+"""Looked at for each reading that is wanted, as some spell the same text."""
 
 
 def beam_search(
@@ -46,15 +55,21 @@ def beam_search(
         beam.advance(row, is_candidate.nonzero()[0])
 
     readings: dict[str, Alternative] = {}
-    kept, boosts = prefixes.finish(beam.nodes)
-    acoustics = np.logaddexp(beam.blank, beam.label)
-    for node, acoustic, language, boost in zip(beam.nodes, acoustics, kept, boosts, strict=True):
-        text = "".join(labels[label] for label in prefixes.labels_of(node)).strip()
+    scores = np.stack((np.logaddexp(beam.blank, beam.label), *prefixes.finish(beam.nodes)), axis=1)
+    for node, (acoustic, language, boost) in zip(beam.nodes.tolist(), scores.tolist(), strict=True):
+        text = _spell(labels, prefixes.labels_of(node))
         if text in readings:  # once with, once without a space at its end
-            acoustic = np.logaddexp(acoustic, readings[text].acoustic)
-        score = float(acoustic + language + boost)
-        readings[text] = Alternative(text, score, float(acoustic), float(language), float(boost))
+            acoustic = float(np.logaddexp(acoustic, readings[text].acoustic))
+        readings[text] = Alternative(text, acoustic + language + boost, acoustic, language, boost)
+    if options.depth > 1:
+        for path, parts in beam.recombinations.best_paths(beam.nodes, scores, PATHS * options.depth):
+            text = _spell(labels, path)
+            readings.setdefault(text, Alternative(text, sum(parts), *parts))
     return sorted(readings.values(), key=lambda reading: -reading.score)[: options.depth]
+
+
+def _spell(labels: Sequence[str], path: Sequence[int]) -> str:
+    return "".join(labels[label] for label in path).strip()
 
 
 class _Beam:
@@ -64,6 +79,7 @@ class _Beam:
         nodes: [alive] the prefixes.
         blank: [alive] log-probability of their alignments that end in a blank.
         label: [alive] the same, that end in their last label.
+        recombinations: prefixes that were left, if more readings than the best are wanted.
     """
 
     def __init__(self, prefixes: Prefixes, options: Options) -> None:
@@ -72,6 +88,7 @@ class _Beam:
         self._width, self._threshold = options.beam_width, options.beam_threshold
         self.nodes: Integers = np.array([ROOT])
         self.blank, self.label = np.zeros(1), np.full(1, -np.inf)
+        self.recombinations, self._is_listing = Recombinations(prefixes), options.depth > 1
         prefixes.slot[ROOT] = 0
 
     def advance(self, row: Floats, candidates: Integers) -> None:
@@ -125,3 +142,14 @@ class _Beam:
         prefixes.slot[self.nodes] = np.arange(len(self.nodes))
         self.blank = np.concatenate((stay_blank[old], np.full(len(added), -np.inf)))
         self.label = np.concatenate((stay_label[old], acoustic.ravel()[new]))
+        if surplus > 0:
+            self._recombine()
+
+    def _recombine(self) -> None:
+        prefixes, acoustic = self._prefixes, np.logaddexp(self.blank, self.label)
+        others, best = find_equal_futures(prefixes, self.nodes, acoustic)
+        if self._is_listing:
+            self.recombinations.remember(self.nodes[others], self.nodes[best], acoustic[others] - acoustic[best])
+        prefixes.slot[self.nodes] = -1
+        self.nodes, self.blank, self.label = (np.delete(old, others) for old in (self.nodes, self.blank, self.label))
+        prefixes.slot[self.nodes] = np.arange(len(self.nodes))

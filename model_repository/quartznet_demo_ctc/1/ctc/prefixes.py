@@ -157,6 +157,21 @@ class Prefixes:
             language += scoring.options.lm_weight * np.array([model.end(context) for context in contexts.tolist()])
         return language, boost
 
+    def futures(self, nodes: Integers) -> tuple[Integers, ...]:
+        """What decides how prefixes can go on, and what that is worth.
+
+        Args:
+            nodes: [prefixes].
+
+        Returns:
+            Last label, hot words and word begun, and the language model's context, [prefixes] each.
+        """
+        return self.label[nodes], self._hot[nodes], self._tree[nodes], self._context[nodes]
+
+    def kept_scores(self, nodes: Integers) -> tuple[Floats, Floats]:
+        """What words that are complete have got, by the language model and by hot words; [prefixes] each."""
+        return self._language[nodes], self._boost[nodes]
+
     def labels_of(self, node: int) -> list[int]:
         """The labels of a prefix, in order."""
         labels = []
