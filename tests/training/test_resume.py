@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -126,6 +127,21 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     (tmp_path / "tiny-00000001.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of 2 checkpoints"):
         newest(tmp_path, config)
+
+
+@pytest.mark.parametrize("room", [10_000, 300_000])
+def test_a_disk_without_room_is_named_and_loses_nothing(config, tmp_path, room):
+    path = tmp_path / "x.pt"
+    checkpoint.save(path, config, {"weight": torch.ones(3)}, results={})
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most[1]))  # of any file: to write more fails as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"x\.pt could not be written, and is as it was before: File too large"):
+            checkpoint.save(path, config, {"weight": torch.ones(100_000)}, results={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert torch.equal(checkpoint.load(path)[1]["weights"]["weight"], torch.ones(3))
+    assert [file.name for file in tmp_path.iterdir()] == ["x.pt"]
 
 
 def test_the_folder_of_another_run_is_refused(state, config, tmp_path):

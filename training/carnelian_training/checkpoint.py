@@ -18,7 +18,7 @@ from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 from carnelian_training.run_config import RunConfig, run_from_dict
 
-_ADVICE = "; `carnelian-train import` makes one of another toolkit's"
+_ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
 
 
 class CheckpointError(ValueError):
@@ -70,6 +70,9 @@ def save(
         weights: the model's state dict.
         results: what is known about it, for example {"step": 1000, "dev_wer": 0.4}.
         training: what resuming needs beyond the weights; left out of published checkpoints.
+
+    Raises:
+        OSError: It cannot be written, for want of room for example; nothing of it is left on the disk.
     """
     content = {
         "format": 1,
@@ -80,11 +83,22 @@ def save(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        # Where the disk has no room, PyTorch ends the file at a position that it did not expect, and says only that.
+        reason = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(reason, OSError):
+            raise
+        raise OSError(
+            reason.errno, f"{path} could not be written, and is as it was before: {reason.strerror}"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -98,11 +112,11 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
             damaged = archive.testzip()
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian: {error}{_ADVICE}") from error
+        raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {error}") from error
     if damaged is not None:
         raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
     if not isinstance(content, dict) or content.get("format") != 1:
-        raise CheckpointError(f"{path} must be a checkpoint of Carnelian, format 1, but is not{_ADVICE}")
+        raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
     return run_from_dict(content["config"], str(path)), content
 
 
