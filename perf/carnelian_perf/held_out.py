@@ -14,9 +14,9 @@ from typing import Any
 from carnelian_training import ctc
 from carnelian_training.comparison import decode, ways_to_decode
 from carnelian_training.config import Config
+from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s, score_all
 from carnelian_training.language_models.weights import choose_weights
-from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf import raw_file

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
+from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.manifest import Clip
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.loading import Batch, Item
-from carnelian_training.manifest import Clip
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.state import State, new_state

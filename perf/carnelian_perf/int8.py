@@ -18,8 +18,8 @@ from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
+from carnelian_training.data.loading import Item, load
 from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s
-from carnelian_training.loading import Item, load
 
 from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit

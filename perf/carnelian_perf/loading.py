@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.config import Config
-from carnelian_training.defects import Limits
-from carnelian_training.loading import Batch, load, plan_epoch, trainable
-from carnelian_training.manifest import read_manifest
+from carnelian_training.data.defects import Limits
+from carnelian_training.data.loading import Batch, load, plan_epoch, trainable
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.optim import build_optimizer
 from carnelian_training.transcription import ctc_loss
 

@@ -23,9 +23,9 @@ from typing import Any, cast
 
 import torch
 from carnelian_training.config import Config
+from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.manifest import Clip
 from carnelian_training.distributed import Process
-from carnelian_training.loading import Batch, Item
-from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config

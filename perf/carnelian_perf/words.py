@@ -18,8 +18,8 @@ import numpy.typing as npt
 import soundfile
 from carnelian_training import ctc
 from carnelian_training.config import Config
+from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
-from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf import raw_file

@@ -13,9 +13,9 @@ from carnelian_client import CarnelianClient, InvalidOption
 from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluate import evaluate, frame_duration_s
 from carnelian_training.language_models.weights import read_weights
-from carnelian_training.manifest import read_manifest
 from tritonclient import grpc as triton
 
 ROOT = Path(__file__).parents[2]

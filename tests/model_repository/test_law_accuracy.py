@@ -9,9 +9,9 @@ import pytest
 import soundfile
 from carnelian_client import Transcript
 from carnelian_training.checkpoint import load_model
+from carnelian_training.data.loading import Item, load
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluate import evaluate
-from carnelian_training.loading import Item, load
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "demo" / "quartznet_demo.pt"

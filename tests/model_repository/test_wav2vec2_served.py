@@ -12,9 +12,9 @@ from carnelian_export.repository import write_model
 from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluate import evaluate
 from carnelian_training.foreign.sources import load_model
-from carnelian_training.manifest import read_manifest
 from carnelian_training.train import train
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from carnelian_perf.cli import app
 from carnelian_perf.held_out import ClipErrors, deal, summarise
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_training.config import config_from_dict
-from carnelian_training.manifest import Clip
+from carnelian_training.data.manifest import Clip
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from carnelian_training.config import config_from_dict
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import joined
-from carnelian_training.manifest import read_manifest
 from carnelian_training.recognition import shares
 from carnelian_training.state import new_state
 from carnelian_training.train import optimise

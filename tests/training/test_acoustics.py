@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
-from carnelian_training.defects import Limits
+from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
+from carnelian_training.data.defects import Limits
+from carnelian_training.data.loading import Item, load, plan_epoch
+from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.features import FeatureSettings
-from carnelian_training.loading import Item, load, plan_epoch
-from carnelian_training.manifest import Clip, read_manifest
 
 ZERO, SEED = np.float32(0), np.int64(1)
 NO_ROOM, NO_NOISE = read_room(None), read_noise(UNDISTURBED, 1.0)

@@ -11,9 +11,9 @@ import soundfile
 from carnelian_training.cli import main
 from carnelian_training.corpora import download, librispeech
 from carnelian_training.corpora.perturb import perturb
+from carnelian_training.data.loading import Item, load
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.features import FeatureSettings
-from carnelian_training.loading import Item, load
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
 
 NOISE = np.random.default_rng(0).standard_normal(48000).astype(np.float32) * 0.1
 

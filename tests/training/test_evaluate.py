@@ -14,9 +14,9 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
 from carnelian_training.config import config_from_dict
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation_table import render_mistakes
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.served import evaluate_served
 
 ROOT = Path(__file__).parents[2]

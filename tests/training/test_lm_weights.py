@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from carnelian_training.cli import app
 from carnelian_training.ctc import Decoder, Options
+from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.language_models.weights import RESCORING_GRID, SEARCH_GRID, choose_weights, read_weights
-from carnelian_training.manifest import read_manifest, write_manifest
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]

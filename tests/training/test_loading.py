@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
-from carnelian_training.defects import Limits, text_defect
+from carnelian_training.data.augment import spec_augment, warp_frequency
+from carnelian_training.data.defects import Limits, text_defect
+from carnelian_training.data.loading import Item, deal, group, load, plan_epoch, trainable
+from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.features import FeatureSettings
-from carnelian_training.loading import Item, deal, group, load, plan_epoch, trainable
-from carnelian_training.manifest import Clip, read_manifest
 from torch.nn import functional as F
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from carnelian_training.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
 
 LINE = {"audio_filepath": "a/b.ogg", "duration": 1.5, "text": "hello"}
 

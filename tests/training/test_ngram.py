@@ -5,10 +5,10 @@ import kenlm
 import pytest
 from carnelian_training.cli import app
 from carnelian_training.ctc.language_model import LanguageModel
+from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.language_models.ngram import find_tool
 from carnelian_training.language_models.perplexity import score_words_by_ngrams
 from carnelian_training.language_models.sentences import divide, read_text
-from carnelian_training.manifest import Clip, write_manifest
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.text import LABEL_CHARACTERS
 from typer.testing import CliRunner

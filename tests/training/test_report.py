@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from carnelian_training.cli import main
+from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import Evaluation
-from carnelian_training.manifest import Clip
 from carnelian_training.plot import draw, read_metrics
 from carnelian_training.report import Report
 from carnelian_training.train import train

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from carnelian_training.acoustics import Sounds, read_room
 from carnelian_training.cli import app
 from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
+from carnelian_training.data.acoustics import Sounds, read_room
 from typer.testing import CliRunner
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from carnelian_training.manifest import read_manifest
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.synthesis import command, corpus, engines, rates, texts, voices
 from carnelian_training.text import to_labels
 from typer import Typer

@@ -10,8 +10,8 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config import ManifestConfig
+from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluate import evaluate
-from carnelian_training.manifest import read_manifest, write_manifest
 from carnelian_training.train import train
 
 

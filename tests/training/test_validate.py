@@ -6,7 +6,7 @@ import soundfile
 import yaml
 from carnelian_training.cli import main
 from carnelian_training.config import config_to_dict
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 
 
 def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:

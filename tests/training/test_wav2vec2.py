@@ -8,12 +8,12 @@ import pytest
 import torch
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import ConfigError, config_from_dict, config_to_dict
+from carnelian_training.data.loading import Item, load
+from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.span_masks import SpanMaskConfig, channel_mask, time_mask
 from carnelian_training.evaluate import evaluate
-from carnelian_training.loading import Item, load
-from carnelian_training.manifest import read_manifest
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
-from carnelian_training.span_masks import SpanMaskConfig, channel_mask, time_mask
 from carnelian_training.train import train
 from carnelian_training.waveform import WaveformSettings
 from torch.nn import functional as F

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
+from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import (
     Evaluation,
     LogProbs,
@@ -21,7 +22,6 @@ from carnelian_training.evaluate import (
     score_all,
     warn_of_characters,
 )
-from carnelian_training.manifest import Clip
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.served import DecodingClock, connect, transcribe_served
 

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 
 from carnelian_training import config_errors, strict_yaml
 from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
+from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
 from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
@@ -17,7 +18,6 @@ from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.span_masks import SpanMaskConfig
 from carnelian_training.waveform import WaveformSettings
 
 T = TypeVar("T")

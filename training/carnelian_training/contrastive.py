@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from carnelian_training.config import Config
+from carnelian_training.data.loading import Batch, Item, group, load
 from carnelian_training.distributed import Process
 from carnelian_training.evaluate import read_clips
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.loading import Batch, Item, group, load
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.transcription import AUTOCAST, augmented
 

@@ -18,10 +18,10 @@ import torch
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
+from carnelian_training.data.loading import Item, group, load
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.loading import Item, group, load
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.models.network import CtcNetwork
 
 logger = logging.getLogger(__name__)

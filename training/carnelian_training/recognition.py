@@ -7,16 +7,16 @@ from pathlib import Path
 
 from carnelian_training import contrastive
 from carnelian_training.config import Config
-from carnelian_training.defects import Limits
+from carnelian_training.data.defects import Limits
+from carnelian_training.data.loading import Item, deal, load, plan_epoch, trainable
+from carnelian_training.data.manifest import Clip, read_manifest
+from carnelian_training.data.validate import check_for_evaluation, check_sound
 from carnelian_training.evaluate import evaluate, read_clips
-from carnelian_training.loading import Item, deal, load, plan_epoch, trainable
-from carnelian_training.manifest import Clip, read_manifest
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.report import Report
 from carnelian_training.state import State
 from carnelian_training.task import Finding, Share
-from carnelian_training.validate import check_for_evaluation, check_sound
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carnelian_training.augment import spec_augment, warp_frequency
 from carnelian_training.config import Config
-from carnelian_training.loading import Batch, Item
+from carnelian_training.data.augment import spec_augment, warp_frequency
+from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.span_masks import channel_mask, time_mask
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.span_masks import channel_mask, time_mask
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

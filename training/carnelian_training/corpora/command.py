@@ -40,7 +40,7 @@ def convert(
     from dataclasses import replace
 
     from carnelian_training.corpora.lhotse import clips_of_cuts, clips_of_supervisions
-    from carnelian_training.manifest import write_manifest
+    from carnelian_training.data.manifest import write_manifest
 
     if cuts and not recordings and not supervisions:
         clips = clips_of_cuts(cuts)
@@ -72,8 +72,8 @@ def validate(
     threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.")] = None,
 ) -> None:
     """Decode every clip and report what cannot be learnt from, and why; exit status 1 if there is any."""
-    from carnelian_training.validate import list_checks
-    from carnelian_training.validate import validate as run
+    from carnelian_training.data.validate import list_checks
+    from carnelian_training.data.validate import validate as run
 
     is_sound = True
     for check in list_checks(paths):

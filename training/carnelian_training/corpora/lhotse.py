@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from carnelian_training.manifest import Clip
+from carnelian_training.data.manifest import Clip
 
 
 def clips_of_cuts(cuts: Path) -> Iterator[Clip]:

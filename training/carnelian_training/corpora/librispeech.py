@@ -9,7 +9,7 @@ from pathlib import Path
 import soundfile
 
 from carnelian_training.corpora.download import download
-from carnelian_training.manifest import Clip, write_manifest
+from carnelian_training.data.manifest import Clip, write_manifest
 
 URL = "https://www.openslr.org/resources"
 

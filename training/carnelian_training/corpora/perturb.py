@@ -11,8 +11,8 @@ import soundfile
 import soxr
 from tqdm import tqdm
 
-from carnelian_training.audio import error_words
-from carnelian_training.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.audio import error_words
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 
 
 def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: int | None = None) -> Path:

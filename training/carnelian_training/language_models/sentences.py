@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from carnelian_training.manifest import read_manifest
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.synthesis.texts import Source
 from carnelian_training.text import spell_out, to_labels
 

@@ -43,7 +43,7 @@ def surroundings(
     ] = None,
 ) -> None:
     """Make up noises and rooms to train in."""
-    from carnelian_training.manifest import read_manifest
+    from carnelian_training.data.manifest import read_manifest
     from carnelian_training.synthesis.surroundings import write_surroundings
 
     write_surroundings(directory, seed, rooms, noises, read_manifest(babble) if babble else [])

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import soundfile
 from tqdm import tqdm
 
-from carnelian_training.manifest import Clip, write_manifest
+from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.synthesis.texts import Sentence, Source, choose_sources, read_sentences
 from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, Voice, choose_voices, render
 

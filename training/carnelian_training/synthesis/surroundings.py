@@ -13,9 +13,9 @@ import numpy.typing as npt
 import soundfile
 from tqdm import tqdm
 
-from carnelian_training.acoustics import read_sound
+from carnelian_training.data.acoustics import read_sound
+from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.manifest import Clip
 
 Signal = npt.NDArray[np.float64]
 

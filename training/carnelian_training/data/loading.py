@@ -20,10 +20,10 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
-from carnelian_training.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_disturbances
-from carnelian_training.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
 from carnelian_training.config import AugmentConfig, Config
-from carnelian_training.defects import (
+from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_disturbances
+from carnelian_training.data.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
+from carnelian_training.data.defects import (
     Heard,
     Limits,
     alignment_defect,
@@ -34,9 +34,9 @@ from carnelian_training.defects import (
     sound_defect,
     text_defect,
 )
+from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.front_end import FrontEnd, build_features, channels
-from carnelian_training.manifest import Clip
 
 logger = logging.getLogger(__name__)
 

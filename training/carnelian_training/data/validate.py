@@ -1,7 +1,7 @@
 """Look at every clip of a manifest before a training run does: what cannot be learnt from, and why.
 
 In: manifests, or a configuration that names some. Out: a :class:`ManifestReport` for each and, on request, a cleaned
-manifest. The checks are those of training (:mod:`carnelian_training.defects`), and one of the sampling rate.
+manifest. The checks are those of training (:mod:`carnelian_training.data.defects`), and one of the sampling rate.
 """
 
 import os
@@ -16,9 +16,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from tqdm import tqdm
 
-from carnelian_training.audio import Encoded, decode
 from carnelian_training.config import load_config
-from carnelian_training.defects import (
+from carnelian_training.data.audio import Encoded, decode
+from carnelian_training.data.defects import (
     Heard,
     Limits,
     alignment_defect,
@@ -28,10 +28,10 @@ from carnelian_training.defects import (
     sound_defect,
     text_defect,
 )
+from carnelian_training.data.loading import Item, group, read_clip, run_surviving
+from carnelian_training.data.manifest import Clip, read_manifest_leniently, write_manifest
 from carnelian_training.evaluate import clips_to_evaluate, warn_of_characters
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.loading import Item, group, read_clip, run_surviving
-from carnelian_training.manifest import Clip, read_manifest_leniently, write_manifest
 
 SECONDS_AT_ONCE = 300.0
 

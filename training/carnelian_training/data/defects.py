@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
+from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.manifest import Clip
 
 SILENT_RMS = 10 ** (-90 / 20)
 """Root mean square, full scale 1. A 16-bit recording of which only the last bit flickers stays below it."""

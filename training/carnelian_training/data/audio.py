@@ -13,7 +13,7 @@ import soundfile
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode
 
-from carnelian_training.manifest import Clip
+from carnelian_training.data.manifest import Clip
 
 Encoded = npt.NDArray[np.uint8]
 
