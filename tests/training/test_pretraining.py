@@ -231,3 +231,12 @@ def test_evaluation_does_not_depend_on_the_batch(config):
     assert one == pytest.approx(other, abs=2e-4)
     assert 0 <= one["dev_accuracy"] <= 1
     assert 1 <= one["dev_codes_used"] <= 32
+
+
+def test_an_evaluation_takes_what_a_laptop_can_however_large_steps_are(config, monkeypatch):
+    clips = [Clip(Path(f"{i}.wav"), 10.0, "") for i in range(200)]
+    planned = []
+    monkeypatch.setattr(contrastive, "read_clips", lambda manifest: clips)
+    monkeypatch.setattr(contrastive, "load", lambda batches, *_: planned.extend(batches) or iter(()))
+    contrastive.evaluate(new_state(config, CPU).model, changed(config, data={"batch_s": 5600}), CLIPS, CPU)
+    assert max(map(len, planned)) == 60

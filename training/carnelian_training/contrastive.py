@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from carnelian_training.config import Config
 from carnelian_training.data.loading import Batch, Item, group, load
 from carnelian_training.distributed import Process
-from carnelian_training.evaluate import read_clips
+from carnelian_training.evaluate import batch_s, read_clips
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.transcription import AUTOCAST, augmented
@@ -154,7 +154,7 @@ def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process
     model.eval()
     items = [Item(clip, seed=seed) for seed, clip in enumerate(read_clips(manifest))]
     items.sort(key=lambda item: item.duration_s)
-    shares = group(items, config.data.device_batch_s or config.data.batch_s)[process.rank :: process.size]
+    shares = group(items, batch_s(config))[process.rank :: process.size]
     sums = torch.zeros(3, device=process.device)
     settings: PretrainingConfig = model.settings
     codes = torch.zeros(2, settings.groups, settings.codes, device=process.device)

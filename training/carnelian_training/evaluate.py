@@ -150,6 +150,11 @@ def frame_duration_s(config: Config) -> float:
     return config.model.stride * config.features.hop_samples / SAMPLE_RATE_HZ
 
 
+def batch_s(config: Config) -> float:
+    """Seconds of audio, padding included, that a process evaluates at once."""
+    return min(config.data.device_batch_s or config.data.batch_s, MOST_S)
+
+
 def read_clips(manifest: Path) -> list[Clip]:
     """Read a manifest to evaluate on.
 
@@ -239,7 +244,7 @@ def score(
     """Run the network: positions and log-probabilities of this process's share of the clips, batch by batch."""
     model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
-    batches = group([Item(clips[i]) for i in order], min(config.data.device_batch_s or config.data.batch_s, MOST_S))
+    batches = group([Item(clips[i]) for i in order], batch_s(config))
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
