@@ -17,11 +17,11 @@ def export(
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="The model's public name, for example quartznet_15x5; that of --out may be left out."),
+        typer.Option(help="The model's public name, for example quartznet_15x5; optional with --out."),
     ] = None,
     repository: Annotated[Path | None, typer.Option(help="The folder that tritonserver loads.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Of a neural language model, in place of --repository: the .onnx to write.")
+        Path | None, typer.Option(help="For a neural language model, in place of --repository: the .onnx to write.")
     ] = None,
     model_format: Annotated[str, typer.Option("--format", help="onnx or tensorrt")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16; int8 of onnx; bf16 of tensorrt.")] = "fp32",
@@ -31,19 +31,21 @@ def export(
     ] = None,
     int8_clips: Annotated[
         Path | None,
-        typer.Option(help="Of int8: a manifest of clips like those that will be heard, 64 at most are read."),
+        typer.Option(help="For int8: a manifest of clips like those to be served; at most 64 are read."),
     ] = None,
     timing_cache: Annotated[
-        Path | None, typer.Option(help="Of TensorRT: read if it is there, and written; for one GPU and version.")
+        Path | None,
+        typer.Option(help="For TensorRT: kernel timings, read if it exists, and written; for one GPU and version."),
     ] = None,
     language_model: Annotated[
         Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; deployed with the model.")
     ] = None,
     neural_language_model: Annotated[
-        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with; deployed, too.")
+        Path | None,
+        typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with; deployed with the model."),
     ] = None,
     lm_weights: Annotated[
-        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train weigh`: the defaults.")
+        Path | None, typer.Option(help="Weights of the language models, as `carnelian-train weigh` chose them.")
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="What `carnelian-perf words` measured: corrects times and confidences.")
@@ -53,7 +55,7 @@ def export(
         typer.Option(help="What `carnelian-perf tune` found for this machine: instances, threads, batching."),
     ] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--option", help="Default of the decoder, such as decoder=ngram; repeatable.")
+        list[str] | None, typer.Option("--option", help="A default of the decoder, such as decoder=ngram; repeatable.")
     ] = None,
 ) -> None:
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch.

@@ -51,7 +51,10 @@ def evaluate(
         str | None, typer.Option(help="Evaluate a running server instead: host:port of its gRPC endpoint.")
     ] = None,
     table: Annotated[
-        bool, typer.Option("--table", help="Compare decoders on all manifests, and with --url offline with the server.")
+        bool,
+        typer.Option(
+            "--table", help="Compare all decoders on all manifests; with --url, the server with offline, too."
+        ),
     ] = False,
     model: Annotated[str, typer.Option(help="With --url, the name of the served model.")] = "quartznet_demo",
     decoder: Annotated[str | None, typer.Option(help="greedy, beam, or ngram with a language model.")] = None,
@@ -65,7 +68,7 @@ def evaluate(
         Path | None, typer.Option(help="Weights of the language models, of `carnelian-train weigh`.")
     ] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--option", help="Of the decoder, such as beam_width=50; repeatable.")
+        list[str] | None, typer.Option("--option", help="A decoder option, such as beam_width=50; repeatable.")
     ] = None,
     mistakes: Annotated[int, typer.Option(help="How many mistakes of each kind to list.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.")] = None,
@@ -199,7 +202,9 @@ def ngram(
         typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
     ] = None,
     order: Annotated[int, typer.Option(help="Longest n-gram.", min=2, max=6)] = 3,
-    prune: Annotated[str, typer.Option(help="Leave out n-grams seen at most so often, for 1, 2, ... words.")] = "0,0,1",
+    prune: Annotated[
+        str, typer.Option(help="Leave out n-grams seen at most this often, for 1, 2, ... words.")
+    ] = "0,0,1",
     vocabulary: Annotated[int | None, typer.Option(help="Know the most frequent words only.", min=1)] = None,
     exclude: Annotated[
         list[Path] | None, typer.Option(help="A manifest whose sentences must not be in the text; repeatable.")

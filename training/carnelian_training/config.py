@@ -167,7 +167,7 @@ class Config:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     init: InitConfig = field(default_factory=InitConfig)
     pretraining: PretrainingConfig | None = None
-    """Of wav2vec 2.0: learn from sound alone, whose transcripts are not read; none: learn to write."""
+    """For wav2vec 2.0: pre-train on sound alone, without reading transcripts; none: train a recogniser."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
@@ -253,7 +253,11 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
 
 
 def inherit(tree: dict[str, Any]) -> None:
-    """Complete the tree of a fine-tuning by what its checkpoint says of the network."""
+    """Fill in what a fine-tuning's YAML leaves out of `model`, `labels` and `features` from its checkpoint, in place.
+
+    Raises:
+        CheckpointError: `init.checkpoint` cannot be read.
+    """
     init = tree.get("init")
     is_complete = {"model", "labels", "features"} <= tree.keys()
     if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not is_complete:
@@ -262,7 +266,7 @@ def inherit(tree: dict[str, Any]) -> None:
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
         wanted = tree.get("model")
         if isinstance(wanted, dict) and wanted.get("name") != source["model"].get("name"):
-            return  # `finetune.py` says so
+            return  # `finetune.py` reports the mismatch
         sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())
         for section in sections & source.keys():
             tree.setdefault(section, source[section])
@@ -282,10 +286,16 @@ def config_from_dict(tree: dict[str, Any], where: str) -> Config:
 
 
 def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagged: tuple[str, ...] = ()) -> T:
-    """What a plain tree says, as an adapter reads it; `tagged` are the sections of which there are several kinds.
+    """Validate a plain tree with a pydantic adapter.
+
+    Args:
+        adapter: of the configuration's class.
+        tree: as YAML gives it.
+        where: opens the message of an error.
+        tagged: sections of which there are several kinds, told apart by their `name`.
 
     Raises:
-        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+        ConfigError: with every unknown key and wrong value, by path.
     """
     try:
         return adapter.validate_python(tree)

@@ -1,4 +1,4 @@
-"""What every CTC network here is to the rest: features in, label scores out, whatever lies between.
+"""The interface of every CTC network, and what the convolutional ones share.
 
 In: [batch, channels, frames] features (log-mel, or samples for wav2vec 2.0) and lengths. Out: [batch, frames', labels]
 log-probabilities and lengths.
@@ -15,7 +15,7 @@ from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
 
 
 class Architecture(Protocol):
-    """What every architecture's configuration tells."""
+    """What the configuration of every architecture has."""
 
     @property
     def feature_channels(self) -> int:
@@ -30,7 +30,7 @@ class Architecture(Protocol):
 
 
 class CtcNetwork(nn.Module):
-    """Any recogniser here."""
+    """The base class of all recognisers."""
 
     config: Architecture
 
