@@ -17,31 +17,24 @@ if TYPE_CHECKING:
     from carnelian_training.models.network import CtcNetwork
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.command()(synthesise)
-app.command()(surroundings)
-app.add_typer(prepare, name="prepare")
-app.command()(convert)
-app.command()(validate)
-app.command()(perturb)
-app.command("import")(import_)
-app.command()(to_nemo)
-app.command()(to_huggingface)
+# The panels of --help, in this order.
+MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def fit(
     config: Annotated[Path, typer.Argument(help="A YAML file, for example training/configs/quartznet_15x5.yaml.")],
     directory: Annotated[Path, typer.Option("--out", help="Folder of the run; resumed if it holds checkpoints.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
 ) -> None:
-    """Train a model."""
+    """Train a model; run it again to go on with an interrupted run."""
     from carnelian_training.run_config import load_run
     from carnelian_training.train import train
 
     train(load_run(config, tuple(overrides or ())), directory)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def evaluate(
     paths: Annotated[
         list[Path],
@@ -168,7 +161,7 @@ def _compare(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=LANGUAGE_MODELS)
 def weigh(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; not those that results are reported on.")],
@@ -176,7 +169,7 @@ def weigh(
     language_model: Annotated[Path | None, typer.Option("--lm", help="n-grams, ARPA or KenLM binary.")] = None,
     neural_language_model: Annotated[Path | None, typer.Option("--neural-lm", help="Neural, ONNX.")] = None,
 ) -> None:
-    """Choose the weights of language models on a dev set: by searching it again and again."""
+    """Choose the weights of language models on a dev set, for decoding."""
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
     from carnelian_training.evaluate import clips_to_evaluate, score_all
@@ -194,7 +187,7 @@ def weigh(
     print("\n".join(f"WER {wer:7.2%}  {name}" for name, wer in rates.items()))
 
 
-@app.command()
+@app.command(rich_help_panel=LANGUAGE_MODELS)
 def ngram(
     target: Annotated[Path, typer.Argument(help="The KenLM binary to write, lm.klm; its report is lm.json beside it.")],
     text: Annotated[
@@ -228,7 +221,7 @@ def ngram(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=LANGUAGE_MODELS)
 def perplexity(
     models: Annotated[
         list[Path],
@@ -281,7 +274,7 @@ def perplexity(
         out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def publish(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `fit`.")],
     target: Annotated[Path, typer.Argument(help="Where to write it.")],
@@ -292,15 +285,23 @@ def publish(
     run(checkpoint, target)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def plot(
     metrics: Annotated[list[Path], typer.Argument(help="`metrics.jsonl` of a run, or of several to compare.")],
     target: Annotated[Path, typer.Argument(help="Where to draw: .svg, .png or .pdf.")],
 ) -> None:
-    """Draw loss and evaluations of runs, finished or not."""
+    """Draw the curves of runs, finished or not: loss and evaluations."""
     from carnelian_training.plot import draw
 
     draw(metrics, target)
+
+
+app.add_typer(prepare, name="prepare", rich_help_panel=DATA)
+for command in (convert, validate, perturb, synthesise, surroundings):
+    app.command(rich_help_panel=DATA)(command)
+app.command("import", rich_help_panel=TOOLKITS)(import_)
+app.command(rich_help_panel=TOOLKITS)(to_nemo)
+app.command(rich_help_panel=TOOLKITS)(to_huggingface)
 
 
 def main() -> None:
