@@ -193,6 +193,14 @@ def test_jaspers_first_names_are_read_too(tmp_path):
     assert difference(model, original) < TOLERANCE
 
 
+def test_a_model_that_was_saved_inside_of_ddp_is_read_too(tmp_path):
+    original = trained("quartznet")
+    wrapped = {f"module.{name}": tensor for name, tensor in original.state_dict().items()}
+    torch.save({"state_dict": wrapped, "ema_state_dict": wrapped}, tmp_path / "ddp.pt")
+    _, model = sources.load_model(tmp_path / "ddp.pt")
+    assert difference(model, original) < TOLERANCE
+
+
 def test_tensors_that_do_not_fit_are_named(tmp_path):
     model = trained("quartznet")
     weights = model.state_dict()

@@ -56,6 +56,7 @@ def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
     found = content["state_dict"] if is_raw or average is None else average
     result = {}
     for name, tensor in found.items():
+        name = name.removeprefix("module.")  # of a model that was saved inside of DistributedDataParallel
         if name.startswith(_V1_UNUSED):
             continue
         for old, new in DLE_V1_PREFIXES.items():

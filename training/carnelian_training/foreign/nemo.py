@@ -199,12 +199,15 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    with tarfile.open(partial, "w") as archive:
-        for name, content in parts.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o644
-            archive.addfile(member, io.BytesIO(content))
-    partial.replace(path)
+    try:
+        with tarfile.open(partial, "w") as archive:
+            for name, content in parts.items():
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(content), 0o644
+                archive.addfile(member, io.BytesIO(content))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return [
         f"`features.{name}` is {getattr(config.features, name)!r}, but NeMo has {value!r} and no option for it"
         for name, value in AS_TODAY.items()
