@@ -1,6 +1,7 @@
 """Clips of speech, and calls to the models of the session's server."""
 
 import collections
+import contextlib
 import functools
 import io
 import threading
@@ -30,12 +31,14 @@ class Models:
         self.client = client
         self._arrival = threading.Condition()
 
-    def infer(self, model: str, **tensors: np.ndarray) -> Answer:
+    def infer(
+        self, model: str, *, parameters: Mapping[str, Any] | None = None, request_id: str = "", **tensors: np.ndarray
+    ) -> Answer:
         """Sends one request and returns all outputs."""
-        (answer,) = self.infer_at_once(model, [tensors])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        result = self.client.infer(
+            model, _inputs(tensors), parameters=parameters, request_id=request_id, client_timeout=ANSWER_TIMEOUT_S
+        )
+        return _outputs(result)
 
     def infer_at_once(self, model: str, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Answer | Exception]:
         """Sends all requests before it takes an answer; returns answers or errors in the order of the requests."""
@@ -64,7 +67,7 @@ class Models:
 
     def _keep(self, answers: dict[int, Any], position: int, result: Any, error: Exception | None) -> None:
         with self._arrival:
-            answers[position] = error or {o.name: result.as_numpy(o.name) for o in result.get_response().outputs}
+            answers[position] = error or _outputs(result)
             self._arrival.notify()
 
 
@@ -76,10 +79,20 @@ def _inputs(tensors: Mapping[str, np.ndarray]) -> list[triton.InferInput]:
     return inputs
 
 
+def _outputs(result: triton.InferResult) -> Answer:
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
 @pytest.fixture(scope="session")
-def models(server: Any) -> Iterator[Models]:
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        yield Models(client)
+def connect() -> Iterator[Callable[[str], Models]]:
+    """Connects to the models of a server by its gRPC URL; the connections are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url: Models(stack.enter_context(triton.InferenceServerClient(url)))
+
+
+@pytest.fixture(scope="session")
+def models(server: Any, connect: Callable[[str], Models]) -> Models:
+    return connect(server.grpc_url)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluate import evaluate, frame_duration_s
 from carnelian_training.language_models.weights import read_weights
-from tritonclient import grpc as triton
 
 ROOT = Path(__file__).parents[2]
 MODEL = "quartznet_demo"
@@ -105,21 +104,15 @@ def test_bytes_that_are_no_text_fail_their_request_alone(server):
     assert b"must be text in UTF-8" in failure.value.read()
 
 
-def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path):
+def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect):
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
     package = tmp_path / f"{MODEL}_ctc" / "1" / "ctc" / "greedy.py"
     fault = "    assert all(len(clip) != 7 for clip in clips)\n    if not clips:\n"
     package.write_text(package.read_text().replace("    if not clips:\n", fault))
     lengths = np.array([[50], [7], [50]], np.int32)
-    with (
-        Server(tmp_path, http_port=0, grpc_port=0, metrics_port=0) as running,
-        triton.InferenceServerClient(running.grpc_url) as client,
-    ):
-        inputs = []
-        for name, array, datatype in (("LOG_PROBS", scores(), "FP32"), ("LOG_PROB_LENGTH", lengths, "INT32")):
-            inputs.append(triton.InferInput(name, array.shape, datatype))
-            inputs[-1].set_data_from_numpy(array)
-        results = [json.loads(text) for text in client.infer(f"{MODEL}_ctc", inputs).as_numpy("RESULT")[:, 0]]
+    with Server(tmp_path, http_port=0, grpc_port=0, metrics_port=0) as running:
+        answer = connect(running.grpc_url).infer(f"{MODEL}_ctc", LOG_PROBS=scores(), LOG_PROB_LENGTH=lengths)
+    results = [json.loads(text) for text in answer["RESULT"][:, 0]]
     assert ["error" in result for result in results] == [False, True, False]
     assert "not decoded" in results[1]["error"]
 
@@ -140,19 +133,12 @@ def test_an_option_that_does_not_exist_is_answered_with_those_that_do(sdk, clip)
         sdk.transcribe(clip, bean_width=3)
 
 
-def test_options_reach_the_decoder_through_the_ensemble_of_samples_too(server):
+def test_options_reach_the_decoder_through_the_ensemble_of_samples_too(models):
     signal, length = np.zeros((2, 16_000), np.float32), np.full((2, 1), 16_000, np.int32)
-    inputs = [
-        triton.InferInput("SIGNAL", signal.shape, "FP32"),
-        triton.InferInput("SIGNAL_LENGTH", length.shape, "INT32"),
-    ]
-    inputs[0].set_data_from_numpy(signal)
-    inputs[1].set_data_from_numpy(length)
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        answer = client.infer(f"{MODEL}_pcm", inputs, parameters={"decoder": "beam"}, request_id="mine")
-    assert all(
-        b'"decoder": "beam"' in row and b'"request_id": "mine"' in row for row in answer.as_numpy("RESULT")[:, 0]
-    )
+    options = {"decoder": "beam"}
+    answer = models.infer(f"{MODEL}_pcm", parameters=options, request_id="mine", SIGNAL=signal, SIGNAL_LENGTH=length)
+    results = [json.loads(text) for text in answer["RESULT"][:, 0]]
+    assert [(result["decoder"], result["request_id"]) for result in results] == [("beam", "mine")] * 2
 
 
 def test_requests_of_the_sdk_carry_their_ids(server, clip):

@@ -12,7 +12,6 @@ from carnelian_export.repository import read_config
 from carnelian_serving.launcher import Server
 from carnelian_training.ctc import Decoder
 from google.protobuf import text_format
-from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 SHIPPED = Path(__file__).parents[2] / "model_repository"
@@ -38,12 +37,9 @@ def repository(tmp_path_factory, write_language_model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(repository):
-    with (
-        Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server,
-        triton.InferenceServerClient(server.grpc_url) as client,
-    ):
-        yield client
+def stage(repository, connect):
+    with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        yield connect(server.grpc_url)
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +50,14 @@ def clips() -> list[np.ndarray]:
     return [(clip - np.log(np.exp(clip).sum(1, keepdims=True))).astype(np.float32) for clip in clips]
 
 
-def ask(client, clip: np.ndarray, parameters: dict) -> dict:
-    tensors = {"LOG_PROBS": (clip[None], "FP32"), "LOG_PROB_LENGTH": (np.array([[len(clip)]], np.int32), "INT32")}
-    inputs = []
-    for name, (array, datatype) in tensors.items():
-        inputs.append(triton.InferInput(name, array.shape, datatype))
-        inputs[-1].set_data_from_numpy(array)
-    return json.loads(client.infer(MODEL, inputs, parameters=parameters).as_numpy("RESULT").item())
+def ask(models, clip: np.ndarray, parameters: dict) -> dict:
+    length = np.array([[len(clip)]], np.int32)
+    answer = models.infer(MODEL, parameters=parameters, LOG_PROBS=clip[None], LOG_PROB_LENGTH=length)
+    return json.loads(answer["RESULT"].item())
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_served_is_offline(client, repository, clips, options):
+def test_served_is_offline(stage, repository, clips, options):
     version = repository / MODEL / "1"
     settings = json.loads((version / "ctc.json").read_text())
     models = {"language_model": version / "english.klm", "neural_language_model": version / "tiny.onnx"}
@@ -73,7 +66,7 @@ def test_served_is_offline(client, repository, clips, options):
     defaults = {name: parameters[name].string_value for name in parameters if name not in models}
     wanted = decoder.read_options(options, decoder.change_options(defaults))
     for clip in clips:
-        served = ask(client, clip, options)
+        served = ask(stage, clip, options)
         (offline,) = decoder.decode([clip], [wanted])
         assert served["text"] == offline.text
         assert served["alternatives"] == [vars(reading) for reading in offline.alternatives]
@@ -81,12 +74,12 @@ def test_served_is_offline(client, repository, clips, options):
         SCHEMA.validate(served)
 
 
-def test_requests_with_and_without_rescoring_at_once_are_as_alone_and_a_wrong_one_fails_by_itself(client, clips):
+def test_requests_with_and_without_rescoring_at_once_are_as_alone_and_a_wrong_one_fails_by_itself(stage, clips):
     wrong = {"rescore": "true"}  # the decoder is greedy
-    alone = [ask(client, clip, options) for clip in clips for options in OPTIONS]
+    alone = [ask(stage, clip, options) for clip in clips for options in OPTIONS]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        refused = [pool.submit(ask, client, clip, wrong) for clip in clips]
-        together = [pool.submit(ask, client, clip, options) for clip in clips for options in OPTIONS]
+        refused = [pool.submit(ask, stage, clip, wrong) for clip in clips]
+        together = [pool.submit(ask, stage, clip, options) for clip in clips for options in OPTIONS]
     assert [future.result() for future in together] == alone
     for future in refused:
         with pytest.raises(InferenceServerException, match="rescore must come with decoder beam or ngram"):

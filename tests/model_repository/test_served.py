@@ -18,25 +18,15 @@ LIMIT = 60 * RATE_HZ
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def noise() -> np.ndarray:
     return np.random.default_rng(0).normal(0, 0.1, 3 * RATE_HZ).astype(np.float32)
 
 
-def transcribe(client, rows: Sequence[np.ndarray], lengths: Sequence[int]) -> list[dict]:
-    values = {"SIGNAL": np.stack(rows), "SIGNAL_LENGTH": np.array(lengths, np.int32)[:, None]}
-    inputs = []
-    for (name, value), datatype in zip(values.items(), ("FP32", "INT32"), strict=True):
-        inputs.append(triton.InferInput(name, value.shape, datatype))
-        inputs[-1].set_data_from_numpy(value)
-    answer = client.infer("quartznet_demo_pcm", inputs)
-    results = [json.loads(text) for text in answer.as_numpy("RESULT")[:, 0]]
-    transcripts = [text.decode() for text in answer.as_numpy("TRANSCRIPT")[:, 0]]
+def transcribe(models, rows: Sequence[np.ndarray], lengths: Sequence[int]) -> list[dict]:
+    tensors = {"SIGNAL": np.stack(rows), "SIGNAL_LENGTH": np.array(lengths, np.int32)[:, None]}
+    answer = models.infer("quartznet_demo_pcm", **tensors)
+    results = [json.loads(text) for text in answer["RESULT"][:, 0]]
+    transcripts = [text.decode() for text in answer["TRANSCRIPT"][:, 0]]
     assert transcripts == [result.get("text", "") for result in results]
     return results
 
@@ -53,22 +43,22 @@ def transcribe(client, rows: Sequence[np.ndarray], lengths: Sequence[int]) -> li
         (LIMIT + 160, LIMIT + 160, "too long"),
     ],
 )
-def test_a_clip_that_cannot_be_transcribed_is_an_error(client, samples, length, message):
+def test_a_clip_that_cannot_be_transcribed_is_an_error(models, samples, length, message):
     with pytest.raises(InferenceServerException, match=message) as error:
-        transcribe(client, [np.zeros(samples, np.float32)], [length])
+        transcribe(models, [np.zeros(samples, np.float32)], [length])
     assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_the_longest_clip_passes(client):
-    (result,) = transcribe(client, [np.zeros(LIMIT, np.float32)], [LIMIT])
+def test_the_longest_clip_passes(models):
+    (result,) = transcribe(models, [np.zeros(LIMIT, np.float32)], [LIMIT])
     assert result["duration"] == pytest.approx(60.0, abs=0.05)
 
 
-def test_a_length_that_lies_is_an_error_beside_longer_clips_too(client, noise):
+def test_a_length_that_lies_is_an_error_beside_longer_clips_too(models, noise):
     # In a batch with longer rows there are frames after the short clip's end; they are not the clip's.
     def attempt(clip: tuple[np.ndarray, int]) -> str:
         try:
-            transcribe(client, [clip[0]], [clip[1]])
+            transcribe(models, [clip[0]], [clip[1]])
         except InferenceServerException as error:
             return error.message()
         return ""
@@ -80,13 +70,13 @@ def test_a_length_that_lies_is_an_error_beside_longer_clips_too(client, noise):
     assert all("too few samples" in message for message in messages[1::2])
 
 
-def test_a_request_is_not_worked_on_after_its_own_timeout(client):
+def test_a_request_is_not_worked_on_after_its_own_timeout(models):
     def send(file: bytes, timeout: int | None = None) -> Exception | None:
         value = np.frombuffer(file, np.uint8)[None]
         audio = triton.InferInput("AUDIO", value.shape, "UINT8")
         audio.set_data_from_numpy(value)
         try:
-            client.infer("quartznet_demo", [audio], timeout=timeout)
+            models.client.infer("quartznet_demo", [audio], timeout=timeout)
         except InferenceServerException as error:
             return error
         return None

@@ -16,7 +16,6 @@ from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluate import evaluate
 from carnelian_training.foreign.sources import load_model
 from carnelian_training.train import train
-from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 DEMO = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
@@ -85,24 +84,16 @@ def test_what_is_served_is_what_is_heard_offline(recognisers, url, name):
         (61 * 16_000, 61 * 16_000, "too long: a clip must be at most 60 s long"),
     ],
 )
-def test_a_clip_that_cannot_be_transcribed_is_an_error(url, samples, length, message):
-    with triton.InferenceServerClient(url) as client:
-        inputs = []
-        for tensor, array in (("SIGNAL", np.ones((1, samples), np.float32)), ("SIGNAL_LENGTH", np.int32([[length]]))):
-            inputs.append(triton.InferInput(tensor, array.shape, "FP32" if tensor == "SIGNAL" else "INT32"))
-            inputs[-1].set_data_from_numpy(array)
-        with pytest.raises(InferenceServerException, match=message):
-            client.infer("german_pcm", inputs)
+def test_a_clip_that_cannot_be_transcribed_is_an_error(url, connect, samples, length, message):
+    signal = np.ones((1, samples), np.float32)
+    with pytest.raises(InferenceServerException, match=message):
+        connect(url).infer("german_pcm", SIGNAL=signal, SIGNAL_LENGTH=np.int32([[length]]))
 
 
-def test_nan_is_an_error_and_silence_is_none(url):
+def test_nan_is_an_error_and_silence_is_none(url, connect):
     silence = np.zeros((2, 16_000), np.float32)
     silence[1, 5000] = np.nan
-    inputs = [triton.InferInput("SIGNAL", [2, 16_000], "FP32"), triton.InferInput("SIGNAL_LENGTH", [2, 1], "INT32")]
-    for tensor, array in zip(inputs, (silence, np.int32([[16_000]] * 2)), strict=True):
-        tensor.set_data_from_numpy(array)
-    with triton.InferenceServerClient(url) as client:
-        rows = client.infer("german_pcm", inputs).as_numpy("RESULT")
+    rows = connect(url).infer("german_pcm", SIGNAL=silence, SIGNAL_LENGTH=np.int32([[16_000]] * 2))["RESULT"]
     heard, refused = (json.loads(row[0]) for row in rows)
     assert heard["duration"] == pytest.approx(1.0, abs=0.03)
     assert refused["error"].startswith("not finite: all samples must be finite numbers")
