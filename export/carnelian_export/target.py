@@ -48,6 +48,10 @@ class Target:
             )
         if self.timing_cache is not None:
             _check_only("--timing-cache", "tensorrt", self.format)
+            if not self.timing_cache.parent.is_dir():  # now, not after an engine has been built for minutes
+                raise TargetError(
+                    f"--timing-cache must be a file in a folder that exists, but {self.timing_cache.parent} does not"
+                )
 
 
 def _check(option: str, value: str, known: tuple[str, ...]) -> None:

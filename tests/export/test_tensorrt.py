@@ -158,6 +158,8 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         Target(format="tensorrt", provider="cuda")
     with pytest.raises(TargetError, match="--timing-cache is for --format tensorrt"):
         Target(timing_cache=tmp_path / "cache")
+    with pytest.raises(TargetError, match="--timing-cache must be a file in a folder that exists"):
+        Target(format="tensorrt", timing_cache=tmp_path / "missing" / "cache")
     with pytest.raises(TargetError, match="must be one of fp32, fp16, int8, but is bf16"):
         Target(precision="bf16")
 
