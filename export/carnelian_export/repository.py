@@ -224,7 +224,7 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
             if there.parent.exists() and (not there.exists() or there.read_bytes() != new.read_bytes()):
                 raise RepositoryError(
                     f"{there} must be what this export would write, but differs: a model with other labels "
-                    "or features is a new release; choose another --name or --repository, or delete what nobody serves"
+                    "or features is a new release; choose another --name or --repository, or delete the old one"
                 )
     for new in sorted(staged.iterdir()):
         there = repository / new.name

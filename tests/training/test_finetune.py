@@ -65,7 +65,7 @@ def test_a_new_alphabet_keeps_the_body_and_the_rows_of_shared_labels(tiny_config
     torch.testing.assert_close(new_rows["é"], mean)
     assert "the blank and 3 labels" in caplog.text
     assert "start at the mean of the old ones: 'é'" in caplog.text
-    assert "has not: 'cdefghijklmnopqrstuvwxyz''" in caplog.text.replace('"', "'")
+    assert "does not have: 'cdefghijklmnopqrstuvwxyz''" in caplog.text.replace('"', "'")
 
 
 def test_new_labels_do_not_drown_what_the_old_ones_know(tiny_config):

@@ -98,7 +98,7 @@ def test_the_report_does_not_overwrite_the_model(text, tmp_path):
     ("content", "message"),
     [
         (b"", "must hold sentences that can be used, but hold none"),
-        ("naïve".encode(), "the sound of 1 is not sure"),
+        ("naïve".encode(), "1 have no sure pronunciation"),
         (b"one sentence", "beside the one that is kept out"),
         (b"\xff\xfe", "text.txt must be text"),
     ],

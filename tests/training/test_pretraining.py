@@ -220,7 +220,7 @@ def test_the_temperature_falls():
 
 def test_pretraining_needs_wav2vec2_and_hidden_frames(config, tiny_config):
     for tree in (config_to_dict(config) | {"augment": {}}, config_to_dict(tiny_config) | {"pretraining": {}}):
-        with pytest.raises(ConfigError, match="`pretraining` must be of wav2vec2 and with"):
+        with pytest.raises(ConfigError, match=r"`pretraining` must come with `model\.name: wav2vec2`"):
             config_from_dict(tree, "here")
 
 

@@ -193,8 +193,9 @@ class Config:
             raise ValueError(f"`augment.spans` must not be set for {self.model.name}: they are masks of wav2vec2")
         if self.pretraining is not None and not (is_wav2vec2 and self.augment.spans.time_probability):
             raise ValueError(
-                "`pretraining` must be of wav2vec2 and with `augment.spans.time_probability` above 0: what is hidden "
-                f"is learnt, but `model` is {self.model.name} and that is {self.augment.spans.time_probability:g}"
+                "`pretraining` must come with `model.name: wav2vec2` and `augment.spans.time_probability` above 0, for "
+                f"it learns from masked frames, but these are {self.model.name} and "
+                f"{self.augment.spans.time_probability:g}"
             )
         check_stages(self.init, self.model.num_stages)
 
@@ -218,7 +219,7 @@ def load_tree(path: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """The plain tree of a YAML file with its overrides, not validated.
 
     Raises:
-        ConfigError: It is no mapping, or an override cannot be applied.
+        ConfigError: The file is not a mapping, or an override cannot be applied.
     """
     try:
         tree = strict_yaml.load(path.read_text(encoding="utf-8"))

@@ -29,7 +29,7 @@ def _words(mistake: ErrorDetails) -> str:
 
 
 def _path(location: tuple[int | str, ...], tagged: tuple[str, ...]) -> str:
-    """A place in the file; of a tagged section pydantic also names the kind, which is no key."""
+    """The dotted path in the file, without the kind of a tagged section, which pydantic names and which is no key."""
     if location and location[0] in tagged:
         location = (location[0], *location[2:])
     return ".".join(map(str, location)) or "config"

@@ -72,7 +72,7 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         logger.info("labels whose rows start at the mean of the old ones: %r", new)
     if len(kept) < len(source.labels):
         dropped = "".join(label for label in source.labels if label not in kept)
-        logger.info("labels of the checkpoint that this run has not: %r", dropped)
+        logger.info("labels of the checkpoint that this run does not have: %r", dropped)
 
 
 def _is_head(name: str) -> bool:

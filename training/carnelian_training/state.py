@@ -221,7 +221,7 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
     names = [os.environ.get("CXX", "g++"), "clang++"]
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise RuntimeError(
-            "`loop.compile` needs a C++ compiler, but none is there: install g++, set CXX, or set it to false"
+            "`loop.compile` needs a C++ compiler, but none was found: install g++, set CXX, or set the option to false"
         )
     network: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
     return network

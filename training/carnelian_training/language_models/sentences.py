@@ -53,14 +53,14 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences
     if not kept:
         raise ValueError(
             "the texts must hold sentences that can be used, but hold none: "
-            f"the sound of {refused} is not sure, {shared} are in the manifests to exclude"
+            f"{refused} have no sure pronunciation, {shared} are in the manifests to exclude"
         )
     used = [sentence for i, sentence in enumerate(kept) if i % HELD_OUT_EVERY]
     return Sentences(used, kept[::HELD_OUT_EVERY], refused, shared)
 
 
 def read_text(sources: Iterable[Source]) -> Iterator[str | None]:
-    """Sentences as labels, each once, in their order; None for one whose sound is not sure."""
+    """Sentences as labels, each once, in their order; None for one without a sure pronunciation."""
     seen: set[str] = set()
     for source in sources:
         for paragraph in source.read():
@@ -75,6 +75,6 @@ def read_text(sources: Iterable[Source]) -> Iterator[str | None]:
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:
-    """Every run of `OVERLAP_WORDS` words; a shorter text is none."""
+    """Every run of `OVERLAP_WORDS` words; a shorter text has none."""
     words = text.split()
     return {tuple(words[i : i + OVERLAP_WORDS]) for i in range(len(words) - OVERLAP_WORDS + 1)}

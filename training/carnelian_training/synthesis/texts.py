@@ -146,7 +146,7 @@ def read_text_file(path: Path) -> Iterator[str]:
     """Yield the paragraphs of a text file: divided by empty lines, or one a line if there are none.
 
     Raises:
-        ValueError: It is no text.
+        ValueError: The file is not text in UTF-8.
     """
     try:
         text = path.read_text(encoding="utf-8")
