@@ -96,7 +96,7 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
     """Transcribe every clip of a manifest, a few at a time.
 
     Raises:
-        ValueError: The manifest is none, or holds no words.
+        ValueError: The file is not a manifest, or holds no words.
         RuntimeError: There is no such model at the server, or no server.
     """
     utterances = read_manifest(manifest)

@@ -32,7 +32,7 @@ ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7
 CALLS = 31
 RARE_LETTERS, RARE_PROBABILITY = 5, 2e-6
-"""A rare word has at least so many letters and at most this unigram probability, or is unknown."""
+"""A rare word has at least this many letters and at most this unigram probability, or is unknown."""
 
 LogProbs = Sequence[npt.NDArray[np.float32]]
 Decode = Callable[[npt.NDArray[np.float32]], str]
@@ -90,7 +90,7 @@ def measure(
         out: the raw file.
 
     Raises:
-        ValueError: The manifest is none, or there is nothing to compare with.
+        ValueError: The file is not a manifest, or there is nothing to compare with.
         RuntimeError: There is no such server, or it has no such model.
     """
     clips = clips_to_evaluate(manifest)

@@ -32,7 +32,7 @@ class ModelUnderTest(_Strict):
     """Of its network, in words: the interface does not tell. Folders of cells are named after it."""
     random_weights: Path | None = None
     """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
-    that of a trained one; its texts are none."""
+    that of a trained one; its transcripts mean nothing."""
 
 
 class Static(_Strict):
@@ -46,7 +46,7 @@ class Files(_Strict):
 
     format: Literal["flac", "wav"] = "flac"
     concurrency: list[Positive] = Field(default=[1], min_length=1)
-    """Closed loop: so many clients, each of which sends once it has an answer."""
+    """Closed loops: numbers of clients, each of which sends its next file once it has an answer."""
     poisson: list[Share] = []
     """Open loop: arrivals at these shares of the throughput that the highest concurrency reached."""
 

@@ -1,4 +1,4 @@
-"""Closed-loop load on a running server: so many clients, each of which sends its next clip once it has an answer.
+"""Closed-loop load on a running server: a number of clients, each of which sends its next clip once it has an answer.
 
 And what the server's stages did meanwhile, by Triton's own statistics.
 """

@@ -26,7 +26,7 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def find_accelerators() -> str:
-    """Name the GPUs that NVIDIA's driver tells of, or `none`."""
+    """Name the GPUs that NVIDIA's driver lists, or return `none`."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
 """Memory of a server: of each process at rest, and over many requests, whether it grows.
 
 In: a model repository, served as it is, and clips of mixed length. Out: a raw file with a sample of every process after
-each so many requests.
+every `Plan.every` requests.
 """
 
 import logging

@@ -138,7 +138,7 @@ def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]
 
 
 def pad_clip(clip: Clip, seconds: int = CLIENT_PADDING_S) -> Clip:
-    """A clip with silence to the next multiple of so many seconds, as a client without a batching server sends it."""
+    """Add silence up to the next multiple of `seconds`, as clients do where the server cannot batch unequal clips."""
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
     size = -(-len(samples) // (seconds * SAMPLE_RATE_HZ)) * seconds * SAMPLE_RATE_HZ
     file = io.BytesIO()

@@ -35,7 +35,7 @@ class RawFile:
         """Read a raw file.
 
         Raises:
-            ValueError: It is none of this command.
+            ValueError: The file is not a raw file of this command.
         """
         return read(path, cls.SUBJECT, TypeAdapter(cls).validate_json)
 
@@ -84,7 +84,7 @@ def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
         return parse(path.read_bytes())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} must be a raw file of `carnelian-perf {subject}`, but is none: {_say(error)}"
+            f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {_say(error)}"
         ) from error
 
 

@@ -40,7 +40,7 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is none of a sweep, or the raw file none.
+        ValueError: the folder is not that of a sweep, or `inference` is not a raw file.
     """
     rows = make_rows(read_results(sweep))
     base = sweep.parent / sweep.name

@@ -61,7 +61,7 @@ def read_results(folder: Path) -> list[Result]:
     """Read all results of a sweep's folder, by name of the cell.
 
     Raises:
-        ValueError: there are none, or a file is none.
+        ValueError: there are no results, or a file is not one.
     """
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:

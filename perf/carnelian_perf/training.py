@@ -251,7 +251,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
     """Read a raw file.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The file is not a raw file of this command.
     """
 
     def parse(content: bytes) -> tuple[dict[str, Any], list[Result]]:

@@ -23,7 +23,7 @@ def test_what_is_wrong_in_a_raw_file_is_named(measurement, tmp_path):
     content = dataclasses.asdict(measurement)
     content["runs"][1]["colour"] = "red"
     raw_file.write(tmp_path / "raw.json", content)
-    with pytest.raises(ValueError, match=r"`carnelian-perf batching`, but is none: runs\.1\.colour: "):
+    with pytest.raises(ValueError, match=r"`carnelian-perf batching`, but is not: runs\.1\.colour: "):
         Measurement.read(tmp_path / "raw.json")
 
 

@@ -23,7 +23,7 @@
 {{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
 {{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
-{{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which heeds none; use networkPolicy.clients" .Values.service.type) -}}
+{{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
 {{- end -}}
 {{- if and .Values.tls.mutual (not .Values.tls.secretName) -}}
 {{- fail "tls.mutual is true, but tls.secretName is empty; name the Secret with tls.crt, tls.key and ca.crt" -}}

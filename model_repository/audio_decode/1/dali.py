@@ -16,14 +16,15 @@ MAX_AUDIO_S = 60
 def decode() -> tuple[DataNode, DataNode]:
     """Build the graph.
 
-    SIGNAL_LENGTH is always the clip's own length. Of a clip over the limit SIGNAL holds a sample or two, cut
-    off before the resampling: an hour costs its decoding and no more. The last stage words the error.
+    SIGNAL_LENGTH is always the clip's own length. A clip over the limit is cut to a sample or two before the
+    resampling, so that an hour of audio costs no more than its decoding. The last stage reports the error.
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
     clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)
     size = clip.shape(dtype=types.INT32)
     samples = size[0]
-    # Most files pass as they are: each operator more costs them, and resampling to the same rate more than decoding.
+    # Most files have this rate and need nothing: every further operator costs time, and resampling them to the rate
+    # that they have would cost more than decoding them.
     if (rate_hz == SAMPLE_RATE_HZ) & (samples > 0) & (samples <= MAX_AUDIO_S * SAMPLE_RATE_HZ):
         signal, length = clip, size
     else:

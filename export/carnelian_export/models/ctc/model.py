@@ -20,9 +20,9 @@ from . import ctc  # type: ignore[attr-defined]  # copied beside this file by ca
 from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
-CALIBRATION_FILE = "calibration.json"  # of times and confidences, where they were measured
-MOST = 1e-2  # of a log-probability, after rounding in float16
-LANGUAGE_MODELS = ("language_model", "neural_language_model")  # name files beside this one; the others are options
+CALIBRATION_FILE = "calibration.json"  # optional: corrections of times and confidences
+MAX_LOG_PROB = 1e-2  # float16 may round a log-probability to a little above 0
+LANGUAGE_MODELS = ("language_model", "neural_language_model")  # parameters that name files; the others are options
 _quote = json.encoder.encode_basestring
 
 
@@ -66,13 +66,13 @@ class TritonPythonModel:
         ]
 
     def finalize(self) -> None:
-        """End the thread that counts: the interpreter ends next."""
+        """Stop the thread of the counters, because the interpreter ends next."""
         self._metrics.close()
 
     def _load(self, labels: list[str], calibration: Any, models: dict[str, Path]) -> Any:
-        """The decoder with the language models for which everything is installed.
+        """The decoder, without the language models whose packages are not installed.
 
-        In NGC's image as it is nothing is: there is no `ngram` and no `rescore` then, and no default of them.
+        NGC's image has none of these packages. `ngram` and `rescore` are then refused, as a model's default too.
         """
         while True:
             try:
@@ -88,7 +88,7 @@ class TritonPythonModel:
         self._decode([silence], np.array([frames], np.int32), [self._defaults])
 
     def _options(self, request: Any) -> Any:
-        """Options of a request, or the error that they are."""
+        """The options of a request, or what is wrong with them."""
         try:
             return self._decoder.read_options(json.loads(request.parameters() or "{}"), self._defaults)
         except ctc.OptionError as error:
@@ -126,12 +126,12 @@ class TritonPythonModel:
         return results
 
     def _hear(self, clips: list[npt.NDArray[np.float32]], options: list[Any]) -> list[Any]:
-        """The hypothesis of each clip, or in words why there is none: an error of one is no stranger's."""
+        """The hypothesis of each clip, or a message in its place; an error in one clip does not reach the others."""
         try:
             return list(self._decoder.decode(clips, options))
         except Exception as error:
             if len(clips) == 1:
-                places = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a caller's
+                places = "".join(traceback.format_tb(error.__traceback__))  # not its message, which may quote a caller
                 pb_utils.Logger.log_error(f"decoding failed: {type(error).__name__}\n{places}")
                 return ["not decoded: an error of the server, whose log says where"]
         return [self._hear([clip], [wanted])[0] for clip, wanted in zip(clips, options, strict=True)]
@@ -154,8 +154,9 @@ class TritonPythonModel:
                 f"too long or too few samples: {limit} and SIGNAL hold all that SIGNAL_LENGTH counts, but it "
                 f"counts {length * self._frame_s:.2f} s and SIGNAL is over the limit or holds less"
             )
-        # The largest is NaN if any is, and above 0 for no log-probabilities; one sum carries infinity to the blank.
-        if not (row[:length].max() <= MOST and np.isfinite(row[:length, -1]).all()):
+        # The maximum is NaN if any value is, and above 0 if these are no log-probabilities. The sum in log-softmax
+        # carries infinity to every label, so looking at one, the blank, is enough.
+        if not (row[:length].max() <= MAX_LOG_PROB and np.isfinite(row[:length, -1]).all()):
             return "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones"
         return None
 
@@ -181,7 +182,7 @@ class TritonPythonModel:
 
 
 def _id_of(request: Any) -> str:
-    """A request's own name; empty where it is no UTF-8, as Triton's HTTP server lets any bytes through."""
+    """A request's id; empty if it is not UTF-8, which Triton's HTTP server does not check."""
     try:
         return str(request.request_id())
     except UnicodeDecodeError:
@@ -189,7 +190,7 @@ def _id_of(request: Any) -> str:
 
 
 class _Spelled(dict[float, str]):
-    """Numbers as JSON spells them, each spelled once: they are few, of times on frames and of four digits."""
+    """JSON of numbers, each made once. There are few: times are whole frames, confidences have four digits."""
 
     def __missing__(self, number: float) -> str:
         self[number] = text = repr(number)
@@ -200,7 +201,7 @@ _spelled = _Spelled()
 
 
 def _encode_result(result: dict[str, Any], request_id: str) -> str:
-    """RESULT as text. Its words, thousands in a batch, are written here: the encoder takes six times as long."""
+    """RESULT as text. The words, thousands in a batch, are formatted here; json's encoder takes six times as long."""
     result = {**result, "request_id": request_id}
     words = result.pop("words", None)
     others = json.dumps(result, ensure_ascii=False)

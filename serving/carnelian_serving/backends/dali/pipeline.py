@@ -114,7 +114,7 @@ def load_serialized(config: ModelConfig) -> bytes:
     That is `default_model_filename` (`model.dali`), serialised or Python source, then `dali.py`.
 
     Raises:
-        ConfigError: There is none of them, or the source has not exactly one `@autoserialize` pipeline.
+        ConfigError: None of these files exists, or the source has not exactly one `@autoserialize` pipeline.
     """
     path = config.folder / config.model_filename
     if path.is_file() and path.suffix != ".py":

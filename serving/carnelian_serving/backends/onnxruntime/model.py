@@ -115,7 +115,7 @@ class TritonPythonModel:
 
 
 def split_requests(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Yields consecutive requests that have at most so many elements together; one that has more is by itself."""
+    """Yields slices of consecutive requests with at most `most` elements together; a larger request is by itself."""
     start, total = 0, 0
     for position, size in enumerate(sizes):
         if position > start and total + size > most:
