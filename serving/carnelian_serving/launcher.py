@@ -26,6 +26,7 @@ from typing import Literal
 
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.installation import Installation, find_installation
+from carnelian_serving.stacks import roomy_stacks
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch
 
@@ -235,17 +236,18 @@ class Server:
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
         # the server, so it is asked for only where that thread lives as long as the process.
         dies_with_launcher = threading.current_thread() is threading.main_thread()
-        self._process = subprocess.Popen(
-            self._command(installation),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
-            preexec_fn=_die_with_parent if dies_with_launcher else None,
-        )
+        with roomy_stacks():
+            self._process = subprocess.Popen(
+                self._command(installation),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
+                preexec_fn=_die_with_parent if dies_with_launcher else None,
+            )
         self._stubs = StubWatch(self._process.pid)
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()

@@ -1,0 +1,141 @@
+"""`client/docs/wire.md` against a real server: what it shows runs, and errors are what it says."""
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "client" / "docs" / "wire.md").read_text()
+CLIP = ROOT / "demo" / "clips" / "letter.wav"
+READ_WITH_NGRAM = "she opened the letter slowly and read it twice before"
+
+
+def blocks(language, server, folder):
+    """The page's code, for this server, in a folder with a clip."""
+    shutil.copy(CLIP, folder / "clip.wav")
+    code = PAGE.replace("localhost:8000", server.http_url).replace("localhost:8001", server.grpc_url)
+    return re.findall(rf"```{language}\n(.*?)```", code, re.DOTALL)
+
+
+def split_binary(answer, size):
+    """Outputs behind the JSON of an answer, by name."""
+    found = {}
+    for output in json.loads(answer[:size])["outputs"]:
+        end = size + output["parameters"]["binary_data_size"]
+        found[output["name"]] = answer[size + 4 : end].decode()
+        size = end
+    return found
+
+
+@pytest.fixture(scope="module")
+def post(server):
+    """Sends a document, and bytes behind it, over HTTP."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=30)
+
+    def send(model, document, data=b""):
+        text = document if isinstance(document, bytes) else json.dumps(document).encode()
+        headers = {"Inference-Header-Content-Length": str(len(text))} if data else {}
+        connection.request("POST", f"/v2/models/{model}/infer", text + data, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+    yield send
+    connection.close()
+
+
+def request_of(data, parameters=None, **changes):
+    tensor = {"name": "AUDIO", "datatype": "UINT8", "shape": [1, len(data)]}
+    tensor["parameters"] = {"binary_data_size": len(data)}
+    return {"inputs": [{**tensor, **changes}], "parameters": parameters or {}}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_commands_run(server, tmp_path):
+    with_options, _ = blocks("sh", server, tmp_path)
+    done = subprocess.run(["sh", "-c", with_options], cwd=tmp_path, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert answer["id"] == "7"
+    assert [output["name"] for output in answer["outputs"]] == ["TRANSCRIPT"]
+    assert answer["outputs"][0]["data"][0].startswith(READ_WITH_NGRAM)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_a_file_alone_is_a_request(server, tmp_path):
+    _, alone = blocks("sh", server, tmp_path)
+    command = alone.strip() + " -D header"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, check=True)
+    (size,) = re.findall(r"(?i)inference-header-content-length: (\d+)", (tmp_path / "header").read_text())
+    outputs = split_binary(done.stdout, int(size))
+    assert json.loads(outputs["RESULT"])["text"] == outputs["TRANSCRIPT"] != ""
+
+
+def test_the_python_client_runs(server, tmp_path, monkeypatch, capsys):
+    (code,) = blocks("python", server, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "wire.md", "exec"), {})
+    assert capsys.readouterr().out.startswith(READ_WITH_NGRAM)
+
+
+def test_the_grpc_messages_are_as_shown(server):
+    data = CLIP.read_bytes()
+    request = service_pb2.ModelInferRequest(model_name="quartznet_demo", id="7", raw_input_contents=[data])
+    request.inputs.add(name="AUDIO", datatype="UINT8", shape=[1, len(data)])
+    request.parameters["decoder"].string_param = "ngram"
+    request.parameters["lm_weight"].double_param = 0.7
+    request.parameters["rescore"].bool_param = False
+    request.parameters["n_best"].int64_param = 2
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=30)
+    texts = dict(zip([output.name for output in answer.outputs], answer.raw_output_contents, strict=True))
+    assert all(int.from_bytes(text[:4], "little") == len(text) - 4 for text in texts.values())
+    result = json.loads(texts["RESULT"][4:])
+    assert (result["request_id"], result["decoder"], len(result["alternatives"])) == ("7", "ngram", 2)
+    assert str(len(data)) in PAGE
+
+
+def test_bytes_may_be_numbers_in_json(post):
+    data = CLIP.read_bytes()
+    tensor = {"name": "AUDIO", "datatype": "UINT8", "shape": [1, len(data)], "data": list(data)}
+    status, answer, _ = post("quartznet_demo", {"inputs": [tensor]})
+    assert status == 200
+    assert {output["name"] for output in json.loads(answer)["outputs"]} == {"TRANSCRIPT", "RESULT"}
+
+
+def test_rows_may_be_padded_with_anything(post):
+    rows = np.full((2, 8000), 3e38, np.float32)
+    rows[0], rows[1, :4000] = 0, 0
+    tensors = [
+        {"name": "SIGNAL", "datatype": "FP32", "shape": [2, 8000], "data": rows.ravel().tolist()},
+        {"name": "SIGNAL_LENGTH", "datatype": "INT32", "shape": [2, 1], "data": [8000, 4000]},
+    ]
+    status, answer, _ = post("quartznet_demo_pcm", {"inputs": tensors})
+    results = [json.loads(text) for text in json.loads(answer)["outputs"][0]["data"]]
+    assert (status, [result["duration"] for result in results]) == (200, [0.52, 0.26])
+
+
+def test_http_answers_errors_with_the_documented_statuses(post):
+    clip = CLIP.read_bytes()
+
+    def failure(model, document, data=b""):
+        status, answer, _ = post(model, document, data)
+        return status, json.loads(answer)["error"]
+
+    def says(words, status, answer):
+        assert words in answer[1]
+        assert answer[0] == status
+
+    says("no samples", 400, failure("quartznet_demo", request_of(clip[:44]), clip[:44]))
+    says("wrong option: decoder", 400, failure("quartznet_demo", request_of(clip, {"decoder": "x"}), clip))
+    says("data-type is 'INT8'", 400, failure("quartznet_demo", request_of(clip, datatype="INT8"), clip))
+    says("Failed to open encoded data", 500, failure("quartznet_demo", request_of(b"hello"), b"hello"))
+    says("unknown model", 404, failure("nothing", request_of(clip), clip))
+    says("Request timeout expired", 503, failure("quartznet_demo", request_of(clip, {"timeout": 1}), clip))
+    says("failed to parse the request JSON", 500, failure("quartznet_demo", b"{"))
