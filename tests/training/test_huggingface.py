@@ -265,6 +265,13 @@ def test_networks_that_transformers_has_not_are_refused(tmp_path, tiny_config):
             huggingface.write(tmp_path / "x", wrong, weights)
 
 
+def test_a_label_that_would_pass_for_the_space_is_refused(tmp_path):
+    config, weights = sources.read(REFERENCES / "wav2vec2_base")
+    config = dataclasses.replace(config, labels=(" ", "|", *config.labels[2:]))
+    with pytest.raises(CheckpointError, match=r"`labels` must not hold '\|'"):
+        huggingface.write(tmp_path / "x", config, weights)
+
+
 def test_a_pretrained_checkpoint_is_no_recogniser(tmp_path):
     with pytest.raises(CheckpointError, match=r"was pre-trained and knows no letters yet: fine-tune it"):
         sources.load_model(REFERENCES / "wav2vec2_pretraining")

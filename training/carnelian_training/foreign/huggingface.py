@@ -196,6 +196,8 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     assert isinstance(config.model, Wav2Vec2Config)
     if config.model.hourglass is not None:
         raise CheckpointError("`model.hourglass` must be none, for `transformers` has no such layers")
+    if config.pretraining is None and {" ", WORD_DELIMITER} <= set(config.labels):
+        raise CheckpointError(f"`labels` must not hold {WORD_DELIMITER!r}, which stands for the space in such folders")
     tensors = give(weights, config, HUGGING_FACE)
     options: Options = dict(FIXED) | {theirs: getattr(config.model, ours) for ours, (theirs, _) in MODEL.items()}
     options |= {theirs: getattr(config.augment.spans, ours) for ours, (theirs, _) in SPANS.items()}

@@ -116,8 +116,8 @@ def config_tree(tree: Options, where: str) -> Options:
     check(encoder, fixed=_ENCODER_FIXED, carried=carried, ignored=ignored, where=f"{where}, `encoder`")
     if not encoder.get("conv_mask", True):
         logger.warning(
-            "%s: `conv_mask` is false, so NeMo lets padding into a clip's end; here it never does, and "
-            "log-probabilities are NeMo's for clips without padding only (`pad_to` 0, alone)",
+            "%s: `conv_mask` is false, so NeMo lets padding into a clip's end; here it never does: "
+            "log-probabilities differ from NeMo's near a clip's end",
             where,
         )
     decoder = section(tree, "decoder", where)
