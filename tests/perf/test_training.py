@@ -16,6 +16,7 @@ from carnelian_training.distributed import Process
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "perf" / "results"
+CONFIG = ROOT / "training" / "configs" / "quartznet_15x5.yaml"
 STAGES = [{"filters": 16, "kernel": 5, "stride": 2, "residual": False}, {"filters": 16, "kernel": 5, "repeat": 2}]
 TREE = {"name": "quartznet_15x5", "model": {"name": "quartznet", "stages": STAGES}}
 WAV2VEC2 = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
@@ -57,8 +58,9 @@ def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_pa
     ("arguments", "words"),
     [
         ([], "must be named"),
-        (["tiny.yaml", "--batches", "1,x"], "--batches"),
-        (["tiny.yaml", "--precisions", "fp64"], "--precisions"),
+        (["absent.yaml"], "absent.yaml"),
+        ([CONFIG, "--batches", "1,x"], "--batches"),
+        ([CONFIG, "--precisions", "fp64"], "--precisions"),
     ],
 )
 def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, monkeypatch, capsys):
