@@ -261,12 +261,13 @@ class Server:
         return link
 
     def _command(self, installation: Installation) -> list[str]:
+        is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each
         command = [
             str(installation.binary),
             f"--model-repository={self._spaceless_repository()}",
-            f"--http-address={self._host}",
-            f"--grpc-address={self._host}",
-            f"--metrics-address={self._host}",
+            f"--http-address={'ipv6:' * is_ipv6}{self._host}",
+            f"--grpc-address={f'[{self._host}]' if is_ipv6 else self._host}",
+            f"--metrics-address={'ipv6:' * is_ipv6}{self._host}",
             *(f"{option}={port}" for option, port in self._ports.items()),
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             f"--exit-timeout-secs={self._exit_timeout_s}",

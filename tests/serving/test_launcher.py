@@ -118,6 +118,19 @@ def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository: P
     assert "must begin with" in done.stderr
 
 
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_an_ipv6_address_is_served(cut_repository: Path, connect: Callable[[str], Any], host: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with Server(cut_repository, host=host, http_port=0, grpc_port=0, metrics_port=0) as server:
+        assert server.grpc_url.startswith("[::1]:")
+        signals = np.ones((1, 4), np.float32)
+        connect(server.grpc_url).infer("cut", SIGNAL=signals, LENGTH=np.full((1, 1), 2, np.int32))
+        assert b"nv_inference_request_success" in urllib.request.urlopen(server.metrics_url).read()
+
+
 def test_a_path_with_spaces_is_served(cut_repository: Path, tmp_path: Path) -> None:
     shutil.copytree(cut_repository, tmp_path / "my models")
     with Server(tmp_path / "my models", http_port=0, grpc_port=0, metrics_port=0) as server:
