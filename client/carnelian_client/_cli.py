@@ -50,10 +50,12 @@ def transcribe(
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option("--option", help="Of the decoder, such as decoder=ngram or hotwords='[\"ada\"]'; repeatable."),
+        typer.Option(
+            "--option", help="Option of the decoder, such as decoder=ngram or hotwords='[\"ada\"]'; repeatable."
+        ),
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for one file.")] = DEFAULT_TIMEOUT_S,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = DEFAULT_CONCURRENCY,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
     attempts: Annotated[
         int,
         typer.Option(min=1, help="Tries for a file while the server is away or busy; 5 take some 2 s, 20 some 40 s."),
@@ -66,8 +68,8 @@ def transcribe(
     """Transcribe audio files with a Carnelian server.
 
     Prints the text; with several files, the file's name, a tab and the text. --format prints JSON lines, SRT or WebVTT
-    subtitles, or CTM instead. A file that fails is reported on
-    the standard error, the others go on, and the exit status is 1; it is 2 for wrong use.
+    subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on; the exit status
+    is then 1. It is 2 for wrong use.
     """
     from ._client import CarnelianClient
 

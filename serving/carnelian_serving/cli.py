@@ -32,24 +32,28 @@ class LogLevel(str, Enum):
 def serve(
     triton_options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- TRITON_OPTION", help="Options of tritonserver, as they are.", show_default=False),
+        typer.Argument(
+            metavar="-- TRITON_OPTION", help="Options that are passed on to tritonserver.", show_default=False
+        ),
     ] = None,
     repository: Annotated[Path, typer.Option(help="Folder of Triton models.")] = Path("model_repository"),
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Load this model only, with what an ensemble is composed of. Repeatable."),
+        typer.Option(help="Load only this model and, of an ensemble, its stages. Repeatable."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="HTTP port; 0 takes any free one.", min=0, max=65535)] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC port, the one for clients.", min=0, max=65535)] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=0, max=65535)] = 8002,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port, which the client SDK uses.", min=0, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics.", min=0, max=65535)] = 8002,
     threads: Annotated[
         int | None,
         typer.Option(help="Threads of each ONNX Runtime and DALI instance.", min=1, show_default="the configs'"),
     ] = None,
-    start_timeout: Annotated[float, typer.Option(help="Seconds that loading may take.", min=1)] = 180,
-    exit_timeout: Annotated[int, typer.Option(help="Seconds to finish what is in flight.", min=1)] = 30,
-    log_level: Annotated[LogLevel, typer.Option(help="What of Triton's log to show.")] = LogLevel.warning,
+    start_timeout: Annotated[float, typer.Option(help="Seconds that loading the models may take.", min=1)] = 180,
+    exit_timeout: Annotated[
+        int, typer.Option(help="Seconds that requests in flight may take when the server stops.", min=1)
+    ] = 30,
+    log_level: Annotated[LogLevel, typer.Option(help="How much of Triton's log to show.")] = LogLevel.warning,
 ) -> None:
     """Serve a model repository with Triton Inference Server until SIGTERM or Ctrl-C.
 
