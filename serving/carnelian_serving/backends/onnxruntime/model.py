@@ -16,7 +16,7 @@ import onnxruntime
 import triton_python_backend_utils as pb_utils
 
 from carnelian_serving.backends.batching import Rows, check_output, execute
-from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
+from carnelian_serving.backends.model_config import ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.threads import thread_count
@@ -183,23 +183,23 @@ def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batc
     available = {tensor.name for tensor in session.get_outputs()}
     if missing := sorted({tensor.name for tensor in config.outputs} - available):
         raise ConfigError(f"outputs of {config.name!r} must be among {sorted(available)}, but there is {missing}")
-    for tensors, kind in ((session.get_inputs(), "input"), (session.get_outputs(), "output")):
-        declared = {tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in tensors}
-        for tensor in config.inputs if kind == "input" else config.outputs:
-            want = [-1] if tensor.is_ragged else [-1, *tensor.dims]
-            if not _agrees(declared[tensor.name], want, is_exact=kind == "output"):
-                advice = " (`allow_ragged_batch` makes it flat)" if tensor.is_ragged else ""
-                raise ConfigError(
-                    f"{kind} {tensor.name!r} of {config.name!r} must have the shape {want} in the graph{advice}, "
-                    f"but has {declared[tensor.name]}; export the graph again, or change `dims`"
-                )
+    _check_shapes(config.name, "input", config.inputs, session.get_inputs())
+    _check_shapes(config.name, "output", config.outputs, session.get_outputs())
 
 
-def _agrees(declared: Sequence[int], want: Sequence[int], *, is_exact: bool) -> bool:
-    """Whether the native backend takes a graph's tensor for the configuration's; -1 is any size.
+def _check_shapes(model: str, kind: str, wanted: Sequence[TensorConfig], found: Sequence[onnxruntime.NodeArg]) -> None:
+    """Raises ConfigError for a tensor of the graph whose shape the native backend would refuse.
 
-    It asks for a free first dimension. A free dimension of an output is not the configuration's 29; of an input it is.
+    That one asks for a first dimension of any size, -1. The others must be as configured; where an input has -1 in the
+    graph any configuration will do, but in an output -1 is not 29.
     """
-    if len(declared) != len(want) or declared[0] != -1:
-        return False
-    return all(size == wanted or (size == -1 and not is_exact) for size, wanted in zip(declared, want, strict=True))
+    shapes = {tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in found}
+    for tensor in wanted:
+        shape, want = shapes[tensor.name], [-1] if tensor.is_ragged else [-1, *tensor.dims]
+        agrees = len(shape) == len(want) and shape[0] == -1
+        if not agrees or any(s != w and not (s == -1 and kind == "input") for s, w in zip(shape, want, strict=True)):
+            advice = " (`allow_ragged_batch` makes it flat)" if tensor.is_ragged else ""
+            raise ConfigError(
+                f"{kind} {tensor.name!r} of {model!r} must have the shape {want} in the graph{advice}, "
+                f"but has {shape}; export the graph again, or change `dims`"
+            )
