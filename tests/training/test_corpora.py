@@ -209,6 +209,17 @@ def test_lhotses_manifests_become_ours(lhotse_recordings, monkeypatch, from_cuts
     assert batch.lengths.tolist() == [101, 126, 101]
 
 
+def test_punctuation_may_be_taken_out_of_transcripts(lhotse_recordings, monkeypatch):
+    """Common Voice ends nearly each sentence with a stop, which no labels hold: all of it would be left out."""
+    lhotse = pytest.importorskip("lhotse")
+    folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"
+    said = lhotse.SupervisionSegment("s", "short", 0.0, 1.0, text="„Nein“ – ja, du's.")
+    lhotse.SupervisionSet.from_segments([said]).to_file(folder / "said.jsonl")
+    sources = ("--recordings", folder / "recordings.jsonl.gz", "--supervisions", folder / "said.jsonl")
+    assert run(monkeypatch, "convert", target, *sources, "--lower", "--remove", ".,„“–") == 0
+    assert [clip.text for clip in read_manifest(target)] == ["nein ja du's"]
+
+
 def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, monkeypatch, caplog):
     lhotse = pytest.importorskip("lhotse")
     cuts = lhotse.CutSet.from_file(lhotse_recordings / "cuts.jsonl.gz")

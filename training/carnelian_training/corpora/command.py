@@ -35,6 +35,7 @@ def convert(
     recordings: Annotated[Path | None, typer.Option(help="Or Lhotse's recordings...")] = None,
     supervisions: Annotated[Path | None, typer.Option(help="...and supervisions.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Put transcripts into lower case.")] = False,
+    remove: Annotated[str, typer.Option(help="Characters to take out of transcripts, for example '.,?!'.")] = "",
 ) -> None:
     """Turn Lhotse's manifests into ours, without copying sound."""
     from dataclasses import replace
@@ -48,7 +49,13 @@ def convert(
         clips = clips_of_supervisions(recordings, supervisions)
     else:
         raise typer.BadParameter("give either --cuts, or --recordings and --supervisions")
-    write_manifest(manifest, (replace(clip, text=clip.text.lower()) if lower else clip for clip in clips))
+    gone = dict.fromkeys(map(ord, remove))
+
+    def text(found: str) -> str:
+        kept = " ".join(found.translate(gone).split()) if remove else found
+        return kept.lower() if lower else kept
+
+    write_manifest(manifest, (replace(clip, text=text(clip.text)) for clip in clips))
 
 
 def perturb(
