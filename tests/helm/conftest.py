@@ -167,14 +167,18 @@ class Container:
         arguments = [argument.replace("=/tls/", f"={folder}/") for argument in arguments]
         for port, chosen in ports.items():
             arguments = [argument.replace(f"-port={port}", f"-port={chosen}") for argument in arguments]
-        program = str(Path(sys.executable).with_name(server["command"][0]))
-        if server["command"] == ["tritonserver"]:  # the wheel's: the same core as the container's, with our backends
+        command = list(server["command"])
+        if "tritonserver" in command:  # the wheel's: the same core as the container's, with our backends
             wheel = prepare_wheel(folder)
-            program, environment = str(wheel.binary), environment | dict(wheel.environment)
+            command = [part.replace("exec tritonserver", f"exec {wheel.binary}") for part in command]
+            environment |= wheel.environment
             arguments.append(f"--backend-directory={wheel.backend_directory}")
+        else:
+            command = [str(Path(sys.executable).with_name(command[0]))]
         self.log = folder / "server.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([program, *arguments], env=os.environ | environment, stdout=log, stderr=log)
+            command += arguments
+            self.process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
 
     def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> int:
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers or {}, method=method)

@@ -4,6 +4,10 @@
 {{- if eq .Values.runtime "wheel" -}}
 - carnelian-serve
 {{- else -}}
+{{- /* Triton 2.51 ends when an HTTP body over 4 MB calls itself a form, as curl's do, unless its threads have large stacks. */ -}}
+- sh
+- -c
+- ulimit -s 65536; exec tritonserver "$@"
 - tritonserver
 {{- end -}}
 {{- end -}}
