@@ -55,7 +55,7 @@ def beam_search(
         beam.advance(row, is_candidate.nonzero()[0])
 
     readings: dict[str, Alternative] = {}
-    scores = np.stack((np.logaddexp(beam.blank, beam.label), *prefixes.finish(beam.nodes)), axis=1)
+    scores = np.stack((beam.total, *prefixes.finish(beam.nodes)), axis=1)
     for node, (acoustic, language, boost) in zip(beam.nodes.tolist(), scores.tolist(), strict=True):
         text = _spell(labels, prefixes.labels_of(node))
         if text in readings:  # once with, once without a space at its end
@@ -91,6 +91,11 @@ class _Beam:
         self.recombinations, self._is_listing = Recombinations(prefixes), options.depth > 1
         prefixes.slot[ROOT] = 0
 
+    @property
+    def total(self) -> Floats:
+        """[alive] log-probability of all alignments."""
+        return np.logaddexp(self.blank, self.label)
+
     def advance(self, row: Floats, candidates: Integers) -> None:
         """Take in a frame.
 
@@ -100,7 +105,7 @@ class _Beam:
         """
         prefixes = self._prefixes
         last = prefixes.label[self.nodes]
-        total = np.logaddexp(self.blank, self.label)
+        total = self.total
         stay_blank = total + row[-1]
         # Spaces at the start of a clip, which the root stands for, and repeated ones change nothing.
         stay_label = np.where(last == self._space, total, self.label) + row[last]
@@ -139,17 +144,16 @@ class _Beam:
 
         prefixes.slot[self.nodes] = -1
         self.nodes = np.concatenate((self.nodes[old], added))
-        prefixes.slot[self.nodes] = np.arange(len(self.nodes))
         self.blank = np.concatenate((stay_blank[old], np.full(len(added), -np.inf)))
         self.label = np.concatenate((stay_label[old], acoustic.ravel()[new]))
         if surplus > 0:
             self._recombine()
+        prefixes.slot[self.nodes] = np.arange(len(self.nodes))
 
     def _recombine(self) -> None:
-        prefixes, acoustic = self._prefixes, np.logaddexp(self.blank, self.label)
+        prefixes, acoustic = self._prefixes, self.total
         others, best = find_equal_futures(prefixes, self.nodes, acoustic)
         if self._is_listing:
             self.recombinations.remember(self.nodes[others], self.nodes[best], acoustic[others] - acoustic[best])
-        prefixes.slot[self.nodes] = -1
+        prefixes.slot[self.nodes[others]] = -1
         self.nodes, self.blank, self.label = (np.delete(old, others) for old in (self.nodes, self.blank, self.label))
-        prefixes.slot[self.nodes] = np.arange(len(self.nodes))
