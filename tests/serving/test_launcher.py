@@ -74,23 +74,25 @@ def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
     assert written == {"dali.py"}  # no __pycache__ in a repository
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS, "--threads=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start_command(repository: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
+    """A `carnelian-serve` that is ready, and the process of its tritonserver."""
+    command = [COMMAND, f"--repository={repository}", *FREE_PORTS, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("carnelian-serve: ready; gRPC 127.0.0.1:")
     (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert group_members(int(server))
+    return process, int(server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number: signal.Signals) -> None:
+    process, server = start_command(cut_repository, "--threads=1")
+    assert group_members(server)
     process.send_signal(number)
     _, errors = process.communicate(timeout=40)
     assert process.returncode == 0
     assert errors == ""  # at the default log level a good run says nothing
-    assert group_members(int(server)) == []
+    assert group_members(server) == []
     assert not regions(process.pid)
 
 
@@ -138,34 +140,18 @@ def test_a_path_with_spaces_is_served(cut_repository: Path, tmp_path: Path) -> N
 
 
 def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path) -> None:
-    process = subprocess.Popen(
-        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    [stub] = [pid for pid in group_pids(int(server)) if pid != int(server)]
+    process, server = start_command(cut_repository)
+    [stub] = [pid for pid in group_pids(server) if pid != server]
     os.kill(stub, signal.SIGSEGV)
     _, errors = process.communicate(timeout=15)  # far below the half minute that Triton would wait for it
     assert process.returncode == 1
     assert "the process of cut_0_0 has crashed" in errors
-    assert group_members(int(server)) == []
+    assert group_members(server) == []
 
 
 def test_a_crashed_server_is_told_by_its_signal(cut_repository: Path) -> None:
-    process = subprocess.Popen(
-        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(server), signal.SIGABRT)  # whose handler writes a stack, with the help of child processes
+    process, server = start_command(cut_repository)
+    os.kill(server, signal.SIGABRT)  # whose handler writes a stack, with the help of child processes
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "tritonserver must run until it is told to end, but was ended by SIGABRT by itself" in errors
@@ -214,18 +200,13 @@ def test_a_large_body_that_curl_calls_a_form_does_not_end_the_server(cut_reposit
 
 
 def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:
-    process = subprocess.Popen(
-        [COMMAND, f"--repository={cut_repository}", *FREE_PORTS], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process, server = start_command(cut_repository)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 30
-    while group_members(int(server)) and time.monotonic() < deadline:
+    while group_members(server) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert group_members(int(server)) == []
+    assert group_members(server) == []
 
 
 def test_a_taken_port_is_named_with_its_option(cut_repository: Path) -> None:
