@@ -110,6 +110,8 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it gathers no more than it costs, see perf/README.md
         model_warmup=_warm_up("FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
+        # ONNX Runtime would keep a plan of its memory for every shape, and nearly every batch has a new one.
+        parameters={"enable_mem_pattern": pb.ModelParameter(string_value="0")},
     )
 
 
@@ -143,6 +145,7 @@ def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
 def run_in_tensorrt(config: pb.ModelConfig, num_profiles: int) -> None:
     """Make the acoustic stage an engine of the shaped graph, in place."""
     config.backend = "tensorrt"
+    config.parameters.clear()  # they are ONNX Runtime's
     # Triton's backend compares the flat tensor's only dimension with the first one here.
     config.input[0].dims[:] = [-1] * len(config.input[0].dims)
     _add_shapes(config)
@@ -214,13 +217,14 @@ def warmup_lengths(hop_samples: int) -> dict[str, int]:
 
 
 def _warm_up(name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
-    """Batches of silent clips of one length, which an instance runs before it is ready."""
+    """Batches of silent clips of one length, which an instance runs before it is ready, twice: DALI has two buffers."""
     sample = pb.ModelWarmup.Input
     sizes = warmup_lengths(hop_samples)
     return [
         pb.ModelWarmup(
             name=f"{clips}_of_{seconds}s",
             batch_size=clips,
+            count=2,
             inputs={
                 name: sample(data_type=pb.TYPE_FP32, dims=[*rows, sizes[f"length_{seconds}s"]], zero_data=True),
                 length: sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=f"length_{seconds}s"),

@@ -140,7 +140,9 @@ def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunt
         raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as the server has it
+    # As the server has it.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     provider = (wanted, {"use_tf32": "0"} if device == "cuda" else {})
     return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
 

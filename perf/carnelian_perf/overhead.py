@@ -109,8 +109,9 @@ def measure(plan: Plan) -> Measurement:
 
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:
-    """An acoustic stage's graph with the threads that the server gives it, which do not spin there either."""
+    """An acoustic stage's graph with the options that the server gives it."""
     options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False
     threads = read_config(folder).parameters.get("intra_op_thread_count")
     options.intra_op_num_threads = int(threads.string_value) if threads else 0
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import THREADS_VARIABLE
+from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.stacks import roomy_stacks
 from carnelian_serving.startup_log import find_reasons, is_noise
@@ -230,7 +231,7 @@ class Server:
         return self._process
 
     def _launch(self, installation: Installation) -> None:
-        environment = {**os.environ, **installation.environment}
+        environment = {**KEPT_MEMORY, **os.environ, **installation.environment}
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts

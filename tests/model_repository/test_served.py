@@ -7,14 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import soundfile
+from carnelian_serving.launcher import Server
+from carnelian_serving.stubs import find_instance
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips"
 RATE_HZ = 16_000
 LIMIT = 60 * RATE_HZ
+MINOR_FAULTS = 7  # of /proc/PID/stat, after the name of the command
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,11 @@ def transcribe(models, rows: Sequence[np.ndarray], lengths: Sequence[int]) -> li
     transcripts = [text.decode() for text in answer["TRANSCRIPT"][:, 0]]
     assert transcripts == [result.get("text", "") for result in results]
     return results
+
+
+def count_page_faults(processes: set[psutil.Process]) -> int:
+    stats = [Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split() for process in processes]
+    return sum(int(fields[MINOR_FAULTS]) for fields in stats)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +61,21 @@ def test_a_clip_that_cannot_be_transcribed_is_an_error(models, samples, length, 
 def test_the_longest_clip_passes(models):
     (result,) = transcribe(models, [np.zeros(LIMIT, np.float32)], [LIMIT])
     assert result["duration"] == pytest.approx(60.0, abs=0.05)
+
+
+def test_a_long_clip_after_short_ones_finds_the_memory_of_the_one_before(server, connect):
+    if not isinstance(server, Server):
+        pytest.skip("the server is in a container, where its processes cannot be seen")
+    others = set(psutil.Process().children(recursive=True))
+    with Server(server.repository, models=["quartznet_demo_pcm"], http_port=0, grpc_port=0, metrics_port=0) as fresh:
+        stubs = set(psutil.Process().children(recursive=True)) - others
+        stubs = {process for process in stubs if find_instance(process.cmdline())}
+        assert len(stubs) == 3
+        for seconds in (20, 20, 2, 2, 2):
+            transcribe(connect(fresh.grpc_url), [np.zeros(seconds * RATE_HZ, np.float32)], [seconds * RATE_HZ])
+        before = count_page_faults(stubs)
+        transcribe(connect(fresh.grpc_url), [np.zeros(20 * RATE_HZ, np.float32)], [20 * RATE_HZ])
+        assert count_page_faults(stubs) - before < 1000  # 2,500 without `KEPT_MEMORY`
 
 
 def test_a_length_that_lies_is_an_error_beside_longer_clips_too(models, noise):
