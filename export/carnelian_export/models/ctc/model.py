@@ -167,16 +167,16 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError(errors[0] + rows, pb_utils.TritonError.INVALID_ARG)
             )
-        name, wanted = _id_of(request), set(request.requested_output_names())
+        request_id, wanted = _id_of(request), set(request.requested_output_names())
         columns = {
-            "TRANSCRIPT": [result.get("text", "") for result in results],
-            "RESULT": [_encode_result(result, name) for result in results],
+            "TRANSCRIPT": (result.get("text", "") for result in results),
+            "RESULT": (_encode_result(result, request_id) for result in results),
         }
         return pb_utils.InferenceResponse(
             [
                 pb_utils.Tensor(name, np.array([[text.encode()] for text in texts], np.object_))
                 for name, texts in columns.items()
-                if name in wanted
+                if name in wanted  # a fifth of the stage's time goes into RESULT
             ]
         )
 
