@@ -45,6 +45,16 @@ def test_both_runtimes_listen_alike(runtime: str, render: Render) -> None:
     assert "--metrics-config=summary_latencies=true" in server["args"]
 
 
+def test_an_ipv6_address_is_spelled_as_each_of_tritons_servers_wants_it(render: Render) -> None:
+    assert "--host=::" in render("server.host=::").server["args"]  # carnelian-serve does the same by itself
+    native = render("runtime=native", "server.host=::").server["args"]
+    assert [argument for argument in native if "-address=" in argument] == [
+        "--http-address=ipv6:::",
+        "--grpc-address=[::]",
+        "--metrics-address=ipv6:::",
+    ]
+
+
 @pytest.mark.parametrize(
     ("level", "options"),
     [

@@ -15,7 +15,7 @@
 {{- define "carnelian.args" -}}
 {{- if eq .Values.runtime "wheel" -}}
 - --repository={{ include "carnelian.repository" . }}
-- --host={{ .Values.server.host }}
+- {{ printf "--host=%s" .Values.server.host | quote }}
 - --http-port=8000
 - --grpc-port=8001
 - --metrics-port=8002
@@ -31,9 +31,12 @@
 - --
 {{- else -}}
 - --model-repository={{ include "carnelian.repository" . }}
-- --http-address={{ .Values.server.host }}
-- --grpc-address={{ .Values.server.host }}
-- --metrics-address={{ .Values.server.host }}
+{{- /* IPv6 is spelled as each of Triton's servers wants it; without quotes a colon at the end would make an object of it. */}}
+{{- $host := .Values.server.host }}
+{{- $ipv6 := contains ":" $host }}
+- {{ printf "--http-address=%s%s" ($ipv6 | ternary "ipv6:" "") $host | quote }}
+- {{ printf ($ipv6 | ternary "--grpc-address=[%s]" "--grpc-address=%s") $host | quote }}
+- {{ printf "--metrics-address=%s%s" ($ipv6 | ternary "ipv6:" "") $host | quote }}
 - --http-port=8000
 - --grpc-port=8001
 - --metrics-port=8002
