@@ -2,6 +2,8 @@
 
 import ast
 import importlib.metadata
+import json
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from carnelian_serving.allocator import KEPT_MEMORY
+from carnelian_serving.stacks import THREAD_STACK_BYTES
 from packaging.requirements import Requirement
 
 try:
@@ -145,3 +149,40 @@ def test_commands_of_the_chart_are_in_the_images() -> None:
     assert "carnelian-serve" in scripts["serving"]
     assert "carnelian-perf" in scripts["perf"]
     assert "torch" in pins("training")  # brings torchrun
+
+
+@pytest.fixture
+def start_tritonserver(tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs a command that starts tritonserver; returns its arguments, the KiB of its stacks and what malloc is told."""
+    program = tmp_path / "tritonserver"
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$*" "$(ulimit -s)" {" ".join(f"${name}" for name in KEPT_MEMORY)}\n'
+    )
+    program.chmod(0o755)
+
+    def start_tritonserver(command: list[str], **environment: str) -> list[str]:
+        environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **environment}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    return start_tritonserver
+
+
+LIKE_CARNELIAN_SERVE = [str(THREAD_STACK_BYTES // 2**10), *KEPT_MEMORY.values()]
+
+
+def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserver: Callable[..., list[str]]) -> None:
+    text = (ROOT / "images" / "serving" / "Dockerfile").read_text()
+    entry, command = (json.loads(re.findall(rf"^{name} (\[.+)$", text, re.M)[-1]) for name in ("ENTRYPOINT", "CMD"))
+    assert entry[0] == "/opt/nvidia/nvidia_entrypoint.sh"  # the base image's own, which runs what follows
+    variables = dict(re.findall(r"\b(MALLOC_\w+)=(\d+)", text))
+    assert start_tritonserver(entry[1:] + command, **variables) == [*command[1:], *LIKE_CARNELIAN_SERVE]
+
+
+def test_the_chart_starts_triton_as_carnelian_serve_does(
+    render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
+) -> None:
+    server = render("runtime=native").server
+    command = server["command"] + server["args"]
+    assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
+    own = {name: "1" for name in KEPT_MEMORY}  # of the image or of extraEnv
+    assert start_tritonserver(command, **own)[2:] == ["1", "1"]

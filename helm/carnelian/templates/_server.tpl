@@ -4,10 +4,13 @@
 {{- if eq .Values.runtime "wheel" -}}
 - carnelian-serve
 {{- else -}}
-{{- /* Triton 2.51 ends when an HTTP body over 4 MB calls itself a form, as curl's do, unless its threads have large stacks. */ -}}
+{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, stacks.py and allocator.py. */ -}}
 - sh
 - -c
-- ulimit -s 65536; exec tritonserver "$@"
+- |
+  ulimit -s 65536
+  export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-33554432}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-268435456}"
+  exec tritonserver "$@"
 - tritonserver
 {{- end -}}
 {{- end -}}
