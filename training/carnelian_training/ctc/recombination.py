@@ -89,7 +89,6 @@ class Recombinations:
             if not queue:
                 return
             _, _, node, after, parts = heappop(queue)
-            yield self._prefixes.labels_of(node) + after[::-1], parts
             # What is exchanged next lies before what was exchanged last, so that each combination is found once.
             while node != ROOT:
                 for loss, other, behind in self._others.get(node, ()):
@@ -99,3 +98,4 @@ class Recombinations:
                     add(other, after, (acoustic, language, boost))
                 after.append(int(self._prefixes.label[node]))
                 node = int(self._prefixes.parent[node])
+            yield after[::-1], parts
