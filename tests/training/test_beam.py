@@ -347,6 +347,32 @@ def test_a_model_may_have_defaults_for_decoders_that_are_not_its_default():
     assert decoder.read_options({"decoder": "beam"}, defaults).beam_width == 7
 
 
+def test_a_model_may_lower_what_requests_may_ask_for():
+    decoder = Decoder(LABELS, 0.02)
+    model = decoder.change_options({"max_beam_width": "100", "max_n_best": "5"})
+    assert decoder.read_options({"decoder": "beam", "beam_width": 100, "n_best": "5"}, model).n_best == 5
+    for option, allowed in (("beam_width", "from 1 to 100, but is 600"), ("n_best", "from 1 to 5, but is 600")):
+        with pytest.raises(OptionError, match=rf"{option} must be a whole number {allowed}"):
+            decoder.read_options({"decoder": "beam", option: 600}, model)
+    with pytest.raises(
+        OptionError, match=r"an option must be one of decoder, .*rescore_depth, but there is 'max_n_best'"
+    ):
+        decoder.read_options({"decoder": "beam", "max_n_best": 100}, model)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"max_beam_width": 50}, "beam_width must be at most max_beam_width, which is 50, but is 100"),
+        ({"max_rescore_depth": 10}, "rescore_depth must be at most max_rescore_depth, which is 10, but is 20"),
+        ({"max_n_best": 101}, "max_n_best must be a whole number from 1 to 100, but is 101"),
+    ],
+)
+def test_limits_of_a_model_that_do_not_fit_its_defaults_are_refused(parameters, message):
+    with pytest.raises(OptionError, match=message):
+        Decoder(LABELS, 0.02).change_options(parameters)
+
+
 def test_clips_with_different_options_share_a_batch():
     clips = [random_clip(num_frames, seed) for seed, num_frames in enumerate((9, 7, 3, 9))]
     decoder = Decoder(LABELS, 0.02)

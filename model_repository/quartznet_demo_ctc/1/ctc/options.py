@@ -24,6 +24,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "rescore_weight": (0, 10),
     "rescore_depth": (1, 500),
 }
+LIMITS = {f"max_{name}": name for name in ("beam_width", "n_best", "rescore_depth")}
+"""An option that a model has and no request may give -> the option that it bounds."""
+RANGES |= {limit: RANGES[name] for limit, name in LIMITS.items()}
 _NGRAM_ONLY = ("lm_weight", "word_score", "unknown_score")
 _RESCORING_ONLY = ("rescore_weight", "rescore_depth")
 
@@ -62,11 +65,27 @@ class Options:
     """Times that model's log-probability."""
     rescore_depth: int = 20
     """Readings to rescore, at most; where `n_best` is more, that many."""
+    # The most that requests may ask for.
+    max_beam_width: int = 500
+    max_n_best: int = 100
+    max_rescore_depth: int = 500
+
+    def __post_init__(self) -> None:
+        for limit, name in LIMITS.items():
+            found, most = getattr(self, name), getattr(self, limit)
+            if found > most:
+                raise OptionError(
+                    f"{name} must be at most {limit}, which is {most}, but is {found}; change one of them"
+                )
 
     @property
     def depth(self) -> int:
         """Readings that the search has to give, at most."""
         return max(self.n_best, self.rescore_depth) if self.rescore else self.n_best
+
+
+_NAMES = tuple(field.name for field in fields(Options))
+_REQUESTED = tuple(name for name in _NAMES if name not in LIMITS)
 
 
 def read_options(
@@ -83,7 +102,7 @@ def read_options(
     Raises:
         OptionError: A parameter does not exist, its value is not allowed, or the decoder does not use it.
     """
-    options = change_options(parameters, defaults, decoders, can_rescore)
+    options = change_options(parameters, defaults, decoders, can_rescore, _REQUESTED)
     unused = {"decoder"} if options.rescore else {"decoder", "rescore"}  # whoever wants no rescoring can have that
     for name in sorted(set(parameters) - unused):
         users = [decoder for decoder in decoders[1:] if decoder == "ngram" or name not in _NGRAM_ONLY]
@@ -96,14 +115,17 @@ def read_options(
 
 
 def change_options(
-    parameters: Mapping[str, Any], defaults: Options, decoders: Sequence[str], can_rescore: bool = False
+    parameters: Mapping[str, Any],
+    defaults: Options,
+    decoders: Sequence[str],
+    can_rescore: bool = False,
+    names: Sequence[str] = _NAMES,
 ) -> Options:
     """The same for a model's own defaults, of which a decoder that is not the default one may be the only user.
 
     Raises:
         OptionError: A parameter does not exist, or its value is not allowed.
     """
-    names = [field.name for field in fields(Options)]
     changes: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in names:
@@ -115,7 +137,7 @@ def change_options(
         elif name == "rescore":
             changes[name] = _rescore(value, can_rescore)
         else:
-            changes[name] = _number(name, value)
+            changes[name] = _number(name, value, getattr(defaults, f"max_{name}", RANGES[name][1]))
     return replace(defaults, **changes)
 
 
@@ -147,8 +169,8 @@ def _rescore(value: Any, can_rescore: bool) -> bool:
     return known[str(value).lower()]
 
 
-def _number(name: str, value: Any) -> float:
-    low, high = RANGES[name]
+def _number(name: str, value: Any, high: float) -> float:
+    low = RANGES[name][0]
     kind = type(getattr(Options, name))
     try:
         number = float(value)
