@@ -178,3 +178,35 @@ def test_the_sizes_are_those_that_were_measured(chart: Path) -> None:
     clips_per_s, rtfx, p50_ms, p95_ms, *_ = (cell.strip(" *") for cell in row.split("|"))
     wanted = f"| {rtfx} | {clips_per_s} | {p50_ms}, {p95_ms} |"
     assert wanted in (chart / "docs" / "sizing.md").read_text(), f"sizing.md must say {wanted}, as {results.name} does"
+
+
+def named(manifest: Any) -> Iterator[tuple[str, Any]]:
+    """Every field that holds a name."""
+    if isinstance(manifest, dict):
+        for key, value in manifest.items():
+            if key in ("name", "namespace", "subPath", "app.kubernetes.io/instance") or key.endswith("Name"):
+                yield key, value
+            yield from named(value)
+    elif isinstance(manifest, list):
+        for item in manifest:
+            yield from named(item)
+
+
+def test_names_of_digits_stay_text(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+    values = {
+        "modelRepository": {"source": "pvc", "pvc": {"claimName": "1", "subPath": "20261121"}},
+        "tls": {"secretName": "2"},
+        "priorityClassName": "3",
+        "runtimeClassName": "4",
+        "serviceAccount": {"create": False, "name": "5"},
+        "restrictedProtocols": {"existingSecret": "6"},
+        "ingress": {"className": "7", "grpc": {"enabled": True, "host": "a.example.com", "tlsSecretName": "8"}},
+        "training": {"enabled": True, "claimName": "9"},
+        "fullnameOverride": "speech",
+    }
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    done = call_helm("template", "10", str(chart), "--namespace", "11", "--values", str(tmp_path / "values.yaml"))
+    assert done.returncode == 0, done.stderr
+    found = [pair for manifest in yaml.safe_load_all(done.stdout) for pair in named(manifest)]
+    assert [pair for pair in found if not isinstance(pair[1], str)] == []
+    assert {str(number) for number in range(1, 12)} <= {value for _, value in found}

@@ -18,8 +18,8 @@ Kubernetes allows. */}}
 
 {{/* What never changes in the life of a release: a Deployment's selector cannot be changed. */}}
 {{- define "carnelian.selector" -}}
-app.kubernetes.io/name: {{ include "carnelian.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "carnelian.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: server
 {{- end -}}
 
@@ -42,7 +42,7 @@ app.kubernetes.io/component: server
 {{- $root := index . 0 -}}
 {{- $suffix := index . 2 -}}
 name: {{ include "carnelian.fullname" $root }}{{ with $suffix }}-{{ . }}{{ end }}
-namespace: {{ $root.Release.Namespace }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "carnelian.labels" (list $root (index . 1)) | nindent 2 }}
 {{- with merge (dict) (index . 3) $root.Values.commonAnnotations }}
@@ -75,7 +75,7 @@ annotations:
 
 {{/* What pods of Jobs share with the serving ones. */}}
 {{- define "carnelian.jobPod" -}}
-serviceAccountName: {{ include "carnelian.serviceAccountName" . }}
+serviceAccountName: {{ include "carnelian.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:

@@ -104,7 +104,7 @@
 - name: CARNELIAN_ADMIN_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ include "carnelian.adminSecretName" . }}
+      name: {{ include "carnelian.adminSecretName" . | quote }}
       key: key
 {{- end }}
 {{- if and (eq .Values.modelRepository.source "bucket") $bucket.googleSecretName }}
@@ -119,7 +119,7 @@
 {{- define "carnelian.envFrom" -}}
 {{- if and (eq .Values.modelRepository.source "bucket") .Values.modelRepository.bucket.secretName }}
 - secretRef:
-    name: {{ .Values.modelRepository.bucket.secretName }}
+    name: {{ .Values.modelRepository.bucket.secretName | quote }}
 {{- end }}
 {{- with .Values.extraEnvFrom }}
 {{ toYaml . }}
@@ -145,7 +145,7 @@
     - name: AUTHORIZATION
       valueFrom:
         secretKeyRef:
-          name: {{ . }}
+          name: {{ . | quote }}
           key: authorization
   {{- end }}
   resources:
@@ -181,7 +181,7 @@
 {{- if eq .Values.modelRepository.source "pvc" }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ .Values.modelRepository.pvc.claimName }}
+    claimName: {{ .Values.modelRepository.pvc.claimName | quote }}
     readOnly: true
 {{- else if eq .Values.modelRepository.source "download" }}
 - name: models
@@ -193,13 +193,13 @@
 {{- else if and (eq .Values.modelRepository.source "bucket") .Values.modelRepository.bucket.googleSecretName }}
 - name: google
   secret:
-    secretName: {{ .Values.modelRepository.bucket.googleSecretName }}
+    secretName: {{ .Values.modelRepository.bucket.googleSecretName | quote }}
     defaultMode: 0440
 {{- end }}
 {{- with .Values.tls.secretName }}
 - name: tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- with .Values.extraVolumes }}
@@ -218,7 +218,7 @@
   readOnly: true
   {{- if eq .Values.modelRepository.source "pvc" }}
   {{- with .Values.modelRepository.pvc.subPath }}
-  subPath: {{ . }}
+  subPath: {{ . | quote }}
   {{- end }}
   {{- end }}
 {{- else if and (eq .Values.modelRepository.source "bucket") .Values.modelRepository.bucket.googleSecretName }}
