@@ -156,6 +156,17 @@ def test_readings_that_were_recombined_are_among_the_alternatives_with_their_sco
         assert reading.score == pytest.approx(reading.acoustic + reading.language + reading.hotwords)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_every_alternative_has_time_to_be_said(seed, arpa):
+    clip = random_clip(4, seed)
+    for options in ({}, {"decoder": "ngram"}):
+        found = decode(clip, Decoder(LABELS, 0.02, arpa), **EVERYTHING | {"beam_width": "4"} | options)
+        assert len(found.alternatives) > 1
+        for reading in found.alternatives:
+            equal_neighbours = sum(a == b for a, b in itertools.pairwise(reading.text))
+            assert len(reading.text) + equal_neighbours <= len(clip), "a blank is said between equal letters"
+
+
 def test_an_expected_word_is_not_unknown(arpa):
     clip = random_clip(4, seed=5)
     decoder = Decoder(LABELS, 0.02, arpa)
