@@ -16,7 +16,7 @@ import grpc.experimental.gevent as grpc_gevent
 grpc_gevent.init_gevent()  # before a channel is made: gRPC's threads would block all users
 
 from carnelian_client import CarnelianClient, CarnelianClientError, RetryPolicy  # noqa: E402
-from carnelian_perf.traffic import Clip, cut_clips, load_clips  # noqa: E402
+from carnelian_perf.clips import Clip, cut_clips, load_clips  # noqa: E402
 from locust import User, events, task  # noqa: E402
 
 DEMO_MANIFEST = Path(__file__).parents[1] / "demo/clips/manifest.jsonl"

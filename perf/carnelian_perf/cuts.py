@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from carnelian_perf.traffic import SAMPLE_RATE_HZ, read_speech
+from carnelian_perf.clips import SAMPLE_RATE_HZ, read_speech
 
 
 @dataclass(frozen=True)

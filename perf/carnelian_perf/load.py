@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient import grpc
 
-from carnelian_perf.traffic import Clip
+from carnelian_perf.clips import Clip
 
 REQUEST_TIMEOUT_S = 120.0
 PROCESSED_FRAMES = "PROCESSED_FRAMES"
-"""An output of the acoustic graphs of :mod:`carnelian_perf.graph`, float32 [rows, 1]: the frames that the first
+"""An output of the acoustic graphs of :mod:`carnelian_perf.traffic.graph`, float32 [rows, 1]: the frames that the first
 convolution of the batch went over, shared out equally among its rows. Summed over clips it is the work done, padding
 included, however the batches were put together."""
 TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32"}

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = ("nvidia-pytriton", "onnxruntime", "nvidia-dali-cuda120", "tritonclient", "torch", "onnx")
@@ -52,6 +53,19 @@ def find_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let PyTorch use `count` threads, and as many as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_busy_cores(seconds: float = 1.0) -> float:

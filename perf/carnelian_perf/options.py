@@ -51,7 +51,7 @@ def numbers_of(option: str, text: str) -> list[float]:
 
 def durations_of(option: str, text: str) -> list[float]:
     """Seconds of clips to cut, with commas between them."""
-    from carnelian_perf.traffic import LIMIT_S, SHORTEST_CUT_S
+    from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
 
     durations = numbers_of(option, text)
     if not all(SHORTEST_CUT_S <= duration <= LIMIT_S for duration in durations):
@@ -82,7 +82,7 @@ def check_raw_file(path: Path | None) -> Path | None:
 
 def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
     """Refuse a recogniser or a manifest that is not there."""
-    from carnelian_perf.candidates import WrongModelError, check_model
+    from carnelian_perf.repository import WrongModelError, check_model
 
     check_file("--manifest", manifest or DEMO_MANIFEST)
     try:
@@ -103,7 +103,7 @@ def served_repository(repository: Path, model: str, random_weights: Path | None)
         yield repository, model
         return
     check_file("--random-weights", random_weights)
-    from carnelian_perf.infer import export_random
+    from carnelian_perf.networks import export_random
 
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
         exported, name = Path(scratch) / "models", random_weights.stem

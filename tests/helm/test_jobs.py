@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from carnelian_perf.grid import Grid
+from carnelian_perf.sweeps.grid import Grid
 from pydantic import TypeAdapter
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import parse_args

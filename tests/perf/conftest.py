@@ -3,7 +3,7 @@ from pathlib import Path
 import onnx
 import pytest
 from carnelian_export.to_onnx import export_padded
-from carnelian_perf.results import Measurement, Run
+from carnelian_perf.traffic.batching_results import Measurement, Run
 from carnelian_training.checkpoint import load_model
 
 ROOT = Path(__file__).parents[2]

@@ -87,7 +87,7 @@ def test_help_is_light():
 
 def test_a_sweep_and_its_report_need_neither_torch_nor_onnx():
     blocked = "import sys; sys.modules.update(torch=None, onnx=None)"
-    modules = "carnelian_perf.cli, carnelian_perf.sweep, carnelian_perf.report, carnelian_perf.transcripts"
+    modules = "carnelian_perf.cli, carnelian_perf.sweeps.run, carnelian_perf.sweeps.report"
     command = [sys.executable, "-c", f"{blocked}; import {modules}"]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 

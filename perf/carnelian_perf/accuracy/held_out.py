@@ -1,0 +1,145 @@
+"""What language models are worth on clips that did not choose their weights.
+
+Speakers are dealt into groups. The clips of each group are decoded with weights that were chosen on all other groups,
+so that none is heard with weights that its sentence, or its speaker, had a say in. Out: one raw file with every clip.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from carnelian_training import ctc
+from carnelian_training.comparison import decode, ways_to_decode
+from carnelian_training.config import Config
+from carnelian_training.data.manifest import Clip
+from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s, score_all
+from carnelian_training.language_models.weights import choose_weights
+from carnelian_training.models.network import CtcNetwork
+
+from carnelian_perf import raw_file
+from carnelian_perf.accuracy.pairs import compare
+from carnelian_perf.machine import find_commit
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipErrors:
+    """One clip, decoded in every way."""
+
+    clip: str
+    speaker: str
+    group: int
+    words: int
+    errors: dict[str, int]
+    """Wrong words by way of decoding."""
+
+
+def measure(
+    config: Config,
+    network: CtcNetwork,
+    manifest: Path,
+    language_model: Path,
+    neural_language_model: Path | None,
+    groups: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Tune and decode each group in turn; write the raw file.
+
+    Args:
+        config: the network's.
+        network: what gives the log-probabilities.
+        manifest: NeMo JSON lines with references and, if there are several, speakers.
+        language_model: n-grams.
+        neural_language_model: to rescore with; None leaves that out.
+        groups: how many.
+        out: the raw file.
+
+    Raises:
+        ValueError: There are fewer speakers than groups.
+    """
+    origin = raw_file.describe_origin(find_commit())
+    clips = clips_to_evaluate(manifest)
+    of_clip = deal(clips, groups)
+    log_probs = score_all(network, config, clips)
+    decoder = ctc.Decoder(config.labels, frame_duration_s(config), language_model, None, neural_language_model)
+    ways = ways_to_decode(decoder)
+    chosen, heard = [], {name: [""] * len(clips) for name in ways}
+    for group in range(groups):
+        others, mine = ([i for i, g in enumerate(of_clip) if (g == group) is is_mine] for is_mine in (False, True))
+        options = choose_weights([log_probs[i] for i in others], [clips[i].text for i in others], decoder)
+        chosen.append(options)
+        for name, way in ways.items():
+            wanted = decoder.read_options(way, decoder.change_options(options))
+            texts, _ = decode([log_probs[i] for i in mine], decoder, wanted)
+            for i, text in zip(mine, texts, strict=True):
+                heard[name][i] = text
+    rows = [
+        ClipErrors(
+            clip.audio_filepath.name,
+            _speaker(clip),
+            of_clip[i],
+            len(clip.text.split()),
+            {name: count_errors(clip.text, heard[name][i]) for name in ways},
+        )
+        for i, clip in enumerate(clips)
+    ]
+    record = {
+        "subject": "held-out",
+        "model": config.name,
+        "manifest": str(manifest),
+        "language_models": [path.name for path in (language_model, neural_language_model) if path],
+        **origin,
+        "groups": groups,
+        "options": chosen,
+        "summary": summarise(rows),
+        "clips": [dataclasses.asdict(row) for row in rows],
+    }
+    raw_file.write(out, record)
+    return record
+
+
+def deal(clips: Sequence[Clip], groups: int) -> list[int]:
+    """The group of each clip: of about equally many words, and no speaker and no sentence in two of them.
+
+    Raises:
+        ValueError: There are fewer speakers than groups; those who read the same sentence count as one.
+    """
+    first_reader: dict[str, str] = {}
+    reads_as = {_speaker(clip): _speaker(clip) for clip in clips}
+    for clip in clips:
+        mine = reads_as[_speaker(clip)]
+        other = reads_as[first_reader.setdefault(clip.text, mine)]
+        reads_as = {speaker: other if leader == mine else leader for speaker, leader in reads_as.items()}
+    words: Counter[str] = Counter()
+    for clip in clips:
+        words[reads_as[_speaker(clip)]] += len(clip.text.split())
+    if len(words) < groups:
+        raise ValueError(f"each group must have its own speakers, but there are {len(words)} for {groups} groups")
+    sizes = [0] * groups
+    group_of: dict[str, int] = {}
+    for speaker, count in sorted(words.items(), key=lambda item: (-item[1], item[0])):
+        group_of[speaker] = sizes.index(min(sizes))
+        sizes[group_of[speaker]] += count
+    return [group_of[reads_as[_speaker(clip)]] for clip in clips]
+
+
+def summarise(rows: Sequence[ClipErrors]) -> dict[str, Any]:
+    """Word error rates, and what each way gains on the one before, with 95 % intervals by bootstrap over clips."""
+    words = [row.words for row in rows]
+    ways = list(rows[0].errors)
+    errors = {name: [row.errors[name] for row in rows] for name in ways}
+    return {
+        "words": sum(words),
+        "wer": {name: sum(errors[name]) / sum(words) for name in ways},
+        "gains": [
+            {"from": before, "to": after, **compare(words, errors[before], errors[after])}
+            for before, after in itertools.pairwise(ways)
+        ],
+    }
+
+
+def _speaker(clip: Clip) -> str:
+    """A clip without one is a speaker by itself."""
+    return str(clip.extra.get("speaker", clip.audio_filepath.name))

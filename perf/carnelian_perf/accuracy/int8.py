@@ -1,0 +1,115 @@
+"""What int8 costs in accuracy: the graph that is served and its int8 form on the same clips, in pairs.
+
+In: a checkpoint, clips to calibrate on, other clips with transcripts. Out: one raw file with every clip.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+from carnelian_export.parity import Clip, open_graph, run
+from carnelian_export.quantise import quantise, read_clips
+from carnelian_export.to_onnx import export_ragged
+from carnelian_training.checkpoint import load_model
+from carnelian_training.config import Config
+from carnelian_training.ctc import Decoder, Options
+from carnelian_training.data.loading import Item, load
+from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s
+
+from carnelian_perf import raw_file
+from carnelian_perf.accuracy.pairs import compare
+from carnelian_perf.machine import find_commit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One clip, in both forms."""
+
+    clip: str
+    words: int
+    errors_fp32: int
+    errors_int8: int
+    frames: int
+    same_best: int
+    """Frames whose best label is the same."""
+    best_distance: float
+    """Of the log-probabilities of float32's best labels, summed over frames."""
+    cpu_fp32_s: float
+    cpu_int8_s: float
+
+
+def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> dict[str, float]:
+    """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`."""
+    config, network = load_model(checkpoint)
+    with TemporaryDirectory() as scratch:
+        paths = [Path(scratch) / name for name in ("fp32.onnx", "int8.onnx")]
+        onnx.save(export_ragged(network), paths[0])
+        onnx.save(quantise(network, read_clips(calibration, config)), paths[1])
+        sessions = [open_graph(path) for path in paths]
+    pairs = []
+    clips = clips_to_evaluate(manifest)
+    batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
+    for clip, batch in zip(clips, batches, strict=True):
+        features: Clip = batch.features[0, :, : int(batch.lengths[0])].numpy()
+        scores, cpu_s = [], []
+        for session in sessions:
+            start = time.process_time()
+            scores.append(run(session, [features], [features.shape[1]])[0][0])
+            cpu_s.append(time.process_time() - start)
+        best = scores[0].argmax(1)
+        errors = [count_errors(clip.text, _transcribe(config, found)) for found in scores]
+        distances = np.abs(scores[1] - scores[0])[np.arange(len(best)), best]
+        pairs.append(
+            Pair(
+                clip=clip.audio_filepath.name,
+                words=len(clip.text.split()),
+                errors_fp32=errors[0],
+                errors_int8=errors[1],
+                frames=len(best),
+                same_best=int((scores[1].argmax(1) == best).sum()),
+                best_distance=float(distances.sum()),
+                cpu_fp32_s=cpu_s[0],
+                cpu_int8_s=cpu_s[1],
+            )
+        )
+    summary = summarise(pairs)
+    raw = {
+        "subject": "int8",
+        "model": config.name,
+        **raw_file.describe_origin(find_commit()),
+        "summary": summary,
+        "pairs": [dataclasses.asdict(pair) for pair in pairs],
+    }
+    raw_file.write(out, raw)
+    return summary
+
+
+def summarise(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Error rates, their difference with its 95 % interval by bootstrap over clips, agreement and speed."""
+    words, fp32, int8, frames, same, distance, slow, fast = np.array(
+        [
+            (p.words, p.errors_fp32, p.errors_int8, p.frames, p.same_best, p.best_distance, p.cpu_fp32_s, p.cpu_int8_s)
+            for p in pairs
+        ]
+    ).T
+    differences = compare(words, fp32, int8)
+    return {
+        "wer_fp32": float(fp32.sum() / words.sum()),
+        "wer_int8": float(int8.sum() / words.sum()),
+        "difference": differences["difference"],
+        "difference_low": differences["low"],
+        "difference_high": differences["high"],
+        "same_best": float(same.sum() / frames.sum()),
+        "best_distance": float(distance.sum() / frames.sum()),
+        "times_as_fast": float(slow.sum() / fast.sum()),
+    }
+
+
+def _transcribe(config: Config, log_probs: Clip) -> str:
+    found = Decoder(config.labels, frame_duration_s(config)).decode([log_probs], [Options()])
+    return found[0].text

@@ -1,0 +1,1 @@
+"""Latency without a server: engines of PyTorch and ONNX Runtime in turns."""

@@ -1,0 +1,96 @@
+"""The command of `carnelian-perf` about latency without a server: infer."""
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from carnelian_perf.options import (
+    DEMO_MANIFEST,
+    OptionalPath,
+    SpeechManifest,
+    check_file,
+    check_words,
+    counts_of,
+    durations_of,
+    raw_file_option,
+    render_option,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def infer(
+    source: Annotated[
+        OptionalPath,
+        typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="a.b=value, over the YAML; repeatable."),
+    ] = None,
+    engines: Annotated[
+        str,
+        typer.Option(help="Comma-separated: plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8."),
+    ] = "plain,eager,onnx_conv1d,onnx",
+    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,7,16.7",
+    batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16",
+    steps: Annotated[int, typer.Option(help="Steps that are counted.", min=1)] = 20,
+    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 (of GPUs), bf16, fp16.")] = "fp32",
+    manifest: SpeechManifest = DEMO_MANIFEST,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--published-model",
+            help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
+        ),
+    ] = None,
+    machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
+    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
+    out: Annotated[OptionalPath, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
+) -> None:
+    """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
+    from carnelian_perf.inference.render import render as render_table
+    from carnelian_perf.yardsticks.published import choose
+
+    chosen = {"model": model, "hardware": machine, "precision": published_precision} if model else {}
+    published = choose(**chosen) if chosen else {}
+    if render is not None:
+        check_file("--render", render)
+    elif source is None:
+        raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
+    else:
+        from carnelian_perf.inference.results import PRECISIONS, TITLES
+
+        for option, path in (("SOURCE", source), ("--manifest", manifest)):
+            check_file(option, path)
+        check_words("--engines", engines.split(","), TITLES)
+        check_words("--device", [device], ("cpu", "cuda"))
+        check_words("--precision", [precision], PRECISIONS)
+        durations_s, sizes = durations_of("--durations", durations), counts_of("--batches", batches)
+        from carnelian_perf.inference.measure import Plan, measure
+
+        plan = Plan(
+            source=source,
+            manifest=manifest,
+            engines=engines.split(","),
+            durations_s=durations_s,
+            batches=sizes,
+            steps=steps,
+            warm_up=warm_up,
+            threads=threads,
+            device=device,
+            precision=precision,
+            overrides=overrides or (),
+        )
+        measurement = measure(plan)
+        measurement.facts["published"] = chosen
+        render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
+        measurement.write(render)
+    page = render_table(render, published)
+    print(f"{page.read_text()}\nwrote {page}")

@@ -1,0 +1,205 @@
+"""Ways to run a network without a server: what `carnelian-perf infer` compares.
+
+Each is a function of a padded batch, features [rows, num_mels, frames] and lengths [rows], to log-probabilities
+[rows, frames', labels] as a NumPy array on the CPU.
+"""
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import torch
+from carnelian_export.precision import DTYPES, lower
+from carnelian_export.quantise import QuantisationError, quantise
+from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
+from carnelian_training.config import Config
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2
+from torch import Tensor, nn
+
+from carnelian_perf.inference.results import GPU_ONLY
+from carnelian_perf.yardsticks.plain import PlainQuartzNet
+
+Array = npt.NDArray[np.float32]
+Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
+Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
+
+
+class EngineError(RuntimeError):
+    """An engine cannot run here; the message says why."""
+
+
+def build_engine(name: str, config: Config, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
+    """Build one of :data:`carnelian_perf.inference.results.TITLES`.
+
+    Args:
+        name: Which one.
+        config: The network's configuration.
+        network: In evaluation mode, on the CPU.
+        device: cpu or cuda.
+        precision: One of :data:`carnelian_perf.inference.results.PRECISIONS`. Of `plain` and `eager` it is autocast's;
+            what is compiled or exported has its batch norms folded and its weights in that precision.
+        threads: Of the CPU.
+
+    Raises:
+        EngineError: It is not for this network, device or precision.
+    """
+    if name in GPU_ONLY and device == "cpu":
+        raise EngineError("no GPU")
+    dtype = DTYPES.get(precision, torch.float32)  # TF32 is float32 that is multiplied in fewer bits
+    if name.startswith("onnx"):
+        if precision not in ONNX_PRECISIONS[name]:
+            raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
+        if name == "onnx_conv1d":
+            return _run_padded(_open_session(_export_plain(_make_plain(config, network)), device, threads))
+        graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
+        return _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
+    if name.startswith("compiled"):
+        lowered = lower(network, dtype).to(device)
+        mode = "reduce-overhead" if name in GPU_ONLY else None
+        compiled = cast("Forward", torch.compile(lowered, mode=mode))
+        return _run_torch(lambda batch, ends: compiled(batch.to(dtype), ends), device)
+    if name == "plain":
+        module: nn.Module = _make_plain(config, network)
+    else:
+        module = network if device == "cpu" else copy.deepcopy(network)  # other engines need it where it is
+    return _run_torch(module.to(device), device, None if dtype == torch.float32 else dtype)
+
+
+def _quantise(network: CtcNetwork) -> onnx.ModelProto:
+    """In int8 with scales of noise, which are wrong for speech and no slower than right ones."""
+    random = np.random.default_rng(0)
+    try:
+        return quantise(network, [random.standard_normal((network.config.feature_channels, 200), np.float32)])
+    except QuantisationError as error:
+        raise EngineError(str(error)) from error
+
+
+def _make_plain(config: Config, network: CtcNetwork) -> PlainQuartzNet:
+    if not isinstance(config.model, QuartzNetConfig):
+        raise EngineError("the baseline is a QuartzNet")
+    plain = PlainQuartzNet(config.model, len(config.labels) + 1)
+    weights = {name: w.squeeze(2) if w.ndim == 4 else w for name, w in network.state_dict().items()}
+    plain.load_state_dict(weights)
+    return plain.eval()
+
+
+def _run_torch(forward: Forward, device: str, autocast: torch.dtype | None = None) -> Engine:
+    @torch.inference_mode()
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        batch, ends = torch.from_numpy(features).to(device), torch.from_numpy(lengths).long().to(device)
+        with torch.autocast(device, autocast, enabled=autocast is not None):
+            log_probs, _ = forward(batch, ends)
+        return log_probs.float().cpu().numpy()  # waits for the GPU
+
+    return run
+
+
+def _export_plain(plain: PlainQuartzNet) -> onnx.ModelProto:
+    """As NeMo exports it: `Conv1d`, batch norms folded, and no masks, for every batch is taken to be full."""
+    features = torch.zeros(2, plain.config.num_mels, 64)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # The tracer is deprecated, and says that it takes the masks for full: that is meant.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _WithoutLengths(plain).eval(),
+            (features,),
+            buffer,  # type: ignore[arg-type]
+            input_names=["FEATURES"],
+            output_names=["LOG_PROBS"],
+            dynamic_axes={"FEATURES": {0: "rows", 2: "frames"}, "LOG_PROBS": {0: "rows", 1: "output_frames"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+class _WithoutLengths(nn.Module):
+    def __init__(self, plain: PlainQuartzNet) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def forward(self, features: Tensor) -> Tensor:
+        lengths = torch.full((features.shape[0],), features.shape[2])
+        log_probs: Tensor = self.plain(features, lengths)[0]
+        return log_probs
+
+
+def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
+    wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
+    if wanted not in onnxruntime.get_available_providers():
+        raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # As the server has it.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    provider = (wanted, {"use_tf32": "0"} if device == "cuda" else {})
+    return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
+
+
+def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engine:
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        shapes = np.tile(np.array(features.shape[2 if of_samples else 1 :], np.int32), (len(features), 1))
+        values = (features.reshape(-1), shapes, lengths[:, None])
+        return cast("Array", session.run(OUTPUTS[:1], dict(zip(INPUTS, values, strict=True)))[0])
+
+    return run
+
+
+def _run_padded(session: onnxruntime.InferenceSession) -> Engine:
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        return cast("Array", session.run(["LOG_PROBS"], {"FEATURES": features})[0])
+
+    return run
+
+
+def describe_device(device: str) -> str:
+    """The accelerator's name."""
+    return "none" if device == "cpu" else str(torch.cuda.get_device_name())
+
+
+def make_features(config: Config, signals: Array, threads: int) -> Callable[[], tuple[Array, npt.NDArray[np.int32]]]:
+    """The features of a batch, through the graph that is served.
+
+    Args:
+        config: The model's, with its feature settings.
+        signals: [rows, samples] float32.
+        threads: Of DALI.
+
+    Returns:
+        What computes them: [rows, num_mels, frames] float32 and [rows] int32, each time anew.
+    """
+    from carnelian_training.front_end import build_features
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(
+        batch_size=len(signals),
+        num_threads=threads,
+        device_id=None,
+        prefetch_queue_depth=1,
+        exec_async=False,
+        exec_pipelined=False,
+    )
+    def graph() -> Any:
+        return build_features(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), config.features)
+
+    pipeline: Any = graph()
+    pipeline.build()
+
+    def run() -> tuple[Array, npt.NDArray[np.int32]]:
+        pipeline.feed_input("SIGNAL", list(signals))
+        (output,) = pipeline.run()
+        features = np.stack([np.asarray(output.at(row)) for row in range(len(signals))])
+        return features, np.full(len(signals), features.shape[2], np.int32)
+
+    return run

@@ -1,0 +1,156 @@
+"""Inference without a server, by batch and duration: the published benchmark's form, and what serving is compared with.
+
+In: a checkpoint and speech cut to exact lengths. Out: one raw file with every step. Engines take turns, step by step,
+so that a machine that is busy is busy for all; CPU seconds of this process are kept beside wall seconds.
+"""
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from carnelian_training.config import Config
+from carnelian_training.ctc import Decoder, Options
+from carnelian_training.evaluate import frame_duration_s
+from carnelian_training.models.network import CtcNetwork
+from tqdm import tqdm
+
+from carnelian_perf import raw_file
+from carnelian_perf.cuts import cut_equal
+from carnelian_perf.inference.engines import Engine, EngineError, build_engine, describe_device, make_features
+from carnelian_perf.inference.results import SUBJECT, TITLES, Common, Measurement, Timing
+from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.networks import load_network
+from carnelian_perf.yardsticks.floors import allow_tf32, count_operations, measure_onnx_peak, measure_peak
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    source: Path
+    """A checkpoint; or a training YAML, whose network gets random weights: its speed is the same."""
+    manifest: Path
+    """Speech, cut to the durations."""
+    engines: Sequence[str]
+    durations_s: Sequence[float]
+    batches: Sequence[int]
+    steps: int
+    warm_up: int
+    threads: int
+    device: str = "cpu"
+    """cpu or cuda."""
+    precision: str = "fp32"
+    overrides: Sequence[str] = ()
+    """`a.b=value`, over a training YAML."""
+
+
+def measure(plan: Plan) -> Measurement:
+    """Time features, each engine's network and greedy decoding.
+
+    Raises:
+        ValueError: There is no such network or no such device.
+    """
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
+        )
+    if plan.device == "cpu" and plan.precision == "tf32":
+        raise ValueError("--precision tf32 must go with --device cuda: a CPU has none")
+    config, network = load_network(plan.source, plan.overrides)
+    busy, commit = measure_busy_cores(), find_commit()
+    timings, common = [], []
+    cells = list(itertools.product(plan.durations_s, plan.batches))
+    allow_tf32(plan.precision)
+    with torch_threads(plan.threads):
+        engines = {name: _build(plan, name, config, network) for name in plan.engines}
+        peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
+        for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
+            of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
+            common.append(of_all)
+            timings += of_each
+    facts = {
+        "subject": SUBJECT,
+        "model": config.name,
+        **raw_file.describe_origin(commit),
+        "others_busy_cores": round(busy, 2),
+        "gflop_per_s": round(peak, 1),
+        "titles": {name: TITLES[name] for name in plan.engines},
+        "plan": {name: str(value) for name, value in dataclasses.asdict(plan).items()},
+    }
+    facts["machine"]["accelerator"] = describe_device(plan.device)
+    return Measurement(facts=facts, timings=timings, common=common)
+
+
+def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine | str:
+    """The engine, or why there is none."""
+    try:
+        return build_engine(name, config, network, plan.device, plan.precision, plan.threads)
+    except EngineError as error:
+        return f"not run: {error}"
+
+
+def measure_cell(
+    plan: Plan, config: Config, engines: dict[str, Engine | str], duration_s: float, batch: int
+) -> tuple[Common, list[Timing]]:
+    """Time all engines on one batch; one that fails says so, and the others go on."""
+    signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
+    make = make_features(config, signals, plan.threads)
+    gflop = batch * count_operations(config, duration_s) / 1e9
+    of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)
+    timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}
+    texts: dict[str, list[str]] = {}
+    for step in range(plan.warm_up + plan.steps):
+        counted = step >= plan.warm_up
+        (features, lengths), wall_ms, _ = _time(make)
+        if counted:
+            of_all.features_ms.append(wall_ms)
+        for name, engine in engines.items():
+            if isinstance(engine, str):
+                timings[name].not_run = engine
+                continue
+            if timings[name].not_run:
+                continue
+            try:
+                log_probs, wall_ms, cpu_ms = _time(partial(engine, features, lengths))
+            except Exception as error:  # ONNX Runtime's are of no common class; memory may end at one batch alone
+                timings[name] = Timing(engine=name, duration_s=duration_s, batch=batch, not_run=_say(error))
+                texts.pop(name, None)
+                continue
+            if counted:
+                timings[name].network_ms.append(wall_ms)
+                timings[name].network_cpu_ms.append(cpu_ms)
+            found, wall_ms, _ = _time(partial(_decode, config, log_probs))
+            texts.setdefault(name, found)
+        if counted and texts:
+            of_all.decoding_ms.append(wall_ms)
+    first = next(iter(texts.values()), None)
+    for name, found_texts in texts.items():
+        timings[name].same_texts = found_texts == first
+    return of_all, list(timings.values())
+
+
+def _say(error: Exception) -> str:
+    return f"failed: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def _decode(config: Config, log_probs: npt.NDArray[np.float32]) -> list[str]:
+    decoder = Decoder(config.labels, frame_duration_s(config))
+    return [found.text for found in decoder.decode(list(log_probs), [Options()] * len(log_probs))]
+
+
+def _time(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """What work gives, its milliseconds on the wall, and of the CPU over all threads of this process."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = work()
+    return found, 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)

@@ -1,0 +1,102 @@
+"""The raw file of an inference benchmark as a Markdown table, in the published layout."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from carnelian_perf.inference.results import Measurement, Timing, find_common
+from carnelian_perf.percentile import find_percentile
+from carnelian_perf.yardsticks.published import PublishedLatency, choose
+
+BASELINE = "plain"
+
+
+def render(raw_path: Path, published: dict[tuple[float, int], PublishedLatency]) -> Path:
+    """Write the table beside a raw file, with `.md`.
+
+    Args:
+        raw_path: The raw file.
+        published: The table to set beside it; if empty, the one that was chosen when it was measured, if one was.
+
+    Raises:
+        ValueError: It is no raw file.
+    """
+    measurement, page = Measurement.read(raw_path), raw_path.with_suffix(".md")
+    if not published and (chosen := measurement.facts.get("published")):
+        published = choose(**chosen)
+    page.write_text(render_page(measurement, raw_path.name, published), encoding="utf-8")
+    return page
+
+
+def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[float, int], PublishedLatency]) -> str:
+    """The Markdown page: a row for each engine, batch and duration."""
+    facts, plan = measurement.facts, measurement.facts["plan"]
+    head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
+    head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
+    if published:
+        head.append("published avg")
+    lines = [head, ["--:", "--:", "---", *["--:"] * (len(head) - 3)]]
+    for timing in measurement.timings:
+        cells = [f"{timing.duration_s:g}", f"{timing.batch}", facts["titles"][timing.engine]]
+        if timing.not_run:
+            cells.append(timing.not_run)
+        else:
+            cells += _numbers(measurement, timing)
+        beside = published.get((timing.duration_s, timing.batch))
+        cells += [""] * (len(head) - len(cells) - bool(published))
+        lines.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    wrong = [t for t in measurement.timings if t.same_texts is False]
+    machine = facts["machine"]
+    notes = [
+        "Milliseconds of a batch: the network, by engine; features (DALI, the served graph) and greedy CTC, which all "
+        f"share. {plan['steps']} steps after {plan['warm_up']}; engines take turns, step by step. RTFx: of all three.",
+        "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
+        f"{facts['gflop_per_s']:.0f} GFLOP/s in {plan['precision']}; int8 has a lower one.",
+        f"Times as fast as {facts['titles'].get(BASELINE, 'the first engine')}, by the median"
+        + (" of CPU time." if _by_cpu(measurement) else "."),
+        "Texts: " + (f"NOT equal in {len(wrong)} rows." if wrong else "equal, of all engines."),
+        f"{plan['source']}, {plan['precision']}, {plan['threads']} threads; speech of {plan['manifest']}.",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
+        f"kept {facts['others_busy_cores']:.1f} cores busy before.",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
+        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+    ]
+    if published:
+        notes.append(f"Published: {next(iter(published.values())).title}, another machine.")
+    return f"# {facts['model']}: inference without a server\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
+
+
+def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
+    common, median = find_common(measurement, timing.duration_s, timing.batch), statistics.median
+    features_ms, decoding_ms = median(common.features_ms), median(common.decoding_ms)
+    network_ms = median(timing.network_ms)
+    all_ms = features_ms + network_ms + decoding_ms
+    percentiles = [find_percentile(timing.network_ms, percent) for percent in (90, 95, 99)]
+    numbers = [*percentiles, statistics.fmean(timing.network_ms), network_ms, median(timing.network_cpu_ms)]
+    floor_ms = 1e3 * common.gflop / measurement.facts["gflop_per_s"]
+    numbers += [floor_ms, features_ms, decoding_ms, all_ms]
+    rtfx = 1e3 * timing.duration_s * timing.batch / all_ms
+    base = _find_baseline(measurement, timing)
+    return [
+        *(f"{number:.1f}" for number in numbers),
+        f"{rtfx:.0f}",
+        f"{_typical(measurement, base) / _typical(measurement, timing):.2f}" if base else "-",
+    ]
+
+
+def _find_baseline(measurement: Measurement, timing: Timing) -> Timing | None:
+    same: Sequence[Timing] = [
+        t for t in measurement.timings if (t.duration_s, t.batch) == (timing.duration_s, timing.batch) and not t.not_run
+    ]
+    return next((t for t in same if t.engine == BASELINE), same[0] if same else None)
+
+
+def _by_cpu(measurement: Measurement) -> bool:
+    facts = measurement.facts
+    return (facts["machine"]["accelerator"], facts["plan"]["threads"]) == ("none", "1")
+
+
+def _typical(measurement: Measurement, timing: Timing) -> float:
+    """With one thread on a CPU, others on the machine change CPU time least."""
+    return statistics.median(timing.network_cpu_ms if _by_cpu(measurement) else timing.network_ms)

@@ -1,0 +1,32 @@
+"""Networks to measure: a checkpoint's, or one that nobody has trained. Its speed is the same."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from carnelian_training.checkpoint import build_model, load_model
+from carnelian_training.config import Config, load_config
+from carnelian_training.models.network import CtcNetwork
+
+
+def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, CtcNetwork]:
+    """Load a checkpoint, or build a training YAML's network with random weights.
+
+    Raises:
+        ValueError: There is no such network, or there are overrides of a checkpoint.
+    """
+    if source.suffix not in (".yaml", ".yml"):
+        if overrides:
+            raise ValueError(f"--set must go with a training YAML, but {source} is a checkpoint")
+        return load_model(source)
+    config = load_config(source, tuple(overrides))
+    torch.manual_seed(0)
+    return config, build_model(config).eval()
+
+
+def export_random(sources: Mapping[str, Path], repository: Path) -> None:
+    """Export training YAMLs' networks with random weights, each under its name."""
+    from carnelian_export.repository import write_model
+
+    for name, source in sources.items():
+        write_model(repository, name, *load_network(source))

@@ -1,0 +1,1 @@
+"""A server on this machine: its settings, its cost, its memory."""

@@ -1,0 +1,189 @@
+"""Commands of `carnelian-perf` about a server on this machine: tune, overhead, memory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carnelian_perf.options import (
+    DEMO_MANIFEST,
+    ClipsManifest,
+    OptionalPath,
+    SpeechManifest,
+    check_file,
+    check_model_and_clips,
+    check_words,
+    describe_clips,
+    durations_of,
+    raw_file_option,
+    render_option,
+    served_repository,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def tune(
+    repository: Annotated[Path, typer.Option(help="The repository that other settings are compared with.")] = Path(
+        "model_repository"
+    ),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    random_weights: Annotated[
+        OptionalPath,
+        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
+    ] = None,
+    manifest: ClipsManifest = None,
+    objective: Annotated[
+        str, typer.Option(help="throughput (within --target), or latency (one request at a time).")
+    ] = "throughput",
+    target: Annotated[
+        float, typer.Option(help="Limit for the 95th percentile in milliseconds, for throughput.", min=1)
+    ] = 500,
+    concurrency: Annotated[int, typer.Option(help="Clients at the same time, for throughput.", min=1, max=64)] = 16,
+    requests: Annotated[int, typer.Option(help="Requests in a run.", min=1)] = 96,
+    rounds: Annotated[int, typer.Option(help="Rounds in each step.", min=1)] = 3,
+    write: Annotated[
+        OptionalPath,
+        typer.Option(help="Where to write the result, for `carnelian-export --tuning`."),
+    ] = None,
+    out: Annotated[
+        OptionalPath, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
+    ] = None,
+    render: Annotated[
+        OptionalPath,
+        typer.Option(help="Measure nothing: make the table of this raw file, and --write."),
+    ] = None,
+) -> None:
+    """Find the instances, threads and batching of a model's stages that fit this machine, by measuring.
+
+    Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
+    """
+    from carnelian_export.tuning import StageTuning, write_tuning
+
+    from carnelian_perf.server.render_tune import render as render_table
+    from carnelian_perf.server.tune_results import Measurement
+
+    check_words("--objective", [objective], ("throughput", "latency"))
+    if render is None:
+        from carnelian_perf.clips import cut_clips, load_clips
+        from carnelian_perf.server.tune import Plan, list_knobs, measure
+
+        with served_repository(repository, model, random_weights) as (repository, model):
+            check_model_and_clips(repository, model, manifest)
+            plan = Plan(
+                repository=repository,
+                model=model,
+                clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+                source=describe_clips(manifest),
+                objective="latency" if objective == "latency" else "throughput",
+                target_ms=target,
+                concurrency=1 if objective == "latency" else concurrency,
+                num_requests=requests,
+                rounds=rounds,
+                knobs=list_knobs("latency" if objective == "latency" else "throughput"),
+            )
+            render = out or Path("perf/results") / f"{model}_tune_{objective}.json"
+            for measurement in measure(plan):
+                measurement.write(render)  # after each step, so that it is not lost if a later one fails
+    check_file("--render", render)
+    print(f"wrote {render_table(render)}")
+    if write is not None:
+        winner = Measurement.read(render).winner
+        write_tuning(write, {stage: StageTuning(**values) for stage, values in winner.items()})  # type: ignore[arg-type]
+        print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
+
+
+@app.command()
+def overhead(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    random_weights: Annotated[
+        OptionalPath,
+        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
+    ] = None,
+    manifest: SpeechManifest = DEMO_MANIFEST,
+    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,16.7",
+    file_format: Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")] = "flac",
+    clips: Annotated[int, typer.Option(help="Clips in each turn.", min=1)] = 32,
+    rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
+    clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
+    batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,
+    out: Annotated[OptionalPath, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
+) -> None:
+    """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
+    from carnelian_perf.server.render_overhead import render as render_table
+
+    if render is None:
+        from carnelian_perf.server.overhead import Plan, measure
+
+        check_words("--format", [file_format], ("flac", "wav"))
+        durations_s = durations_of("--durations", durations)
+        if clips < batch:
+            raise typer.BadParameter(f"--clips must be at least --batch, {batch}, to make one, but is {clips}")
+        check_file("--manifest", manifest)
+        with served_repository(repository, model, random_weights) as (repository, model):
+            check_model_and_clips(repository, model, manifest)
+            plan = Plan(
+                repository=repository,
+                model=model,
+                manifest=manifest,
+                file_format=file_format,
+                durations_s=durations_s,
+                num_clips=clips,
+                rounds=rounds,
+                clients=clients,
+                batch=batch,
+            )
+            measurement = measure(plan)
+        render = out or Path("perf/results") / f"{model}_overhead.json"
+        measurement.write(render)
+    check_file("--render", render)
+    page = render_table(render)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
+@app.command()
+def memory(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    manifest: ClipsManifest = None,
+    requests: Annotated[int, typer.Option(help="Clips to send.", min=2)] = 10_000,
+    every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
+    concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 8,
+    out: Annotated[OptionalPath, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("page and plot")] = None,
+) -> None:
+    """Measure the memory of a server's processes, at rest and over many requests, and whether it grows.
+
+    The exit status is 1 if it does.
+    """
+    from carnelian_perf.server.memory_results import Measurement
+    from carnelian_perf.server.render_memory import render as render_pages
+    from carnelian_perf.server.render_memory import trend_of
+
+    if render is None:
+        check_model_and_clips(repository, model, manifest)
+        from carnelian_perf.clips import cut_clips, load_clips
+        from carnelian_perf.server.memory import Plan, measure
+
+        if requests < 5 * every:
+            raise typer.BadParameter(f"--every must be at most a fifth of --requests, {requests}, but is {every}")
+        plan = Plan(
+            repository=repository,
+            model=model,
+            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+            source=describe_clips(manifest),
+            num_requests=requests,
+            every=every,
+            concurrency=concurrency,
+        )
+        render = out or Path("perf/results") / f"{model}_memory.json"
+        measure(plan).write(render)
+    check_file("--render", render)
+    print("\n".join(f"wrote {path}" for path in render_pages(render)))
+    trend = trend_of(Measurement.read(render))
+    print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
+    if trend.verdict == "grows":
+        raise typer.Exit(1)

@@ -1,0 +1,99 @@
+"""Memory of a server: of each process at rest, and over many requests, whether it grows.
+
+In: a model repository, served as it is, and clips of mixed length. Out: a raw file with a sample of every process after
+every `Plan.every` requests.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from carnelian_serving.launcher import Server
+from carnelian_serving.stubs import find_instance
+from tqdm import tqdm
+from tritonclient import grpc
+
+from carnelian_perf import raw_file
+from carnelian_perf.clips import Clip, shuffle_order
+from carnelian_perf.load import ask_file, send_all
+from carnelian_perf.machine import find_commit, measure_busy_cores
+from carnelian_perf.server.memory_results import SERVER, SUBJECT, Measurement, Process, Sample
+
+LOGGER = logging.getLogger(__name__)
+
+FILLING = 8
+"""Times that all clients send the longest clip at once, before counted requests: a stage keeps a buffer for each place
+in a batch, as large as the longest clip that was there. What grows after that grows without a need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    repository: Path
+    model: str
+    clips: Sequence[Clip]
+    source: str
+    """Where the clips are from, in words."""
+    num_requests: int
+    every: int
+    """Requests between two samples."""
+    concurrency: int
+
+
+def measure(plan: Plan) -> Measurement:
+    """Serve, send, and look at the processes.
+
+    Raises:
+        ServerError: The repository could not be served.
+        LoadError: A request failed.
+    """
+    commit, busy = find_commit(), measure_busy_cores()
+    order = shuffle_order(plan.num_requests, len(plan.clips), 0)
+    wall_s = 0.0
+    with Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
+        client = grpc.InferenceServerClient(server.grpc_url)
+        samples = [take_sample(server, 0)]
+        try:
+            longest = max(range(len(plan.clips)), key=lambda index: plan.clips[index].duration_s)
+            send_all(lambda index: _send(client, plan, index), [longest] * FILLING * plan.concurrency, plan.concurrency)
+            with tqdm(total=len(order), desc=SUBJECT, unit="request", disable=None) as bar:
+                for start in range(0, len(order), plan.every):
+                    part = order[start : start + plan.every]
+                    wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
+                    samples.append(take_sample(server, start + len(part)))
+                    bar.update(len(part))
+        finally:
+            client.close()
+    facts = {
+        "subject": SUBJECT,
+        "model": plan.model,
+        **raw_file.describe_origin(commit),
+        "others_busy_cores": round(busy, 2),
+        "concurrency": plan.concurrency,
+        "wall_s": round(wall_s, 2),
+        "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
+    }
+    return Measurement(facts=facts, samples=samples)
+
+
+def take_sample(server: Server, requests: int) -> Sample:
+    """Look at the server and all processes that it has started."""
+    main = psutil.Process(server.pid)
+    processes = {SERVER: _look(main)}
+    for child in main.children(recursive=True):
+        processes[find_instance(child.cmdline()) or f"{child.name()} {child.pid}"] = _look(child)
+    return Sample(requests=requests, processes=processes, shared_memory_bytes=server.shared_memory_bytes)
+
+
+def _look(process: psutil.Process) -> Process:
+    found = process.memory_full_info()
+    return Process(rss=found.rss, pss=found.pss, uss=found.uss)
+
+
+def _send(client: Any, plan: Plan, index: int) -> None:
+    clip = plan.clips[index]
+    ask_file(client, plan.model, clip, ("TRANSCRIPT", "RESULT"), f"clip {index} ({clip.duration_s:.1f} s)")

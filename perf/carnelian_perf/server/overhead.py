@@ -1,0 +1,204 @@
+"""What serving costs: the same clips through the whole ensemble and through its acoustic model alone, in turns.
+
+One clip at a time: the acoustic model in this process, through the server, and the ensembles around it. And many:
+clients that send single clips, whose batches form on the server, beside batches that come ready-made. One server.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from carnelian_serving.launcher import Server
+from tqdm import tqdm
+from tritonclient import grpc
+
+from carnelian_perf import raw_file
+from carnelian_perf.clips import SEED
+from carnelian_perf.cuts import cut_equal
+from carnelian_perf.load import StageStatistics, ask, read_statistics, send_all
+from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.repository import read_config
+from carnelian_perf.server.overhead_results import SUBJECT, Measurement, Run
+
+LOGGER = logging.getLogger(__name__)
+
+IN_PROCESS, ACOUSTIC, PCM, FILE = "in_process", "acoustic", "pcm", "file"
+STATIC, PCM_CLIENTS, FILE_CLIENTS = "static", "pcm_clients", "file_clients"
+TRANSCRIPT = ("TRANSCRIPT",)
+Array = npt.NDArray[Any]
+Inputs = dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    repository: Path
+    model: str
+    manifest: Path
+    """Speech, cut to the durations."""
+    file_format: str
+    """flac or wav."""
+    durations_s: Sequence[float]
+    num_clips: int
+    """Of each turn, and distinct."""
+    rounds: int
+    clients: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to get the clips through."""
+
+    title: str
+    clips_per_request: int
+    concurrency: int
+    send: Callable[[int], float]
+    """The number of a request to its seconds."""
+
+
+def measure(plan: Plan) -> Measurement:
+    """Take turns.
+
+    Raises:
+        ServerError: The repository could not be served.
+        LoadError: A request failed.
+    """
+    commit, busy = find_commit(), measure_busy_cores()
+    runs: list[Run] = []
+    titles: dict[str, str] = {}
+    with Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
+        client = grpc.InferenceServerClient(server.grpc_url)
+        try:
+            stages = [step.model_name for step in read_config(plan.repository / plan.model).ensemble_scheduling.step]
+            session = open_session(plan.repository / f"{plan.model}_acoustic")
+            total = len(plan.durations_s) * plan.rounds
+            with tqdm(total=total, desc=SUBJECT, unit="round", disable=None) as bar:
+                for duration_s in plan.durations_s:
+                    ways = build_ways(plan, client, session, duration_s)
+                    titles = {name: way.title for name, way in ways.items()}
+                    for way in ways.values():
+                        send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
+                    for round_number in range(1, plan.rounds + 1):
+                        order = list(ways)
+                        random.Random(SEED + round_number).shuffle(order)
+                        for name in order:
+                            clock = _clock(client, server, stages, name)
+                            runs.append(_measure_once(plan, clock, name, ways[name], duration_s, round_number))
+                        bar.update()
+        finally:
+            client.close()
+    facts = {
+        "subject": SUBJECT,
+        "model": plan.model,
+        **raw_file.describe_origin(commit),
+        "others_busy_cores": round(busy, 2),
+        "clients": plan.clients,
+        "batch": plan.batch,
+        "speech": {"manifest": str(plan.manifest), "format": plan.file_format, "clips": plan.num_clips},
+    }
+    return Measurement(facts=facts, ways=titles, runs=runs)
+
+
+def open_session(folder: Path) -> onnxruntime.InferenceSession:
+    """An acoustic stage's graph with the options that the server gives it."""
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False
+    threads = read_config(folder).parameters.get("intra_op_thread_count")
+    options.intra_op_num_threads = int(threads.string_value) if threads else 0
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    path = folder / "1" / "model.onnx"
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, duration_s: float) -> dict[str, Way]:
+    """All ways for clips of one length, by name, those first that others are compared with."""
+    cuts = cut_equal(plan.manifest, duration_s, plan.num_clips, plan.file_format)
+    signals = np.stack([cut.samples for cut in cuts])
+    files = [{"AUDIO": np.frombuffer(cut.file, np.uint8)[np.newaxis]} for cut in cuts]
+    single = [_pcm(signals[index : index + 1]) for index in range(len(cuts))]
+    batches = [_pcm(signals[first : first + plan.batch]) for first in range(0, len(cuts), plan.batch)]
+    features = [_make_features(client, plan.model, inputs) for inputs in single]
+
+    def through(model: str, requests: Sequence[Inputs], outputs: Sequence[str] = TRANSCRIPT) -> Callable[[int], float]:
+        def send(number: int) -> float:
+            return ask(client, model, requests[number % len(requests)], outputs, f"request {number}")[1]
+
+        return send
+
+    def run_here(number: int) -> float:
+        row = features[number % len(features)]
+        shape = np.array([row["FEATURES"].shape[1:]], np.int32)
+        flat = {**row, "FEATURES": row["FEATURES"].reshape(-1), "FEATURES_SHAPE": shape}
+        started = time.perf_counter()
+        session.run(None, flat)
+        return time.perf_counter() - started
+
+    acoustic = through(f"{plan.model}_acoustic", features, ("LOG_PROBS", "LOG_PROB_LENGTH"))
+    pcm, file = through(f"{plan.model}_pcm", single), through(plan.model, files)
+    return {
+        IN_PROCESS: Way("the acoustic model alone, in process", 1, 1, run_here),
+        ACOUSTIC: Way("the acoustic model alone, through the server", 1, 1, acoustic),
+        PCM: Way("the ensemble, of samples", 1, 1, pcm),
+        FILE: Way(f"the ensemble, of {plan.file_format.upper()} files", 1, 1, file),
+        STATIC: Way(f"batches of {plan.batch}, of samples", plan.batch, 1, through(f"{plan.model}_pcm", batches)),
+        PCM_CLIENTS: Way(f"{plan.clients} clients, single clips of samples", 1, plan.clients, pcm),
+        FILE_CLIENTS: Way(f"{plan.clients} clients, single {plan.file_format.upper()} files", 1, plan.clients, file),
+    }
+
+
+def _pcm(signals: Array) -> Inputs:
+    return {"SIGNAL": signals, "SIGNAL_LENGTH": np.full((len(signals), 1), signals.shape[1], np.int32)}
+
+
+def _make_features(client: Any, model: str, inputs: Inputs) -> Inputs:
+    names = ("FEATURES", "FEATURE_LENGTH")
+    result, _ = ask(client, f"{model}_features", inputs, names, "a clip")
+    return {name: result.as_numpy(name) for name in names}
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """What is read before and after a turn."""
+
+    read_cpu_s: Callable[[], float]
+    read_stages: Callable[[], dict[str, StageStatistics]]
+
+
+def _clock(client: Any, server: Server, stages: Sequence[str], way: str) -> _Clock:
+    if way == IN_PROCESS:
+        return _Clock(time.process_time, dict)
+    return _Clock(
+        lambda: measure_cpu_s(server.pid), lambda: {stage: read_statistics(client, stage) for stage in stages}
+    )
+
+
+def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: float, round_number: int) -> Run:
+    order = range(-(-plan.num_clips // way.clips_per_request))
+    before, cpu_s = clock.read_stages(), clock.read_cpu_s()
+    latencies_s, wall_s = send_all(way.send, order, way.concurrency)
+    cpu_s = clock.read_cpu_s() - cpu_s
+    done = {stage: after.since(before[stage]).requests for stage, after in clock.read_stages().items()}
+    run = Run(
+        way=name,
+        duration_s=duration_s,
+        round=round_number,
+        clips=plan.num_clips,
+        wall_s=wall_s,
+        latencies_s=[round(latency, 6) for latency in latencies_s],
+        cpu_s=round(cpu_s, 4),
+        stages={stage: work.mean() for stage, work in done.items() if work.count},
+    )
+    LOGGER.info(
+        "%g s, round %d: %s: %.1f ms, %.1f ms of CPU a clip, %.1f clips/s",
+        *(duration_s, round_number, name, run.latency_ms, run.cpu_ms, run.clips_per_s),
+    )
+    return run

@@ -1,0 +1,101 @@
+"""The raw file of a measurement of memory as a Markdown page and a plot."""
+
+from pathlib import Path
+
+from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
+
+MIB = 2**20
+
+
+def render(raw_path: Path) -> tuple[Path, Path]:
+    """Write the page and the plot beside a raw file.
+
+    Returns:
+        Their paths: the raw file's name with `.md` and `.png`.
+
+    Raises:
+        ValueError: the file is no raw file.
+    """
+    measurement = Measurement.read(raw_path)
+    page, plot = raw_path.with_suffix(".md"), raw_path.with_suffix(".png")
+    page.write_text(render_page(measurement, raw_path.name, plot.name), encoding="utf-8")
+    draw(measurement, plot)
+    return page, plot
+
+
+def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
+    """The Markdown page: a row for each process."""
+    facts, first, last = measurement.facts, measurement.samples[0], measurement.samples[-1]
+    machine, durations = facts["machine"], sorted(facts["traffic"]["durations_s"])
+    head = (
+        "| process | at rest, RSS | PSS | USS | at the end, RSS | PSS | USS | bytes a request | 95 % interval "
+        "| verdict |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|\n"
+    )
+    rows = [_row(measurement, name) for name in first.processes]
+    notes = [
+        f"MiB. Trend: of the unique set (all: of the sum of PSS), over the {len(measurement.settled())} samples after "
+        f"the first {SETTLING_SHARE:.0%} of the requests; the median slope between pairs, with Sen's interval. Flat: "
+        "its far end stays under 1 % of the memory over all requests.",
+        f"Load: {last.requests} clips as files in {facts['wall_s']:.0f} s, {facts['concurrency']} clients; samples "
+        f"with none in flight. Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to "
+        f"{durations[-1]:.1f} s, median {durations[len(durations) // 2]:.1f} s.",
+        f"Shared memory in /dev/shm: {first.shared_memory_bytes / MIB:.1f} MiB at rest, "
+        f"{last.shared_memory_bytes / MIB:.1f} at the end.",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
+        f"kept {facts['others_busy_cores']} cores busy before.",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
+        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+    ]
+    title = f"# {facts['model']}: memory over {last.requests} requests\n\n"
+    table = head + "".join(rows) + _row_of_all(measurement)
+    return f"{title}{table}\n![Memory over requests]({plot_name})\n\n" + "".join(f"- {note}\n" for note in notes)
+
+
+def trend_of(measurement: Measurement, name: str | None = None) -> Trend:
+    """Of a process's unique set; of all processes' PSS without a name."""
+    settled = measurement.settled()
+    sizes = [sample.pss if name is None else sample.processes[name].uss for sample in settled]
+    return find_trend([sample.requests for sample in settled], sizes)
+
+
+def draw(measurement: Measurement, path: Path) -> None:
+    """Plot the sum over requests, and how each process's unique set has changed since it settled."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    total, each = figure.subplots(1, 2)
+    samples, settled = measurement.samples, measurement.settled()
+    requests = [sample.requests for sample in samples]
+    total.plot(requests, [sample.pss / MIB for sample in samples], color="#b3401f", label="PSS of all processes")
+    total.plot(requests, [s.shared_memory_bytes / MIB for s in samples], color="#2f6f8f", label="/dev/shm")
+    total.set(xlabel="requests", ylabel="MiB", ylim=(0, None))
+    total.legend(fontsize=8)
+    for name in samples[0].processes:
+        start = settled[0].processes[name].uss
+        each.plot(
+            [s.requests for s in settled], [(s.processes[name].uss - start) / MIB for s in settled], label=name, lw=1
+        )
+    each.set(xlabel="requests", ylabel="MiB since it settled, unique set")
+    each.legend(fontsize=6)
+    figure.suptitle(f"{measurement.facts['model']}: memory over requests", fontsize=11)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _row(measurement: Measurement, name: str) -> str:
+    sizes = [
+        getattr(sample.processes[name], kind) / MIB
+        for sample in (measurement.samples[0], measurement.samples[-1])
+        for kind in ("rss", "pss", "uss")
+    ]
+    return _line(name, [f"{size:.1f}" for size in sizes], trend_of(measurement, name))
+
+
+def _row_of_all(measurement: Measurement) -> str:
+    ends: list[Sample] = [measurement.samples[0], measurement.samples[-1]]
+    sums = [cell for sample in ends for cell in ("", f"**{sample.pss / MIB:.1f}**", "")]
+    return _line("**all**", sums, trend_of(measurement))
+
+
+def _line(name: str, sizes: list[str], trend: Trend) -> str:
+    interval = f"{trend.low:.0f} to {trend.high:.0f}"
+    return f"| {' | '.join([name, *sizes, f'{trend.slope:.0f}', interval, trend.verdict])} |\n"

@@ -1,0 +1,124 @@
+"""The raw file of a measurement of what serving costs as a Markdown page."""
+
+import statistics
+from pathlib import Path
+
+from carnelian_perf.load import Split
+from carnelian_perf.server.overhead import ACOUSTIC, FILE, FILE_CLIENTS, IN_PROCESS, PCM, PCM_CLIENTS, STATIC
+from carnelian_perf.server.overhead_results import Measurement, Run
+
+ONE_AT_A_TIME = (IN_PROCESS, ACOUSTIC, PCM, FILE)
+MANY = (STATIC, PCM_CLIENTS, FILE_CLIENTS)
+
+
+def render(raw_path: Path) -> Path:
+    """Write the page beside a raw file.
+
+    Returns:
+        Its path: the raw file's name with `.md`.
+
+    Raises:
+        ValueError: the file is no raw file.
+    """
+    page = raw_path.with_suffix(".md")
+    page.write_text(render_page(Measurement.read(raw_path), raw_path.name), encoding="utf-8")
+    return page
+
+
+def render_page(measurement: Measurement, raw_name: str) -> str:
+    """The Markdown page."""
+    facts = measurement.facts
+    machine, versions = facts["machine"], facts["versions"]
+    rounds = len({run.round for run in measurement.runs})
+    notes = [
+        f"Medians of {rounds} rounds; in each, every way takes the same {facts['speech']['clips']} clips, in another "
+        "order. Ratios are of the same round: the median, and in brackets the least and the greatest.",
+        "CPU: of the server with its models, all cores together; in process, of that process. The client is left out.",
+        "In process: the graph that is served, in ONNX Runtime with the same threads, on the server's own features.",
+        f"Speech of {facts['speech']['manifest']}, cut to the duration; texts of random weights are none.",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
+        f"kept {facts['others_busy_cores']} cores busy before.",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.",
+        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+    ]
+    return (
+        f"# {facts['model']}: what serving costs\n\n## One clip at a time\n\n{_render_one(measurement)}\n"
+        "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
+        f"{_render_stages(measurement)}\n"
+        f"## {facts['clients']} clients, whose batches form on the server, beside batches of {facts['batch']}\n\n"
+        f"{_render_many(measurement)}\n" + "".join(f"- {note}\n" for note in notes)
+    )
+
+
+def _render_one(measurement: Measurement) -> str:
+    table = (
+        "| duration s | what | ms, median | CPU ms | over the acoustic model in process, by the clock | by CPU |\n"
+        "|--:|---|--:|--:|--:|--:|\n"
+    )
+    for duration_s in measurement.durations_s():
+        for way in ONE_AT_A_TIME:
+            runs = measurement.runs_of(way, duration_s)
+            cells = [f"{duration_s:g}", measurement.ways[way], *_medians(runs)]
+            for measure in (_latency, _cpu):
+                cells.append(_percent(*measurement.ratio(way, IN_PROCESS, duration_s, measure)))
+            table += f"| {' | '.join(cells)} |\n"
+    return table
+
+
+def _render_stages(measurement: Measurement) -> str:
+    stages = list(dict.fromkeys(stage for run in measurement.runs if run.way == FILE for stage in run.stages))
+    model = measurement.facts["model"]
+    head = [stage.removeprefix(f"{model}_") for stage in stages]
+    table = f"| duration s | what | {' | '.join(head)} |\n|--:|---|{'--:|' * len(stages)}\n"
+    for duration_s in measurement.durations_s():
+        for way in (PCM, FILE):
+            cells = [f"{duration_s:g}", measurement.ways[way]]
+            cells += [_split(measurement.runs_of(way, duration_s), stage) for stage in stages]
+            table += f"| {' | '.join(cells)} |\n"
+    return table
+
+
+def _render_many(measurement: Measurement) -> str:
+    table = (
+        "| duration s | what | clips/s | CPU ms/clip | clips/s over batches of "
+        f"{measurement.facts['batch']} | CPU over theirs |\n|--:|---|--:|--:|--:|--:|\n"
+    )
+    for duration_s in measurement.durations_s():
+        for way in MANY:
+            runs = measurement.runs_of(way, duration_s)
+            cells = [f"{duration_s:g}", measurement.ways[way]]
+            cells += [f"{statistics.median(run.clips_per_s for run in runs):.1f}", _medians(runs)[1]]
+            for measure in (_throughput, _cpu):
+                cells.append(_range(*measurement.ratio(way, STATIC, duration_s, measure)))
+            table += f"| {' | '.join(cells)} |\n"
+    return table
+
+
+def _latency(run: Run) -> float:
+    return run.latency_ms
+
+
+def _cpu(run: Run) -> float:
+    return run.cpu_ms
+
+
+def _throughput(run: Run) -> float:
+    return run.clips_per_s
+
+
+def _medians(runs: list[Run]) -> list[str]:
+    return [f"{statistics.median(map(measure, runs)):.1f}" for measure in (_latency, _cpu)]
+
+
+def _percent(*ratios: float) -> str:
+    middle, low, high = (f"{100 * (ratio - 1):+.0f}" for ratio in ratios)
+    return f"{middle} % ({low} to {high})"
+
+
+def _range(middle: float, low: float, high: float) -> str:
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _split(runs: list[Run], stage: str) -> str:
+    splits = [run.stages[stage] for run in runs if stage in run.stages]
+    return str(Split.median(splits)) if splits else ""

@@ -1,0 +1,96 @@
+"""The raw file of a tuning as a Markdown page: what each step tried, and what it kept."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from carnelian_perf.server.tune_results import (
+    CONFIRMATION,
+    LEAST_GAIN,
+    SHIPPED,
+    Measurement,
+    Run,
+    compare,
+    name_settings,
+)
+
+
+def render(raw_path: Path) -> Path:
+    """Write the page beside a raw file.
+
+    Returns:
+        Its path: the raw file's name with `.md`.
+
+    Raises:
+        ValueError: the file is no raw file.
+    """
+    page = raw_path.with_suffix(".md")
+    page.write_text(render_page(Measurement.read(raw_path), raw_path.name), encoding="utf-8")
+    return page
+
+
+def render_page(measurement: Measurement, raw_name: str) -> str:
+    """The Markdown page: a row for each tuning of each step."""
+    facts = measurement.facts
+    machine, durations = facts["machine"], sorted(facts["traffic"]["durations_s"])
+    busy = sorted(run.others_busy_cores for run in measurement.runs)
+    head = (
+        "| step | tuning | clips/s | p50 ms | p95 ms | CPU ms/clip | over the shipped | worst | best | |\n"
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|\n"
+    )
+    notes = [
+        f"Objective: {_say_objective(measurement)}; {facts['requests']} requests in a run, {facts['concurrency']} at a "
+        "time.",
+        "Over the shipped: by the objective, round by round: the median, worst and best of the rounds. A change is "
+        f"kept if it gains {LEAST_GAIN:.0%} on the settings so far in the median round, and gains in three of four.",
+        f"Shipped: {name_settings(measurement.shipped)}. Threads 0: of ONNX Runtime all cores, of the features' graph "
+        "one.",
+        f"Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
+        f"median {durations[len(durations) // 2]:.1f} s.",
+        f"Transcripts: {'NOT ' if facts['mismatches'] else ''}equal in all runs.",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
+        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the runs.",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
+        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+    ]
+    rows = "".join(row for step in measurement.kept for row in _rows(measurement, step))
+    verdict = f"**Result: {name_settings(measurement.winner)}.**\n\n"
+    return f"# {facts['model']}: tuned\n\n{verdict}{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
+
+
+def _say_objective(measurement: Measurement) -> str:
+    facts = measurement.facts
+    if facts["objective"] == "latency":
+        return "the median latency"
+    return f"clips per second, less by as much as the 95th percentile exceeds {facts['target_ms']:g} ms"
+
+
+def _rows(measurement: Measurement, step: str) -> list[str]:
+    names = list(dict.fromkeys(run.tuning for run in measurement.runs if run.step == step))
+    places = list(measurement.tunings)
+    return [_row(measurement, step, name) for name in sorted(names, key=places.index)]
+
+
+def _row(measurement: Measurement, step: str, name: str) -> str:
+    facts, runs = measurement.facts, measurement.runs_of(step, name)
+    shipped = measurement.runs_of(step, SHIPPED)
+    ratio = compare(runs, shipped, facts["objective"], facts["target_ms"])
+    kept = "kept" if measurement.kept[step] == name and step != CONFIRMATION else ""
+    if step == CONFIRMATION and measurement.kept[step] == name:
+        kept = "result"
+    cells = [step, name, *_say_runs(runs)]
+    cells += ["", "", ""] if name == SHIPPED else [f"{ratio.median:.2f}", f"{ratio.low:.2f}", f"{ratio.high:.2f}"]
+    return f"| {' | '.join([*cells, kept])} |\n"
+
+
+def _say_runs(runs: Sequence[Run]) -> list[str]:
+    """Medians of the rounds."""
+    whole = [run for run in runs if run.latencies_s]
+    if len(whole) < len(runs):
+        return ["failed", "", "", ""]
+    return [
+        f"{statistics.median(run.clips_per_s for run in whole):.1f}",
+        f"{statistics.median(run.percentile_ms(50) for run in whole):.1f}",
+        f"{statistics.median(run.percentile_ms(95) for run in whole):.1f}",
+        f"{1e3 * statistics.median(run.server_cpu_s / len(run.latencies_s) for run in whole):.1f}",
+    ]

@@ -1,0 +1,299 @@
+"""Finds the settings of a served model that fit a machine, by measuring: coordinate descent on real servers.
+
+In: a model repository and clips. A step takes one knob: the values that it may have are served at the same time, on
+copies of the repository, and take turns beside the settings so far and the shipped ones, in rounds. A value is kept if
+it is a gain in the median round and in most of them. At the end the winner takes turns with the shipped settings once
+more.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carnelian_export.tuning import StageTuning, apply_tuning, describe_tuning
+from carnelian_serving.launcher import Server
+from tritonclient import grpc
+
+from carnelian_perf import raw_file
+from carnelian_perf.clips import SEED, Clip, shuffle_order
+from carnelian_perf.load import LoadError, ask_file, send_all
+from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.repository import copy_model, read_config, write_config
+from carnelian_perf.server.tune_results import (
+    CONFIRMATION,
+    SHIPPED,
+    SUBJECT,
+    Measurement,
+    Objective,
+    Run,
+    Settings,
+    compare,
+    name_settings,
+)
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Settings of one stage that are tried together."""
+
+    name: str
+    stage: str
+    values: tuple[dict[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to tune, for what."""
+
+    repository: Path
+    model: str
+    clips: Sequence[Clip]
+    source: str
+    """Where the clips are from, in words."""
+    objective: Objective
+    target_ms: float
+    """Of the 95th percentile, for throughput."""
+    concurrency: int
+    num_requests: int
+    """Of each run."""
+    rounds: int
+    """Of each step; the confirmation has twice as many."""
+    knobs: Sequence[Knob]
+
+
+def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
+    """The knobs that matter for an objective, those that matter most first.
+
+    Args:
+        objective: A single request at a time meets no batch and a single instance.
+        cores: Of the machine.
+    """
+    cores = cores or len(os.sched_getaffinity(0))
+    half = max(1, cores // 2)
+    # 0 is the library's own choice: of ONNX Runtime all cores, of the features' graph one.
+    acoustic, features = sorted({0, 1, half}), sorted({0, cores})
+    if objective == "latency":
+        return [
+            Knob("acoustic threads", "acoustic", tuple({"threads": count} for count in acoustic)),
+            Knob("features threads", "features", tuple({"threads": count} for count in features)),
+        ]
+    shares: list[dict[str, float]] = [{"instances": 1, "threads": count} for count in acoustic]
+    shares += [{"instances": 2, "threads": 0}, {"instances": 2, "threads": half}, {"instances": cores, "threads": 1}]
+    extracts: list[dict[str, float]] = [{"instances": 1, "threads": count} for count in features]
+    extracts += [{"instances": 2, "threads": 0}]
+    return [
+        Knob("acoustic instances and threads", "acoustic", tuple(shares)),
+        Knob("acoustic batch", "acoustic", tuple({"preferred_batch": size} for size in (0, 1, 2, 4, 8))),
+        Knob("acoustic queue delay", "acoustic", tuple({"queue_delay_ms": delay} for delay in (0, 1, 4))),
+        Knob("features instances and threads", "features", tuple(extracts)),
+        Knob("features queue delay", "features", tuple({"queue_delay_ms": delay} for delay in (0, 2))),
+        Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2})),
+        Knob("decode instances", "decode", ({"instances": 2}, {"instances": 4}, {"instances": 8})),
+    ]
+
+
+def measure(plan: Plan) -> Iterator[Measurement]:
+    """Search.
+
+    Yields:
+        After each step what was measured so far; the last one has the confirmation.
+
+    Raises:
+        ServerError: A tuning could not be served.
+    """
+    shipped = read_settings(plan.repository, plan.model)
+    found = Measurement(facts=_describe(plan), tunings={SHIPPED: {}}, shipped=shipped, kept={}, runs=[])
+    best: Settings = {}
+    with _Servers(plan) as servers:
+        search = _Search(plan, servers, found)
+        for knob in plan.knobs:
+            if tried := list_candidates(shipped, best, knob):
+                search.take_turns(knob.name, [best, *tried], plan.rounds)
+                best = search.choose(knob.name, best, tried)
+                servers.keep([{}, best])
+                yield found
+        if best:
+            search.take_turns(CONFIRMATION, [best], 2 * plan.rounds)
+            search.choose(CONFIRMATION, {}, [best])
+            yield found
+
+
+def read_settings(repository: Path, model: str) -> Settings:
+    """All settings of a recogniser's stages, as its repository has them."""
+    folders = find_stages(repository, model)
+    return {stage: describe_tuning(read_config(folder)).settings() for stage, folder in folders.items()}
+
+
+def find_stages(repository: Path, model: str) -> dict[str, Path]:
+    """The folders of a recogniser's stages, by the names that a tuning has for them."""
+    steps = [step.model_name for step in read_config(repository / model).ensemble_scheduling.step]
+    return {name.removeprefix(f"{model}_").removeprefix("audio_"): repository / name for name in steps}
+
+
+def list_candidates(shipped: Settings, best: Settings, knob: Knob) -> list[Settings]:
+    """The tunings that differ from the best one so far by this knob."""
+    if knob.stage not in shipped:
+        return []
+    candidates: list[Settings] = []
+    for value in knob.values:
+        there = {name: new for name, new in value.items() if name in shipped[knob.stage]}  # an engine has no threads
+        changed = {**best.get(knob.stage, {}), **there}
+        different = {name: new for name, new in changed.items() if shipped[knob.stage].get(name) != new}
+        settings: Settings = {stage: values for stage, values in {**best, knob.stage: different}.items() if values}
+        if settings != best and settings not in candidates:
+            candidates.append(settings)
+    return candidates
+
+
+def build_tuned(plan: Plan, target: Path, settings: Settings) -> None:
+    """Write a copy of the recogniser with other settings."""
+    copy_model(plan.repository, target, plan.model)
+    for stage, folder in find_stages(target, plan.model).items():
+        if stage in settings:
+            config = read_config(folder)
+            apply_tuning(config, StageTuning(**settings[stage]))  # type: ignore[arg-type]
+            write_config(folder, config)
+
+
+class _Servers:
+    """Servers of tunings, each started when it is first asked for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._folder = tempfile.TemporaryDirectory(prefix="carnelian-perf-")
+        self._running: dict[str, Server] = {}
+        self._started = 0
+
+    def __enter__(self) -> "_Servers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.keep([])
+        self._folder.cleanup()
+
+    def find(self, settings: Settings) -> Server:
+        """The server of a tuning."""
+        name = name_settings(settings)
+        if name not in self._running:
+            self._started += 1
+            repository = Path(self._folder.name) / str(self._started)
+            build_tuned(self._plan, repository, settings)
+            server = Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+            server.start()
+            self._running[name] = server
+        return self._running[name]
+
+    def keep(self, tunings: Sequence[Settings]) -> None:
+        """Stop all servers but those of these tunings."""
+        names = {name_settings(settings) for settings in tunings}
+        with contextlib.ExitStack() as stack:
+            for name in [name for name in self._running if name not in names]:
+                stack.callback(self._running.pop(name).stop)
+
+
+class _Search:
+    """Takes turns and decides; writes both into what was found."""
+
+    def __init__(self, plan: Plan, servers: _Servers, found: Measurement) -> None:
+        self._plan = plan
+        self._servers = servers
+        self._found = found
+        self._texts: dict[int, set[str]] = {}
+
+    def take_turns(self, step: str, tunings: Sequence[Settings], rounds: int) -> None:
+        """Run these tunings and the shipped settings, once in each round and in another order in each."""
+        cells = [settings for settings in tunings if settings]
+        cells.append({})
+        self._found.tunings.update({name_settings(settings): settings for settings in cells})
+        for settings in cells:  # all of them are up before the first turn
+            self._servers.find(settings)
+        for round_number in range(1, rounds + 1):
+            random.Random(SEED + round_number).shuffle(cells)
+            for settings in cells:
+                run, texts = _measure_once(self._plan, self._servers.find(settings), step, settings, round_number)
+                self._found.runs.append(run)
+                for clip, text in texts:
+                    self._texts.setdefault(clip, set()).add(text)
+                LOGGER.info("%s, round %d: %s: %s", step, round_number, run.tuning, _say(run))
+        self._found.facts["mismatches"] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
+
+    def choose(self, step: str, current: Settings, candidates: Sequence[Settings]) -> Settings:
+        """The candidate that gains most over the current tuning, or that itself."""
+        plan, name = self._plan, name_settings(current)
+        best, most = current, 0.0
+        for settings in candidates:
+            comparison = compare(
+                self._found.runs_of(step, name_settings(settings)),
+                self._found.runs_of(step, name),
+                plan.objective,
+                plan.target_ms,
+            )
+            if comparison.is_gain and comparison.median > most:
+                best, most = settings, comparison.median
+        self._found.kept[step] = name_settings(best)
+        LOGGER.info("%s: kept %s", step, self._found.kept[step])
+        return best
+
+
+def _measure_once(
+    plan: Plan, server: Server, step: str, settings: Settings, round_number: int
+) -> tuple[Run, list[tuple[int, str]]]:
+    """A run, and what it heard in each clip."""
+    order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
+    busy = measure_busy_cores(0.5)
+    client = grpc.InferenceServerClient(server.grpc_url)
+
+    def send(index: int) -> tuple[int, float, str]:
+        result, latency_s = ask_file(client, plan.model, plan.clips[index], ("TRANSCRIPT",), f"clip {index}")
+        return index, latency_s, result.as_numpy("TRANSCRIPT").item().decode()
+
+    answers: list[tuple[int, float, str]] = []
+    wall_s, cpu_s, error = 1.0, 0.0, None
+    try:
+        send_all(send, order[: 2 * plan.concurrency], plan.concurrency)  # warms up
+        cpu_s = measure_cpu_s(server.pid)
+        answers, wall_s = send_all(send, order, plan.concurrency)
+        cpu_s = measure_cpu_s(server.pid) - cpu_s
+    except LoadError as failure:
+        error = str(failure)
+    finally:
+        client.close()
+    run = Run(
+        step=step,
+        tuning=name_settings(settings),
+        round=round_number,
+        others_busy_cores=round(busy, 2),
+        wall_s=round(wall_s, 5),
+        latencies_s=[round(latency_s, 5) for _, latency_s, _ in answers],
+        error=error,
+        server_cpu_s=round(cpu_s, 2),
+    )
+    return run, [(clip, text) for clip, _, text in answers]
+
+
+def _say(run: Run) -> str:
+    if run.error:
+        return run.error
+    return f"{run.clips_per_s:.1f} clips/s, p50 {run.percentile_ms(50):.1f}, p95 {run.percentile_ms(95):.1f} ms"
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    return {
+        "subject": SUBJECT,
+        "model": plan.model,
+        **raw_file.describe_origin(find_commit()),
+        "objective": plan.objective,
+        "target_ms": plan.target_ms,
+        "concurrency": plan.concurrency,
+        "requests": plan.num_requests,
+        "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
+        "mismatches": [],
+    }

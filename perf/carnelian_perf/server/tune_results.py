@@ -1,0 +1,133 @@
+"""The raw file of a tuning: every setting that was tried, every run of it, and what was decided."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from carnelian_perf.percentile import find_percentile
+from carnelian_perf.raw_file import RawFile
+
+SUBJECT = "tune"
+SHIPPED = "as shipped"
+CONFIRMATION = "confirmation"
+"""The last step's name."""
+LEAST_GAIN = 0.03
+"""Of a change that is kept, in the median round: less is not worth a setting that somebody has to understand."""
+LEAST_SHARE = 0.75
+"""Of the rounds, in which a change that is kept must be a gain: a machine is not quiet."""
+
+Objective = Literal["throughput", "latency"]
+Settings = Mapping[str, Mapping[str, int | float]]
+"""Stage -> setting -> value, where they differ from the shipped ones; counts stay integers in the raw file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One tuning, once."""
+
+    step: str
+    tuning: str
+    """Its name, see :func:`name_settings`."""
+    round: int
+    others_busy_cores: float
+    wall_s: float
+    latencies_s: list[float]
+    """Empty if a request failed."""
+    error: str | None
+    server_cpu_s: float
+
+    @property
+    def clips_per_s(self) -> float:
+        """Throughput."""
+        return len(self.latencies_s) / self.wall_s
+
+    def percentile_ms(self, percent: float) -> float:
+        """Of the latencies."""
+        return 1e3 * find_percentile(self.latencies_s, percent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(RawFile):
+    """A raw file."""
+
+    SUBJECT = SUBJECT
+
+    facts: dict[str, Any]
+    """Model, date, command, commit, machine, versions, traffic, objective, target_ms, concurrency."""
+    tunings: dict[str, Settings]
+    """By name; that of :data:`SHIPPED` is empty."""
+    shipped: Settings
+    """All settings of the stages as they are shipped."""
+    kept: dict[str, str]
+    """Step -> the name of the tuning that it left in place."""
+    runs: list[Run]
+
+    @property
+    def winner(self) -> Settings:
+        """What the last step left in place; empty where nothing beats the shipped settings."""
+        return self.tunings[list(self.kept.values())[-1]] if self.kept else {}
+
+    def runs_of(self, step: str, tuning: str) -> list[Run]:
+        """Those of one tuning in one step, by round."""
+        return sorted(
+            (run for run in self.runs if run.step == step and run.tuning == tuning), key=lambda run: run.round
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A tuning beside another, round by round."""
+
+    median: float
+    low: float
+    high: float
+    """Scores of the one over the other: the median round, the worst and the best."""
+    is_gain: bool
+    """By :data:`LEAST_GAIN` and in :data:`LEAST_SHARE` of the rounds."""
+
+
+def name_settings(settings: Settings) -> str:
+    """A tuning's name: what differs from the shipped settings."""
+    words = [
+        f"{stage} {name.replace('_', ' ')} {value:g}"
+        for stage, values in sorted(settings.items())
+        for name, value in values.items()
+    ]
+    return ", ".join(words) or SHIPPED
+
+
+def score(run: Run, objective: Objective, target_ms: float) -> float:
+    """How good a run was; more is better.
+
+    Latency: one over the median, in 1/s. Throughput: clips per second, less by as much as the 95th percentile exceeds
+    the target, so that a search that starts beyond it finds its way back.
+    """
+    if not run.latencies_s:
+        return 0.0
+    if objective == "latency":
+        return 1e3 / run.percentile_ms(50)
+    return run.clips_per_s * min(1.0, target_ms / run.percentile_ms(95))
+
+
+def compare(candidate: Sequence[Run], current: Sequence[Run], objective: Objective, target_ms: float) -> Comparison:
+    """Compare runs of the same rounds.
+
+    Args:
+        candidate: By round.
+        current: By round, as many.
+        objective: See :func:`score`.
+        target_ms: Of the 95th percentile.
+    """
+    ratios = [
+        score(one, objective, target_ms) / max(score(other, objective, target_ms), 1e-9)
+        for one, other in zip(candidate, current, strict=True)
+    ]
+    median = statistics.median(ratios)
+    gains = sum(ratio > 1 for ratio in ratios)
+    return Comparison(
+        median=median,
+        low=min(ratios),
+        high=max(ratios),
+        is_gain=median >= 1 + LEAST_GAIN and gains >= LEAST_SHARE * len(ratios),
+    )

@@ -1,0 +1,73 @@
+"""Commands of `carnelian-perf` that sweep a grid: sweep, report."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from carnelian_perf.options import (
+    OptionalPath,
+    check_file,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def sweep(
+    grid: Annotated[
+        Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
+    ],
+    out: Annotated[
+        OptionalPath,
+        typer.Option(help="Folder of the sweep; each cell has its own in it.", show_default="perf/results/NAME_sweep"),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
+) -> None:
+    """Measure latency and throughput over batch, duration and load with Triton's perf_analyzer.
+
+    Cells that have a result are not measured again. The exit status is 1 if a cell failed.
+    """
+    from carnelian_perf.sweeps.grid import read_grid
+    from carnelian_perf.sweeps.run import describe, run_grid
+
+    check_file("GRID", grid)
+    wanted = read_grid(grid)
+    out = out or Path("perf/results") / f"{wanted.name}_sweep"
+    results = run_grid(wanted, out, retry)
+    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
+    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}")
+    for result in results:
+        if result.status == "failed":
+            logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, describe(result))
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--published-model", help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr."
+        ),
+    ] = None,
+    machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
+    precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
+    inference: Annotated[
+        OptionalPath,
+        typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
+    ] = None,
+) -> None:
+    """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
+    from carnelian_perf.sweeps.report import write_report
+    from carnelian_perf.yardsticks.published import choose
+
+    if not sweep.is_dir():
+        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
+    published = choose(model, machine, precision) if model else {}
+    if inference is not None:
+        check_file("--infer", inference)
+    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, inference)))

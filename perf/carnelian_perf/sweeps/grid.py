@@ -1,0 +1,220 @@
+"""The grid of a sweep: a YAML file, and the cells that it spans.
+
+In: a YAML file of :class:`Grid`'s fields, strictly read. Out: :class:`Cell`, one for each run of perf_analyzer.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
+
+Protocol = Literal["grpc", "http"]
+SharedMemory = Literal["none", "system"]
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Duration = Annotated[float, Field(ge=SHORTEST_CUT_S, le=LIMIT_S)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelUnderTest(_Strict):
+    """A recogniser of the repository."""
+
+    precision: str = Field(default="fp32", pattern=r"^[\w .+-]+$")
+    """Of its network, in words: the interface does not tell. Folders of cells are named after it."""
+    random_weights: Path | None = None
+    """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
+    that of a trained one; its transcripts mean nothing."""
+
+
+class Static(_Strict):
+    """Batches of PCM through `<model>_pcm`, one request at a time: the published tables' kind of load."""
+
+    batches: list[Positive] = Field(default=[1, 2, 4, 8, 16], min_length=1)
+
+
+class Files(_Strict):
+    """One encoded file per request through `<model>`; the server forms the batches."""
+
+    format: Literal["flac", "wav"] = "flac"
+    concurrency: list[Positive] = Field(default=[1], min_length=1)
+    """Closed loops: numbers of clients, each of which sends its next file once it has an answer."""
+    poisson: list[Share] = []
+    """Open loop: arrivals at these shares of the throughput that the highest concurrency reached."""
+
+
+class Running(_Strict):
+    """A server that runs already."""
+
+    grpc: str
+    http: str | None = None
+
+
+class Grid(_Strict):
+    """What to measure."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    repository: Path = Path("model_repository")
+    """Served for the sweep, on free ports of 127.0.0.1."""
+    server: Running | None = None
+    """In place of `repository`."""
+    models: dict[str, ModelUnderTest] = Field(min_length=1)
+    manifest: Path = Path("demo/clips/manifest.jsonl")
+    """Speech with its texts: cut to the durations; whole, for the word error rate."""
+    durations_s: list[Duration] = Field(default=[2, 7, 16.7], min_length=1)
+    clips: int = Field(default=16, ge=1)
+    """Distinct clips of each duration."""
+    protocols: list[Protocol] = Field(default=["grpc"], min_length=1)
+    shared_memory: list[SharedMemory] = Field(default=["none"], min_length=1)
+    static: Static | None = None
+    files: Files | None = None
+    rounds: Positive = 1
+    """Runs of each cell; tables show the medians."""
+    requests: Positive = 20
+    """In a measurement window."""
+    windows: int = Field(default=8, ge=3)
+    """That a cell may take until the last three agree."""
+    stability_percent: float = Field(default=15, gt=0)
+    """How far throughput and latency of the last three windows may lie apart."""
+    timeout_s: float = Field(default=600, gt=0)
+    """Of a cell."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Grid":
+        if self.static is None and self.files is None:
+            raise ValueError("at least one of `static` and `files` must be there; `static: {}` takes the defaults")
+        if self.server is not None and self.server.http is None and "http" in self.protocols:
+            raise ValueError("`server.http` must be given where `protocols` has http")
+        if len({tested.random_weights is None for tested in self.models.values()}) > 1:
+            raise ValueError("either all of `models` or none must have `random_weights`: they are one repository")
+        if self.server is not None and self.random_weights:
+            raise ValueError("`server` must not be given where `models` have `random_weights`: those are served here")
+        return self
+
+    @property
+    def random_weights(self) -> dict[str, Path]:
+        """The training YAMLs of models that are exported for the sweep."""
+        return {name: tested.random_weights for name, tested in self.models.items() if tested.random_weights}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of perf_analyzer."""
+
+    model: str
+    precision: str
+    input: Literal["pcm", "file"]
+    protocol: Protocol
+    shared_memory: SharedMemory
+    duration_s: float
+    batch: int
+    concurrency: int | None
+    """Closed loop; None for an open one."""
+    poisson_share: float | None
+    """Open loop: arrivals, as a share of the closed loop's highest throughput."""
+    round: int
+
+    @property
+    def name(self) -> str:
+        """Distinct within a grid, and fit for a folder."""
+        load = f"c{self.concurrency}" if self.poisson_share is None else f"poisson{self.poisson_share:g}"
+        memory = "" if self.shared_memory == "none" else "_shm"
+        return (
+            f"{self.model}_{self.precision}_{self.input}_{self.protocol}{memory}"
+            f"_{self.duration_s:g}s_b{self.batch}_{load}_r{self.round}"
+        )
+
+    @property
+    def served_model(self) -> str:
+        """The ensemble that is called."""
+        return f"{self.model}_pcm" if self.input == "pcm" else self.model
+
+
+class GridError(ValueError):
+    """The YAML file is no grid; the message names the key."""
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a grid.
+
+    Raises:
+        GridError: the file is no YAML, or a key is unknown, missing or wrong.
+    """
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Grid.model_validate(fields)
+    except yaml.YAMLError as error:
+        raise GridError(f"{path} must be YAML, but is not: {error}") from error
+    except ValidationError as error:
+        found = [
+            f"  {'.'.join(map(str, wrong['loc'])) or 'grid'}: {wrong['msg']}, found {wrong['input']!r}"
+            for wrong in error.errors()
+        ]
+        raise GridError("\n".join([f"{path} must be a grid (see perf/docs/sweeps.md), but:", *found])) from error
+
+
+def check_files(grid: Grid) -> None:
+    """See that what a grid names is there.
+
+    Raises:
+        GridError: It is not; the message names the key.
+    """
+    files = {f"models.{name}.random_weights": path for name, path in grid.random_weights.items()}
+    for key, path in {"manifest": grid.manifest, **files}.items():
+        if not path.is_file():
+            raise GridError(f"`{key}` of the grid must be a file, but there is none at {path.absolute()}")
+    if grid.server is None and not files and not grid.repository.is_dir():
+        raise GridError(f"`repository` of the grid must be a folder, but there is none at {grid.repository.absolute()}")
+
+
+def list_cells(grid: Grid) -> list[Cell]:
+    """All cells, rounds outermost, so that what disturbs the machine for a while does not fall on one cell alone."""
+    cells = [
+        cell
+        for round_number in range(1, grid.rounds + 1)
+        for model, tested in grid.models.items()
+        for duration_s in grid.durations_s
+        for protocol, memory in itertools.product(grid.protocols, grid.shared_memory)
+        for cell in _cells_of(grid, model, tested, duration_s, protocol, memory, round_number)
+    ]
+    return list({cell.name: cell for cell in cells}.values())
+
+
+def _cells_of(
+    grid: Grid,
+    model: str,
+    tested: ModelUnderTest,
+    duration_s: float,
+    protocol: Protocol,
+    memory: SharedMemory,
+    round_number: int,
+) -> Iterator[Cell]:
+    def make(kind: Literal["pcm", "file"], batch: int, concurrency: int | None, share: float | None) -> Cell:
+        return Cell(
+            model=model,
+            precision=tested.precision,
+            input=kind,
+            protocol=protocol,
+            shared_memory=memory,
+            duration_s=duration_s,
+            batch=batch,
+            concurrency=concurrency,
+            poisson_share=share,
+            round=round_number,
+        )
+
+    for batch in sorted(grid.static.batches) if grid.static else ():
+        yield make("pcm", batch, 1, None)
+    if grid.files:
+        for concurrency in sorted(grid.files.concurrency):
+            yield make("file", 1, concurrency, None)
+        for share in sorted(grid.files.poisson):
+            yield make("file", 1, None, share)

@@ -1,0 +1,245 @@
+"""A sweep as pages that one can read: Markdown tables in the published layout, plots, and one HTML file of both."""
+
+import base64
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from carnelian_perf.inference.results import Measurement, sum_up_served
+from carnelian_perf.raw_file import command
+from carnelian_perf.sweeps.plots import draw_all
+from carnelian_perf.sweeps.results import find_missing, read_results
+from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
+from carnelian_perf.yardsticks.published import PublishedLatency
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2 { line-height: 1.2; } h1 { border-bottom: 3px solid var(--accent); padding-bottom: .3rem; }
+div.table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { text-align: right; } tbody tr:hover { background: #8882; }
+img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-wrap: anywhere; }
+"""
+
+Published = dict[tuple[float, int], PublishedLatency]
+Unserved = dict[tuple[float, int], float]
+"""Milliseconds without a server, by duration and batch."""
+
+
+def write_report(sweep: Path, published: Published, inference: Path | None = None) -> list[Path]:
+    """Write a sweep's Markdown page, plots and HTML page beside its folder.
+
+    Args:
+        sweep: The folder of `carnelian-perf sweep`.
+        published: The table to set beside it, by duration and batch; may be empty.
+        inference: A raw file of `carnelian-perf infer`, of the same network on the same machine.
+
+    Returns:
+        What was written: NAME.md, NAME_*.png, NAME.html.
+
+    Raises:
+        ValueError: the folder is not that of a sweep, or `inference` is not a raw file.
+    """
+    rows = make_rows(read_results(sweep))
+    base = sweep.parent / sweep.name
+    plots = draw_all(rows, published, base)
+    unserved = sum_up_served(Measurement.read(inference)) if inference else {}
+    page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved, find_missing(sweep))
+    markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
+    markdown.write_text(page, encoding="utf-8")
+    html.write_text(render_html(page, base.parent), encoding="utf-8")
+    return [markdown, *plots, html]
+
+
+def render_page(
+    rows: Sequence[Row],
+    published: Published,
+    name: str,
+    plots: Sequence[str],
+    unserved: Unserved,
+    missing: Sequence[str] = (),
+) -> str:
+    """The Markdown page; `missing` are cells that have not been measured yet."""
+    parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
+    if missing:
+        parts.append(f"**Not finished.** Cells without a result: {', '.join(missing)}.\n")
+    for group, found in itertools.groupby(rows, key=lambda row: row.group):
+        of_group = list(found)
+        model, precision, protocol, memory = group
+        backend = of_group[0].results[0].backend
+        shared = "" if memory == "none" else f", {memory} shared memory"
+        title = f"{model}, {precision}, {backend}, {protocol}{shared}"
+        static = [row for row in of_group if row.cell.input == "pcm"]
+        files = [row for row in of_group if row.cell.input == "file"]
+        if static:
+            parts += [
+                f"## Batches of samples: {title}\n",
+                render_static(static, published, unserved),
+                render_split(static),
+            ]
+        if files:
+            parts += [f"## Files, one per request: {title}\n", render_files(files), render_split(files)]
+    parts += [f"![{plot}]({plot})\n" for plot in plots]
+    return "\n".join(parts)
+
+
+def render_static(rows: Sequence[Row], published: Published, unserved: Unserved) -> str:
+    """Batches, one request at a time: the published layout, the published row beside each."""
+    head = ["Duration s", "Batch", *PERCENTILES, *(f"published {name}" for name in PERCENTILES if published)]
+    head += [*(["times as fast"] if published else []), "clips/s", "RTFx", "WER %", "CPU ms/clip"]
+    head += ["in process", "serving adds"] if unserved else []
+    lines = []
+    for row in rows:
+        cells = [f"{row.cell.duration_s:g}", f"{row.cell.batch}"]
+        beside = published.get((row.cell.duration_s, row.cell.batch))
+        theirs = [_show(getattr(beside, name) if beside else None) for name in PERCENTILES if published]
+        if not row.stable:
+            lines.append([*cells, row.status, *[""] * (len(PERCENTILES) - 1), *theirs])
+            continue
+        latency = row.latency_ms
+        cells += [_show(latency[name]) for name in PERCENTILES] + theirs
+        if published:
+            cells.append(f"{beside.avg / latency['avg']:.2f}" if beside else "-")
+        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _cpu(row)]
+        alone = unserved.get((row.cell.duration_s, row.cell.batch))
+        lines.append([*cells, *([_show(alone), f"{latency['p50'] / alone - 1:+.0%}"] if alone else [])])
+    note = (
+        "In process: features, network and decoding by `carnelian-perf infer`; serving adds to that at the median.\n\n"
+    )
+    return (note if unserved else "") + _table(head, lines) + _reasons(rows)
+
+
+def render_files(rows: Sequence[Row]) -> str:
+    """Files, in closed and open loops."""
+    head = [
+        "Duration s",
+        "Load",
+        "p50",
+        *PERCENTILES,
+        "clips/s",
+        "RTFx",
+        "WER %",
+        "mean batch",
+        "late %",
+        "CPU ms/clip",
+    ]
+    lines = []
+    for row in rows:
+        cells = [f"{row.cell.duration_s:g}", _load_words(row)]
+        if not row.stable:
+            lines.append([*cells, row.status])
+            continue
+        latency = row.latency_ms
+        cells += [_show(latency[name]) for name in ("p50", *PERCENTILES)]
+        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), f"{row.mean_batch:.1f}"]
+        lines.append([*cells, f"{row.delayed_percent:.0f}" if row.cell.poisson_share else "", _cpu(row)])
+    return _table(head, lines) + _reasons(rows)
+
+
+def render_split(rows: Sequence[Row]) -> str:
+    """Each stage's queue + input + infer + output, and what the ensemble costs over its acoustic stage."""
+    stable = [row for row in rows if row.stable]
+    if not stable:
+        return ""
+    stages = [stage for stage in STAGES if stage in stable[0].stages]
+    head = ["Duration s", "Load", "client and network", *stages, "all", "over acoustic"]
+    lines = []
+    for row in stable:
+        found, everything = row.stages, row.latency_ms["avg"]
+        over = everything / found["acoustic"].total - 1
+        cells = [
+            f"{row.cell.duration_s:g}",
+            _load_words(row),
+            _show(row.client_ms),
+            *(str(found[stage]) for stage in stages),
+        ]
+        lines.append([*cells, _show(everything), f"+{over:.0%}"])
+    legend = "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
+    return legend + _table(head, lines)
+
+
+def render_html(page: str, folder: Path) -> str:
+    """The Markdown page as one HTML file, its plots inside."""
+    from markdown_it import MarkdownIt
+
+    body = MarkdownIt("commonmark").enable("table").render(page)
+
+    def embed(found: re.Match[str]) -> str:
+        content = base64.b64encode((folder / found[1]).read_bytes()).decode()
+        return f'src="data:image/png;base64,{content}"'
+
+    body = re.sub(r'src="([^":]+\.png)"', embed, body)
+    body = body.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
+    title = page.splitlines()[0].removeprefix("# ")
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head>\n<body>\n{body}</body></html>\n'
+    )
+
+
+def _describe(rows: Sequence[Row], published: Published) -> str:
+    results = [result for row in rows for result in row.results]
+    first, busy = results[0], sorted(result.others_busy_cores for result in results)
+    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
+    dates = sorted(result.date for result in results)
+    commits = sorted({result.commit or "none" for result in results})
+    machine, speech, accuracy = first.machine, first.speech, first.accuracy
+    facts = [
+        "Latencies are milliseconds of a request, medians of the stable ones of "
+        f"{max(len(row.results) for row in rows)} round(s), by Triton's perf_analyzer; RTFx: seconds of audio per "
+        "second. A batch has clips of equal length, and one request is in flight.",
+        f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}. Each checked its transcripts.",
+        f"The timed clips are {speech['clips']} of each duration, cut from {speech['manifest']}. "
+        + (
+            f"WER: of its whole clips, {accuracy['utterances']:.0f} with {accuracy['words']:.0f} words."
+            if accuracy
+            else "The weights are random, so there is no WER: speed does not depend on them."
+        ),
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
+        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy just before the runs"
+        + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
+        f"Versions: {', '.join(f'{name} {version}' for name, version in first.versions.items())}.",
+        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command()}`.",
+    ]
+    if published:
+        table = next(iter(published.values()))
+        facts.append(
+            f"Published: {table.title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours."
+        )
+    return "".join(f"- {fact}\n" for fact in facts)
+
+
+_SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
+
+
+def _reasons(rows: Sequence[Row]) -> str:
+    """Why some rows have no numbers, as a list below the table."""
+    found = [f"- {row.cell.duration_s:g} s, {_load_words(row)}: {row.words}\n" for row in rows if not row.stable]
+    return "".join(["\n", *found]) if found else ""
+
+
+def _load_words(row: Row) -> str:
+    if row.cell.input == "pcm":
+        return f"batch {row.cell.batch}"
+    if row.cell.concurrency is None:
+        return f"Poisson, {row.cell.poisson_share:.0%}"
+    return f"{row.cell.concurrency} client{'s' if row.cell.concurrency > 1 else ''}"
+
+
+def _wer(row: Row) -> str:
+    return "-" if row.wer is None else f"{100 * row.wer:.1f}"
+
+
+def _cpu(row: Row) -> str:
+    return "-" if row.cpu_ms_per_clip is None else f"{row.cpu_ms_per_clip:.1f}"
+
+
+def _show(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.1f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["--:"] * len(head), *([*row, *[""] * (len(head) - len(row))] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,88 @@
+"""The result file of one cell of a sweep."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from carnelian_perf import raw_file
+from carnelian_perf.raw_file import RawFile
+from carnelian_perf.sweeps.grid import Cell, Grid, list_cells
+from carnelian_perf.sweeps.perf_analyzer import Report
+
+SUBJECT = "sweep"
+RESULT = "result.json"
+GRID = "grid.json"
+"""In the sweep's folder: what the results are part of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(RawFile):
+    """One run of perf_analyzer, or why there is none: the raw file of a cell."""
+
+    SUBJECT = SUBJECT
+
+    subject: str = SUBJECT
+    cell: Cell
+    status: Literal["stable", "unstable", "failed"]
+    reason: str | None
+    """Why it failed."""
+    report: Report | None
+    """What perf_analyzer found, unless it failed."""
+    date: str
+    """UTC, ISO 8601."""
+    command: list[str]
+    """perf_analyzer's, as it was run."""
+    commit: str | None
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    backend: str
+    """Of the acoustic stage."""
+    accuracy: dict[str, float]
+    """wer, cer, utterances and words of the manifest's whole clips, through the same server; empty of a network with
+    random weights."""
+    speech: dict[str, Any]
+    """Where the clips are from."""
+    others_busy_cores: float
+    """Cores that other processes kept busy just before the run."""
+    batches: dict[str, dict[int, int]]
+    """Stage -> batch size -> executions, perf_analyzer's warm-up included."""
+    cpu_ms_per_clip: float | None
+    """CPU time of the whole server, all cores together; None of a server that was not started here."""
+
+    @property
+    def rtfx(self) -> float | None:
+        """Seconds of audio per second, if stable."""
+        if self.report is None or self.report.clips_per_s is None:
+            return None
+        return self.report.clips_per_s * self.cell.duration_s
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Read all results of a sweep's folder, by name of the cell.
+
+    Raises:
+        ValueError: there are no results, or a file is not one.
+    """
+    paths = sorted(folder.glob(f"*/{RESULT}"))
+    if not paths:
+        raise ValueError(
+            f"a sweep's folder must be named, as `carnelian-perf sweep` makes it; {folder} has no */{RESULT}"
+        )
+    return [Result.read(path) for path in paths]
+
+
+def write_grid(grid: Grid, folder: Path) -> None:
+    """Keep a sweep's grid beside its results."""
+    raw_file.write(folder / GRID, grid.model_dump(mode="json"))
+
+
+def find_missing(folder: Path) -> list[str]:
+    """The cells of a sweep's grid that have no result yet; of a folder without a grid nobody can tell.
+
+    Raises:
+        ValueError: What is there is no grid.
+    """
+    if not (folder / GRID).is_file():
+        return []
+    grid = raw_file.read(folder / GRID, SUBJECT, Grid.model_validate_json)
+    return [cell.name for cell in list_cells(grid) if not (folder / cell.name / RESULT).is_file()]

@@ -1,0 +1,133 @@
+"""The rounds of a sweep's cells, put together: what the tables and plots of a report show."""
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from carnelian_perf.load import Split
+from carnelian_perf.sweeps.grid import Cell
+from carnelian_perf.sweeps.perf_analyzer import Report
+from carnelian_perf.sweeps.results import Result
+
+PERCENTILES = ("p90", "p95", "p99", "avg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell: the medians of its stable rounds, and what became of the others."""
+
+    cell: Cell
+    """Of its first round."""
+    results: list[Result]
+    stable: list[Report]
+
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """What a table has in common: model, precision, protocol, shared memory."""
+        return self.cell.model, self.cell.precision, self.cell.protocol, self.cell.shared_memory
+
+    @property
+    def status(self) -> str:
+        """Of the last round: stable, unstable or failed."""
+        return self.results[-1].status
+
+    @property
+    def words(self) -> str:
+        """Why there are no numbers."""
+        result = self.results[-1]
+        if result.report is None:
+            return f"failed: {result.reason}"
+        rates = [rate for found in self.results if found.report for rate, _ in found.report.windows]
+        return f"unstable, windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
+
+    @property
+    def latency_ms(self) -> dict[str, float]:
+        """avg, p50, p90, p95, p99 of a request."""
+        return {
+            name: statistics.median((report.latency_ms or {})[name] for report in self.stable) for name in _LATENCIES
+        }
+
+    @property
+    def clips_per_s(self) -> float:
+        """Throughput."""
+        return self._median(lambda report: report.clips_per_s or 0.0)
+
+    @property
+    def rtfx(self) -> float:
+        """Seconds of audio per second."""
+        return self.clips_per_s * self.cell.duration_s
+
+    @property
+    def client_ms(self) -> float:
+        """Sending, receiving and the network, as perf_analyzer counts them."""
+        return self._median(lambda report: sum((report.client_ms or {}).values()))
+
+    @property
+    def stages(self) -> dict[str, Split]:
+        """Milliseconds by stage, in the order that a clip takes: decode, features, acoustic, ctc."""
+        names = (self.stable[0].stages or {}) if self.stable else {}
+        short = {name.removeprefix(f"{self.cell.model}_").removeprefix("audio_"): name for name in names}
+        return {
+            stage: Split.median([(report.stages or {})[short[stage]] for report in self.stable])
+            for stage in STAGES
+            if stage in short
+        }
+
+    @property
+    def cpu_ms_per_clip(self) -> float | None:
+        """CPU time of the server, all cores together."""
+        found = [result.cpu_ms_per_clip for result in self.results if result.cpu_ms_per_clip]
+        return statistics.median(found) if found else None
+
+    @property
+    def acoustic_batches(self) -> dict[int, int]:
+        """Batch size of the acoustic stage -> executions."""
+        total: Counter[int] = Counter()
+        for result in self.results:
+            total.update(result.batches.get("acoustic", {}))
+        return dict(sorted(total.items()))
+
+    @property
+    def delayed_percent(self) -> float:
+        """Requests of an open loop that perf_analyzer sent late."""
+        return self._median(lambda report: report.delayed_percent)
+
+    @property
+    def mean_batch(self) -> float:
+        """Clips per execution of the acoustic stage."""
+        batches = self.acoustic_batches
+        return sum(size * count for size, count in batches.items()) / sum(batches.values())
+
+    @property
+    def wer(self) -> float | None:
+        """Of the model, on the manifest of the sweep; None of random weights."""
+        return self.results[-1].accuracy.get("wer")
+
+    def _median(self, value: Callable[[Report], float]) -> float:
+        return statistics.median(value(report) for report in self.stable)
+
+
+STAGES = ("decode", "features", "acoustic", "ctc")
+_LATENCIES = ("avg", "p50", "p90", "p95", "p99")
+
+
+def make_rows(results: Sequence[Result]) -> list[Row]:
+    """Put rounds together; rows are in the order of duration, batch and load."""
+    groups: dict[Cell, list[Result]] = {}
+    for result in results:
+        groups.setdefault(dataclasses.replace(result.cell, round=1), []).append(result)
+    rows = [
+        Row(
+            cell=cell,
+            results=sorted(found, key=lambda result: result.cell.round),
+            stable=[result.report for result in found if result.status == "stable" and result.report],
+        )
+        for cell, found in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
+
+
+def _load(row: Row) -> tuple[float, float]:
+    return row.cell.concurrency or 1e9, row.cell.poisson_share or 0.0

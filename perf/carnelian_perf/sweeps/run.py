@@ -1,0 +1,298 @@
+"""Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+from tritonclient import grpc
+
+from carnelian_perf import raw_file
+from carnelian_perf.accuracy.served import measure as measure_accuracy
+from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
+from carnelian_perf.load import LoadError, StageStatistics, read_statistics
+from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
+from carnelian_perf.sweeps import perf_analyzer
+from carnelian_perf.sweeps.grid import Cell, Grid, check_files, list_cells
+from carnelian_perf.sweeps.results import RESULT, Result, write_grid
+from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
+
+LOGGER = logging.getLogger(__name__)
+
+
+class CellError(RuntimeError):
+    """A cell cannot be measured; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The server under test."""
+
+    client: Any
+    """`tritonclient.grpc.InferenceServerClient`."""
+    urls: dict[str, str | None]
+    """By protocol."""
+    pid: int | None
+    """Of a server that was started here."""
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """A grid at work on a server."""
+
+    grid: Grid
+    out: Path
+    target: Target
+    program: Path
+    scratch: Path
+    facts: dict[str, Any]
+    """The fields that all results share."""
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model -> its backend, accuracy and stages."""
+    cuts: dict[float, list[Cut]] = field(default_factory=dict)
+    expected: dict[tuple[str, float], list[str]] = field(default_factory=dict)
+    """Model and duration -> what each clip says alone."""
+
+
+def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
+    """Measure the cells that have no result yet.
+
+    Args:
+        grid: What to measure.
+        out: The sweep's folder; each cell's has its name.
+        retry: Measure those again that were unstable or failed.
+
+    Returns:
+        The results of all cells, earlier ones included.
+
+    Raises:
+        PerfAnalyzerError: there is no perf_analyzer.
+        RuntimeError: the server could not be started or has ended, or lacks a model.
+        ValueError: a file of the grid is not there, the manifest has no clips, or a cell's file is no result.
+    """
+    program = perf_analyzer.find_perf_analyzer()
+    cells = list_cells(grid)
+    done = {cell.name: result for cell in cells if (result := _find_result(out / cell.name, retry))}
+    missing = [cell for cell in cells if cell.name not in done]
+    if missing:
+        check_files(grid)
+        write_grid(grid, out)
+        with contextlib.ExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
+            target = stack.enter_context(_open_target(grid, scratch))
+            sweep = Sweep(
+                grid=grid, out=out, target=target, program=program, scratch=scratch, facts=_find_facts(target, program)
+            )
+            sweep.models = {name: _examine(sweep, name) for name in dict.fromkeys(cell.model for cell in missing)}
+            for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
+                done[cell.name] = result = _measure(sweep, cell)
+                LOGGER.info("%s: %s", cell.name, describe(result))
+    return [done[cell.name] for cell in cells]
+
+
+def describe(result: Result) -> str:
+    """A result in one line."""
+    if result.report is None:
+        return f"{result.status}: {result.reason}"
+    if result.report.latency_ms is None:
+        rates = [rate for rate, _ in result.report.windows]
+        return f"unstable: windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
+    latency = result.report.latency_ms
+    return f"p50 {latency['p50']:.1f}, p95 {latency['p95']:.1f} ms, {result.report.clips_per_s:.1f} clips/s"
+
+
+def _find_result(folder: Path, retry: bool) -> Result | None:
+    if not (folder / RESULT).is_file():
+        return None
+    try:
+        result = Result.read(folder / RESULT)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it, and its cell is measured again") from error
+    return None if retry and result.status != "stable" else result
+
+
+@contextlib.contextmanager
+def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
+    with contextlib.ExitStack() as stack:
+        if grid.server is not None:
+            urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
+        else:
+            from carnelian_serving.launcher import Server
+
+            repository = grid.repository
+            if grid.random_weights:
+                from carnelian_perf.networks import export_random
+
+                repository = scratch / "models"
+                export_random(grid.random_weights, repository)
+            server = stack.enter_context(
+                Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+            )
+            urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
+        client = grpc.InferenceServerClient(urls["grpc"])
+        stack.callback(client.close)
+        yield Target(client=client, urls=urls, pid=pid)
+
+
+def _find_facts(target: Target, program: Path) -> dict[str, Any]:
+    triton = _ask(target, lambda: target.client.get_server_metadata().version)
+    versions = {**find_versions(), "tritonserver": triton, "perf_analyzer": perf_analyzer.find_version(program)}
+    return {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
+
+
+def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
+    """What is served under a name, and how well it hears the manifest."""
+    client = sweep.target.client
+    names = [model, *([f"{model}_pcm"] if sweep.grid.static else [])]
+    for name in names:
+        if not _ask(sweep.target, lambda name=name: client.is_model_ready(name)):
+            raise RuntimeError(
+                f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
+            )
+    accuracy: dict[str, float] = {}
+    if not sweep.grid.random_weights:
+        rates = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model).error_rates()
+        accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
+    return {
+        "backend": client.get_model_config(f"{model}_acoustic").config.backend,
+        "stages": [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step],
+        "accuracy": accuracy,
+    }
+
+
+def _list_models(client: Any) -> str:
+    try:
+        return "has " + ", ".join(entry.name for entry in client.get_model_repository_index().models)
+    except grpc.InferenceServerException:  # Triton's model-repository protocol is closed, as the chart leaves it
+        return "does not tell which it has"
+
+
+def _ask(target: Target, question: Any) -> Any:
+    try:
+        return question()
+    except grpc.InferenceServerException as error:
+        raise RuntimeError(
+            f"the server at {target.urls['grpc']} must answer, but does not: {error.message()}; start it "
+            "(`carnelian-serve`), then run the same command again: cells that are done are kept"
+        ) from error
+
+
+def _measure(sweep: Sweep, cell: Cell) -> Result:
+    """Measure a cell; what fails is recorded, unless the server is gone."""
+    grid, facts = sweep.grid, sweep.models[cell.model]
+    folder = sweep.out / cell.name
+    _empty(folder)
+    _ask(sweep.target, sweep.target.client.is_server_ready)
+    command: list[str] = []
+    report, reason = None, None
+    busy = measure_busy_cores(0.5)
+    before, cpu_s = _count(sweep, cell)
+    after, cpu_after_s = before, cpu_s
+    try:
+        cuts = _cut(sweep, cell.duration_s)
+        expected = _expect(sweep, cell)
+        check_answers(sweep.target.client, cell, cuts, expected)
+        command = _write_command(sweep, cell, cuts, expected)
+        before, cpu_s = _count(sweep, cell)
+        report = perf_analyzer.run(command, folder, grid.timeout_s)
+        after, cpu_after_s = _count(sweep, cell)
+        check_answers(sweep.target.client, cell, cuts, expected)
+    except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
+        report, reason = None, str(error)
+    clips = sum(size * count for size, count in after["acoustic"].since(before["acoustic"]).batches.items())
+    result = Result(
+        cell=cell,
+        status="failed" if report is None else report.status,
+        reason=reason,
+        report=report,
+        date=raw_file.now(),
+        command=["perf_analyzer", *command[1:]] if command else [],
+        backend=facts["backend"],
+        accuracy=facts["accuracy"],
+        speech={"manifest": str(grid.manifest), "clips": grid.clips, "format": _file_format(grid)},
+        others_busy_cores=round(busy, 2),
+        batches={stage: after[stage].since(before[stage]).batches for stage in before},
+        cpu_ms_per_clip=round(1e3 * (cpu_after_s - cpu_s) / clips, 3) if clips and sweep.target.pid else None,
+        **sweep.facts,
+    )
+    result.write(folder / RESULT)
+    return result
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _count(sweep: Sweep, cell: Cell) -> tuple[dict[str, StageStatistics], float]:
+    """What the stages have executed so far, by the stage's last word, and the CPU time of the server."""
+    stages = sweep.models[cell.model]["stages"]
+    prefix = f"{cell.model}_"
+    statistics = {stage.removeprefix(prefix): read_statistics(sweep.target.client, stage) for stage in stages}
+    return statistics, measure_cpu_s(sweep.target.pid) if sweep.target.pid else 0.0
+
+
+def _file_format(grid: Grid) -> Literal["flac", "wav"]:
+    return grid.files.format if grid.files else "flac"
+
+
+def _cut(sweep: Sweep, duration_s: float) -> list[Cut]:
+    if duration_s not in sweep.cuts:
+        grid = sweep.grid
+        sweep.cuts = {duration_s: cut_equal(grid.manifest, duration_s, grid.clips, _file_format(grid))}
+    return sweep.cuts[duration_s]
+
+
+def _expect(sweep: Sweep, cell: Cell) -> list[str]:
+    """What each clip says alone: a transcript depends on its audio, not on company, transport or load."""
+    key = (cell.model, cell.duration_s)
+    if key not in sweep.expected:
+        sweep.expected[key] = [
+            transcribe_file(sweep.target.client, cell.model, cut) for cut in _cut(sweep, cell.duration_s)
+        ]
+    return sweep.expected[key]
+
+
+def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> list[str]:
+    grid = sweep.grid
+    # Where perf_analyzer's own check works, it sees every answer under load.
+    checked = (cell.input, cell.protocol, cell.shared_memory, cell.poisson_share) == ("file", "grpc", "none", None)
+    data = sweep.scratch / f"{cell.input}_{cell.duration_s:g}s_{cell.model if checked else 'unchecked'}.json"
+    if not data.is_file():
+        if cell.input == "pcm":
+            write_pcm(data, cuts)
+        else:
+            write_files(data, cuts, expected if checked else None)
+    load = (
+        ["--concurrency-range", str(cell.concurrency)]
+        if cell.poisson_share is None
+        else ["--async", "--request-distribution", "poisson", "--request-rate-range", f"{_find_rate(sweep, cell):.3f}"]
+    )
+    memory = [] if cell.shared_memory == "none" else ["--shared-memory", cell.shared_memory]
+    return [
+        *(str(sweep.program), "-v", "-m", cell.served_model),
+        *("-i", cell.protocol, "-u", str(sweep.target.urls[cell.protocol])),
+        *("--input-data", str(data), "-b", str(cell.batch), *memory, *load),
+        *("--measurement-mode", "count_windows", "--measurement-request-count", str(grid.requests)),
+        *("-s", f"{grid.stability_percent:g}", "-r", str(grid.windows)),
+        *("--verbose-csv", "-f", perf_analyzer.REPORT),
+    ]
+
+
+def _find_rate(sweep: Sweep, cell: Cell) -> float:
+    """Requests per second: the share of what the closed loop with most clients reached."""
+    assert sweep.grid.files is not None
+    assert cell.poisson_share is not None
+    closed = replace(cell, poisson_share=None, concurrency=max(sweep.grid.files.concurrency))
+    found = _find_result(sweep.out / closed.name, retry=False)
+    if found is None or found.report is None or not found.report.windows:
+        raise CellError(f"the rate is a share of {closed.name}'s throughput, but that cell has none")
+    rate = found.report.clips_per_s
+    if rate is None:  # unstable: the best that it did
+        rate = max(window for window, _ in found.report.windows)
+    return cell.poisson_share * rate

@@ -1,0 +1,72 @@
+"""Are the answers right? perf_analyzer's requests sent once more, and compared with what each clip says alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from carnelian_perf.cuts import Cut
+from carnelian_perf.load import ask
+from carnelian_perf.sweeps.grid import Cell
+
+
+class TranscriptError(RuntimeError):
+    """An answer is wrong; the message says what was found."""
+
+
+def transcribe_file(client: Any, model: str, cut: Cut) -> str:
+    """Send a clip's file to `<model>`.
+
+    Raises:
+        LoadError: The server answered with an error.
+    """
+    data = np.frombuffer(cut.file, np.uint8)[np.newaxis]
+    (text,) = _infer(client, model, {"AUDIO": data}, "a clip")
+    return text
+
+
+def transcribe_batch(client: Any, model: str, cuts: Sequence[Cut]) -> list[str]:
+    """Send clips of one length to `<model>_pcm`, in one request.
+
+    Raises:
+        LoadError: The server answered with an error.
+    """
+    signal = np.stack([cut.samples for cut in cuts])
+    lengths = np.full((len(cuts), 1), signal.shape[1], np.int32)
+    return _infer(client, f"{model}_pcm", {"SIGNAL": signal, "SIGNAL_LENGTH": lengths}, f"a batch of {len(cuts)}")
+
+
+def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> None:
+    """Send what perf_analyzer sends in a cell, each different request once.
+
+    Args:
+        client: A `tritonclient.grpc.InferenceServerClient`.
+        cell: The model, the kind of input and the batch.
+        cuts: The clips.
+        expected: What each says alone: a transcript depends on its audio, not on its company.
+
+    Raises:
+        TranscriptError: An answer is another one.
+        LoadError: The server answered with an error.
+    """
+    if cell.input == "file":
+        batches = [[index] for index in range(len(cuts))]
+        answers = [[transcribe_file(client, cell.model, cut)] for cut in cuts]
+    else:
+        # perf_analyzer's request number n begins at clip n * batch, and goes round.
+        starts = sorted({number * cell.batch % len(cuts) for number in range(len(cuts))})
+        batches = [[(start + place) % len(cuts) for place in range(cell.batch)] for start in starts]
+        answers = [transcribe_batch(client, cell.model, [cuts[index] for index in batch]) for batch in batches]
+    for batch, texts in zip(batches, answers, strict=True):
+        for index, text in zip(batch, texts, strict=True):
+            if text != expected[index]:
+                raise TranscriptError(
+                    f"clip {index} must be transcribed as alone, {expected[index]!r}, but in a batch of {cell.batch} "
+                    f"to {cell.served_model} it is {text!r}"
+                )
+
+
+def _infer(client: Any, model: str, inputs: dict[str, npt.NDArray[Any]], of_what: str) -> list[str]:
+    result, _ = ask(client, model, inputs, ("TRANSCRIPT",), of_what)
+    return [text.decode() for text in result.as_numpy("TRANSCRIPT")[:, 0]]

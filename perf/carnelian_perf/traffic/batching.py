@@ -1,0 +1,127 @@
+"""Measures how batches form: each candidate on the real server, in shuffled traffic, in turns."""
+
+import contextlib
+import logging
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from carnelian_serving.launcher import Server
+from tritonclient import grpc
+
+from carnelian_perf import raw_file
+from carnelian_perf.clips import SEED, Clip, shuffle_order
+from carnelian_perf.load import Answer, drive, read_statistics
+from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.traffic.batching_results import Measurement, Run
+from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
+
+LOGGER = logging.getLogger(__name__)
+
+QUEUE_DELAYS_MS = (0.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    repository: Path
+    model: str
+    padded: onnx.ModelProto
+    """The model's network for padded batches."""
+    clips: Sequence[Clip]
+    source: str
+    """Where the clips are from, in words."""
+    concurrency: int
+    num_requests: int
+    """Of each run."""
+    rounds: int
+    candidates: Sequence[Candidate] = CANDIDATES
+    queue_delays_ms: Sequence[float] = QUEUE_DELAYS_MS
+
+
+def measure(plan: Plan) -> Iterator[Measurement]:
+    """Run every candidate with every queue delay, once in each round and in another order in each.
+
+    Yields:
+        After each round what was measured so far.
+
+    Raises:
+        ServerError: a variant could not be served.
+        LoadError: a request failed.
+    """
+    cells = [(candidate, delay) for candidate in plan.candidates for delay in plan.queue_delays_ms]
+    commit = find_commit()  # now: a raw file that is checked in changes the tree
+    runs: list[Run] = []
+    transcripts: dict[int, set[str]] = {}
+    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
+        # All of them are up all the time, so that rounds are short: what disturbs the machine, disturbs all alike.
+        servers = {cell: stack.enter_context(_serve(plan, Path(folder), *cell)) for cell in cells}
+        for round_number in range(1, plan.rounds + 1):
+            random.Random(SEED + round_number).shuffle(cells)
+            for candidate, delay in cells:
+                run, answers = _measure_once(plan, servers[candidate, delay], candidate, delay, round_number)
+                runs.append(run)
+                for answer in answers:
+                    transcripts.setdefault(answer.clip, set()).add(answer.transcript)
+                speed = len(answers) / run.wall_s
+                LOGGER.info("round %d: %s, queue delay %g ms: %.1f clips/s", round_number, candidate.name, delay, speed)
+            yield _sum_up(plan, commit, runs, transcripts)
+
+
+def _sum_up(plan: Plan, commit: str | None, runs: Sequence[Run], transcripts: Mapping[int, set[str]]) -> Measurement:
+    return Measurement(
+        model=plan.model,
+        **raw_file.describe_origin(commit),
+        concurrency=plan.concurrency,
+        traffic={"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
+        candidates={candidate.name: candidate.title for candidate in plan.candidates},
+        mismatches=[
+            f"clip {clip}: {' / '.join(sorted(found))}" for clip, found in sorted(transcripts.items()) if len(found) > 1
+        ],
+        runs=list(runs),
+    )
+
+
+def _serve(plan: Plan, folder: Path, candidate: Candidate, queue_delay_ms: float) -> Server:
+    repository = folder / f"{candidate.name}_{queue_delay_ms:g}ms"
+    build_variant(plan.repository, repository, plan.model, candidate, queue_delay_ms, plan.padded)
+    return Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+
+
+def _measure_once(
+    plan: Plan, server: Server, candidate: Candidate, queue_delay_ms: float, round_number: int
+) -> tuple[Run, list[Answer]]:
+    order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
+    stages = [f"{plan.model}_{stage}" for stage in ("acoustic", "features")]
+    others_busy_cores = measure_busy_cores()
+    client = grpc.InferenceServerClient(server.grpc_url)
+    try:
+        drive(client, plan.model, plan.clips, order[: plan.concurrency], plan.concurrency)  # warms up
+        cpu_s = measure_cpu_s(server.pid)
+        before = [read_statistics(client, stage) for stage in stages]
+        answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
+        after = [read_statistics(client, stage) for stage in stages]
+        cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
+    finally:
+        client.close()
+    acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
+    run = Run(
+        candidate=candidate.name,
+        queue_delay_ms=queue_delay_ms,
+        round=round_number,
+        others_busy_cores=round(others_busy_cores, 2),
+        wall_s=wall_s,
+        audio_s=sum(plan.clips[index].duration_s for index in order),
+        latencies_s=[round(answer.latency_s, 5) for answer in answers],
+        acoustic_batches=acoustic.batches,
+        feature_batches=features.batches,
+        acoustic_compute_s=acoustic.compute_s,
+        server_cpu_s=round(cpu_s, 2),
+        real_frames=sum(plan.clips[index].frames for index in order),
+        processed_frames=sum(answer.processed_frames for answer in answers),
+    )
+    return run, answers

@@ -1,0 +1,118 @@
+"""The raw file of a batching measurement: what was measured, on what, and every run of it."""
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from carnelian_perf.percentile import find_percentile
+from carnelian_perf.raw_file import RawFile
+
+SUBJECT = "batching"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One candidate with one queue delay, once."""
+
+    candidate: str
+    queue_delay_ms: float
+    round: int
+    others_busy_cores: float
+    """Cores that other processes kept busy just before the server was started."""
+    wall_s: float
+    audio_s: float
+    latencies_s: list[float]
+    acoustic_batches: dict[int, int]
+    """Batch size -> executions, from Triton's statistics; so below."""
+    feature_batches: dict[int, int]
+    acoustic_compute_s: float
+    server_cpu_s: float
+    """CPU time of the server and its models, of all cores together."""
+    real_frames: int
+    """Of the clips sent."""
+    processed_frames: float
+    """That the acoustic network went over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(RawFile):
+    """A raw file."""
+
+    SUBJECT = SUBJECT
+
+    subject: str = SUBJECT
+    model: str
+    date: str
+    """UTC, ISO 8601."""
+    command: str
+    commit: str | None
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    concurrency: int
+    traffic: dict[str, Any]
+    """Where the clips are from, and their durations in seconds."""
+    candidates: dict[str, str]
+    """Name -> title, in the order of the tables."""
+    mismatches: list[str]
+    """Clips whose transcript was not the same in every run; empty if all were."""
+    runs: list[Run]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The rounds of one candidate and queue delay: medians of the rounds, counts over all of them."""
+
+    candidate: str
+    queue_delay_ms: float
+    clips_per_s: float
+    audio_s_per_s: float
+    latency_ms: tuple[float, float, float]
+    """50th, 95th and 99th percentile."""
+    acoustic_batches: dict[int, int]
+    mean_batch: float
+    acoustic_ms_per_clip: float
+    cpu_ms_per_clip: float
+    padding_ratio: float
+    """Frames that the acoustic network went over, per frame of the clips."""
+
+
+def summarise(measurement: Measurement) -> list[Summary]:
+    """Sum the runs up, in the order of candidates and delays."""
+    groups: dict[tuple[str, float], list[Run]] = {}
+    for run in measurement.runs:
+        groups.setdefault((run.candidate, run.queue_delay_ms), []).append(run)
+    places = list(measurement.candidates)
+    keys = sorted(groups, key=lambda key: (places.index(key[0]), key[1]))
+    return [_summarise_group(candidate, delay, groups[candidate, delay]) for candidate, delay in keys]
+
+
+def choose_best(summaries: list[Summary]) -> dict[str, Summary]:
+    """Each candidate with the queue delay that gave it the highest throughput."""
+    best: dict[str, Summary] = {}
+    for summary in summaries:
+        if summary.candidate not in best or summary.clips_per_s > best[summary.candidate].clips_per_s:
+            best[summary.candidate] = summary
+    return best
+
+
+def _summarise_group(candidate: str, queue_delay_ms: float, runs: list[Run]) -> Summary:
+    batches: Counter[int] = Counter()
+    for run in runs:
+        batches.update(run.acoustic_batches)
+    clips = sum(size * count for size, count in batches.items())
+    p50, p95, p99 = (
+        1000 * statistics.median(find_percentile(run.latencies_s, percent) for run in runs) for percent in (50, 95, 99)
+    )
+    return Summary(
+        candidate=candidate,
+        queue_delay_ms=queue_delay_ms,
+        clips_per_s=statistics.median(len(run.latencies_s) / run.wall_s for run in runs),
+        audio_s_per_s=statistics.median(run.audio_s / run.wall_s for run in runs),
+        latency_ms=(p50, p95, p99),
+        acoustic_batches=dict(sorted(batches.items())),
+        mean_batch=clips / sum(batches.values()),
+        acoustic_ms_per_clip=1000 * statistics.median(run.acoustic_compute_s / len(run.latencies_s) for run in runs),
+        cpu_ms_per_clip=1000 * statistics.median(run.server_cpu_s / len(run.latencies_s) for run in runs),
+        padding_ratio=sum(run.processed_frames for run in runs) / sum(run.real_frames for run in runs),
+    )

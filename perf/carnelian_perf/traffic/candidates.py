@@ -1,0 +1,101 @@
+"""How batches could form from clips of mixed length, and a model repository that does it so.
+
+Each candidate is the shipped repository with changes made by code: on the parsed configurations, on the acoustic
+graph, and by a padding stage behind the shipped features.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import onnx
+from tritonclient.grpc import model_config_pb2 as pb
+
+from carnelian_perf.load import PROCESSED_FRAMES
+from carnelian_perf.repository import copy_model, read_config, write_config
+from carnelian_perf.traffic.graph import count_frames, pad_inside
+
+Padding = Literal["buckets", "batch", "in graph", "none"]
+
+BUCKETS_S = (4, 8, 16, 60)
+"""Seconds; the last one is the longest clip that is served."""
+FRAMES_PER_S = 100
+VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to form batches."""
+
+    name: str
+    title: str
+    padding: Padding
+    """Who pads: the feature stage, to buckets or to its batch; the acoustic graph; nobody beyond what is shipped."""
+
+
+CANDIDATES = (
+    Candidate("buckets", f"(a) buckets of {', '.join(map(str, BUCKETS_S))} s", "buckets"),
+    Candidate("feature_batch", "(b) padded to the feature stage's batch", "batch"),
+    Candidate("ragged_padded", "(c) ragged, padded in the graph", "in graph"),
+    Candidate("ragged", "(c) ragged, as shipped", "none"),
+)
+
+
+def build_variant(
+    shipped: Path, target: Path, model: str, candidate: Candidate, queue_delay_ms: float, padded: onnx.ModelProto
+) -> None:
+    """Write a repository that forms batches as the candidate says.
+
+    Args:
+        shipped: The repository to start from.
+        target: A folder to make.
+        model: The recogniser; others are left out.
+        candidate: What to change.
+        queue_delay_ms: How long the acoustic stage waits for company.
+        padded: The network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1].
+    """
+    ensemble = copy_model(shipped, target, model)
+    write_config(target / model, count_in_ensemble(ensemble, f"{model}_acoustic"))
+    acoustic = target / f"{model}_acoustic"
+    write_config(acoustic, change_acoustic(read_config(acoustic), candidate.padding, queue_delay_ms))
+    graph_path = acoustic / VERSION / "model.onnx"
+    if candidate.padding == "none":
+        graph = onnx.load(graph_path)
+    else:
+        graph = pad_inside(padded) if candidate.padding == "in graph" else padded
+    onnx.save(count_frames(graph), graph_path)
+    if candidate.padding in ("buckets", "batch"):
+        _pad_features(target / f"{model}_features" / VERSION, candidate.padding)
+
+
+def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: float) -> pb.ModelConfig:
+    """The acoustic stage's configuration for who pads; it also answers :data:`PROCESSED_FRAMES`."""
+    changed = pb.ModelConfig()
+    changed.CopyFrom(config)
+    changed.dynamic_batching.max_queue_delay_microseconds = round(1000 * queue_delay_ms)
+    changed.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
+    if padding in ("buckets", "batch"):
+        del changed.batch_input[:]
+        for tensor in changed.input:
+            tensor.allow_ragged_batch = False
+    return changed
+
+
+def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> pb.ModelConfig:
+    """An ensemble that passes its acoustic stage's :data:`PROCESSED_FRAMES` on."""
+    changed = pb.ModelConfig()
+    changed.CopyFrom(config)
+    changed.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
+    for step in changed.ensemble_scheduling.step:
+        if step.model_name == acoustic:
+            step.output_map[PROCESSED_FRAMES] = PROCESSED_FRAMES
+    return changed
+
+
+def _pad_features(folder: Path, padding: Padding) -> None:
+    (folder / "dali.py").rename(folder / "shipped.py")
+    shutil.copyfile(Path(__file__).with_name("padded_features.py"), folder / "dali.py")
+    buckets = [seconds * FRAMES_PER_S + 1 for seconds in BUCKETS_S] if padding == "buckets" else []
+    (folder / "padding.json").write_text(json.dumps({"bucket_frames": buckets}))

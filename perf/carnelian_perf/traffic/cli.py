@@ -1,0 +1,135 @@
+"""Commands of `carnelian-perf` about clips of mixed length: batching, mixed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carnelian_perf.options import (
+    DEMO_MANIFEST,
+    ClipsManifest,
+    OptionalPath,
+    check_file,
+    check_model_and_clips,
+    describe_clips,
+    raw_file_option,
+    render_option,
+    served_repository,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def batching(
+    repository: Annotated[Path, typer.Option(help="The repository that the candidates are variants of.")] = Path(
+        "model_repository"
+    ),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
+        "demo/quartznet_demo.pt"
+    ),
+    manifest: ClipsManifest = None,
+    concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 16,
+    requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
+    rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 5,
+    out: Annotated[
+        OptionalPath, raw_file_option("MODEL_batching.json", "Raw file; table and plot go beside it.")
+    ] = None,
+    render: Annotated[OptionalPath, render_option("table and plot")] = None,
+) -> None:
+    """Measure how batches form from clips of mixed length, for each candidate way.
+
+    Starts a server on 127.0.0.1 for each candidate and queue delay, twelve in all, and takes them in turns. Each
+    needs about 0.5 GB of memory for the demo model.
+    """
+    from carnelian_perf.traffic.render_batching import render as render_pages
+
+    if render is not None:
+        check_file("--render", render)
+        print("\n".join(f"wrote {path}" for path in render_pages(render)))
+        return
+    check_file("--checkpoint", checkpoint)
+    check_model_and_clips(repository, model, manifest)
+    out = out or Path("perf/results") / f"{model}_batching.json"
+
+    from carnelian_export.to_onnx import export_padded
+    from carnelian_training.checkpoint import load_model
+
+    from carnelian_perf.clips import cut_clips, load_clips
+    from carnelian_perf.traffic.batching import Plan, measure
+
+    plan = Plan(
+        repository=repository,
+        model=model,
+        padded=export_padded(load_model(checkpoint)[1]),
+        clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+        source=describe_clips(manifest),
+        concurrency=concurrency,
+        num_requests=requests,
+        rounds=rounds,
+    )
+    for measurement in measure(plan):
+        measurement.write(out)  # after each round, so that it is not lost if a later one fails
+    print("\n".join(f"wrote {path}" for path in render_pages(out)))
+    if measurement.mismatches:
+        raise ValueError(
+            f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
+            f"(is {checkpoint} what {model} was exported from?): {measurement.mismatches[0]}"
+        )
+
+
+@app.command()
+def mixed(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
+        "demo/quartznet_demo.pt"
+    ),
+    random_weights: Annotated[
+        OptionalPath,
+        typer.Option(help="A training YAML whose network is served with random weights, in place of the three above."),
+    ] = None,
+    manifest: ClipsManifest = None,
+    target: Annotated[float, typer.Option(help="Limit for the 95th percentile, in milliseconds.", min=1)] = 500,
+    seconds: Annotated[float, typer.Option(help="Seconds during which clips arrive in each run.", min=0.1)] = 10,
+    steps: Annotated[int, typer.Option(help="Steps of the bisection of the rate.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
+    out: Annotated[OptionalPath, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("page and plot")] = None,
+) -> None:
+    """Measure how many clips of mixed length a second are answered in time, in an open loop.
+
+    Starts three servers on 127.0.0.1: as shipped, with buckets, and for clients that pad to multiples of 10 s.
+    """
+    from carnelian_perf.traffic.render_mixed import render as render_pages
+
+    if render is None:
+        check_file("--checkpoint", checkpoint)
+        with served_repository(repository, model, random_weights) as (repository, model):
+            check_model_and_clips(repository, model, manifest)
+            from carnelian_export.to_onnx import export_padded
+            from carnelian_training.checkpoint import load_model
+
+            from carnelian_perf.clips import cut_clips, load_clips
+            from carnelian_perf.networks import load_network
+            from carnelian_perf.traffic.mixed import Plan, measure
+
+            # A YAML's random weights are the same each time.
+            network = (load_network(random_weights) if random_weights else load_model(checkpoint))[1]
+            plan = Plan(
+                repository=repository,
+                model=model,
+                padded=export_padded(network),
+                clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
+                source=describe_clips(manifest),
+                target_ms=target,
+                seconds=seconds,
+                steps=steps,
+                rounds=rounds,
+            )
+            render = out or Path("perf/results") / f"{model}_mixed.json"
+            for measurement in measure(plan):
+                measurement.write(render)  # after each step, so that it is not lost if a later one fails
+    check_file("--render", render)
+    print("\n".join(f"wrote {path}" for path in render_pages(render)))

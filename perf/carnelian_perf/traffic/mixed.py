@@ -1,0 +1,241 @@
+"""Mixed traffic in an open loop: how many clips a second are answered within a target, and at what padding.
+
+Systems: the repository as it is, fed clips as they are; the same with buckets; and the practice of others, in which the
+client pads each clip to whole multiples of 10 s, so that Triton's batcher can join them and the network computes the
+padding. For each, a closed loop finds the capacity, then a bisection, from there, the highest rate of Poisson arrivals
+whose 95th percentile meets the target. Systems take turns, step by step, with the same clips.
+"""
+
+import contextlib
+import io
+import logging
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import soundfile
+from carnelian_serving.launcher import Server
+from tqdm import tqdm
+from tritonclient import grpc
+
+from carnelian_perf import raw_file
+from carnelian_perf.clips import SAMPLE_RATE_HZ, SEED, Clip, shuffle_order
+from carnelian_perf.load import drive, read_statistics
+from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
+from carnelian_perf.traffic.mixed_results import SUBJECT, Measurement, Run, meets
+from carnelian_perf.traffic.open_loop import Outcome, draw_arrivals, drive_open
+
+LOGGER = logging.getLogger(__name__)
+
+CLIENT_PADDING_S = 10
+CLOSED_LOOP_CLIENTS = 16
+HIGHEST_SHARE = 1.4
+"""Of the closed loop's throughput: where the search for a rate ends. It begins at half of it."""
+BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to serve mixed traffic."""
+
+    name: str
+    title: str
+    candidate: Candidate
+    pads_at_client: bool
+
+
+SYSTEMS = (
+    System("shipped", "as shipped: ragged batches, clips as they are", BY_NAME["ragged"], False),
+    System("buckets", "buckets of 4, 8, 16, 60 s on the server", BY_NAME["buckets"], False),
+    System("padded", "client pads to multiples of 10 s, batches of equal shapes", BY_NAME["feature_batch"], True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    repository: Path
+    model: str
+    padded: onnx.ModelProto
+    """The model's network for padded batches."""
+    clips: Sequence[Clip]
+    source: str
+    target_ms: float
+    """Of the 95th percentile."""
+    seconds: float
+    """Of arrivals in a run."""
+    steps: int
+    """Of the bisection."""
+    rounds: int
+    systems: Sequence[System] = SYSTEMS
+
+
+@dataclass
+class _Search:
+    """A bisection of the rate."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+
+def measure(plan: Plan) -> Iterator[Measurement]:
+    """Find each system's capacity and its rate at the target.
+
+    Yields:
+        After each step, in which every system has had its turn, what was measured so far.
+
+    Raises:
+        ServerError: a variant could not be served.
+        LoadError: a request of the closed loop failed.
+    """
+    facts = _describe(plan)
+    runs: list[Run] = []
+    transcripts: dict[str, dict[int, set[str]]] = {system.name: {} for system in plan.systems}
+    clips = {system.name: _clips_of(plan, system) for system in plan.systems}
+    total = plan.rounds * len(plan.systems) * (1 + plan.steps)
+    with _serve(plan) as servers, tqdm(total=total, desc=SUBJECT, unit="run", disable=None) as bar:
+        for round_number in range(1, plan.rounds + 1):
+            searches: dict[str, _Search] = {}
+            for step in range(1 + plan.steps):
+                for system in _shuffle(plan.systems, round_number, step):
+                    search = searches.get(system.name)
+                    rate = search.middle if search else None
+                    run, outcome = _measure_once(
+                        plan, servers[system.name], system, clips[system.name], rate, round_number, step
+                    )
+                    runs.append(run)
+                    for answer in outcome.answers:
+                        transcripts[system.name].setdefault(answer.clip, set()).add(answer.transcript)
+                    if search is None:
+                        searches[system.name] = _Search(0.0, HIGHEST_SHARE * len(run.latencies_s) / run.wall_s)
+                    elif meets(run, plan.target_ms):
+                        search.low = search.middle
+                    else:
+                        search.high = search.middle
+                    _log(run)
+                    bar.update()
+                yield Measurement(facts={**facts, "mismatches": _find_mismatches(plan, transcripts)}, runs=list(runs))
+
+
+def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]]]) -> list[int]:
+    """The clips that did not get the same transcript in every run.
+
+    Systems whose clients pad are left out: their clips are other ones, which end in up to 10 s of silence.
+    """
+    seen = [transcripts[system.name] for system in plan.systems if not system.pads_at_client]
+    return [index for index in range(len(plan.clips)) if len({t for found in seen for t in found.get(index, ())}) > 1]
+
+
+def pad_clip(clip: Clip, seconds: int = CLIENT_PADDING_S) -> Clip:
+    """Add silence up to the next multiple of `seconds`, as clients do where the server cannot batch unequal clips."""
+    samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
+    size = -(-len(samples) // (seconds * SAMPLE_RATE_HZ)) * seconds * SAMPLE_RATE_HZ
+    file = io.BytesIO()
+    soundfile.write(file, np.pad(samples, (0, size - len(samples))), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    return Clip(file.getvalue(), clip.duration_s, clip.frames)
+
+
+def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[System]:
+    """Another order in each step, the same ones in every measurement."""
+    order = list(systems)
+    random.Random(SEED + 100 * round_number + step).shuffle(order)
+    return order
+
+
+def _clips_of(plan: Plan, system: System) -> Sequence[Clip]:
+    return [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    return {
+        "subject": SUBJECT,
+        "model": plan.model,
+        **raw_file.describe_origin(find_commit()),
+        "target_ms": plan.target_ms,
+        "seconds": plan.seconds,
+        "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
+        "systems": {system.name: system.title for system in plan.systems},
+    }
+
+
+@contextlib.contextmanager
+def _serve(plan: Plan) -> Iterator[dict[str, Server]]:
+    with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
+        servers = {}
+        for system in plan.systems:
+            repository = Path(folder) / system.name
+            build_variant(plan.repository, repository, plan.model, system.candidate, 0.0, plan.padded)
+            server = Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+            servers[system.name] = stack.enter_context(server)
+        yield servers
+
+
+def _measure_once(
+    plan: Plan,
+    server: Server,
+    system: System,
+    clips: Sequence[Clip],
+    rate: float | None,
+    round_number: int,
+    step: int,
+) -> tuple[Run, Outcome]:
+    acoustic = f"{plan.model}_acoustic"
+    client = grpc.InferenceServerClient(server.grpc_url)
+    try:
+        if rate is None:
+            drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)  # warms up
+        busy = measure_busy_cores(0.5)
+        before, cpu_s = read_statistics(client, acoustic), measure_cpu_s(server.pid)
+        if rate is None:
+            order = shuffle_order(len(clips), len(clips), round_number)
+            answers, wall_s = drive(client, plan.model, clips, order, CLOSED_LOOP_CLIENTS)
+            outcome = Outcome(answers, [], wall_s)
+        else:
+            order = shuffle_order(max(round(rate * plan.seconds), len(clips)), len(clips), round_number)
+            due_s = draw_arrivals(rate, len(order), SEED + 100 * round_number + step)
+            outcome = drive_open(client, plan.model, clips, order, due_s)
+        cpu_s = measure_cpu_s(server.pid) - cpu_s
+        statistics = read_statistics(client, acoustic).since(before)
+    finally:
+        client.close()
+    answered = [clips[answer.clip] for answer in outcome.answers]
+    run = Run(
+        system=system.name,
+        round=round_number,
+        rate_per_s=rate,
+        others_busy_cores=round(busy, 2),
+        wall_s=outcome.wall_s,
+        audio_s=sum(clip.duration_s for clip in answered),
+        latencies_s=[round(answer.latency_s, 5) for answer in outcome.answers],
+        errors=outcome.errors,
+        acoustic_batches=statistics.batches,
+        real_frames=sum(clip.frames for clip in answered),
+        processed_frames=sum(answer.processed_frames for answer in outcome.answers),
+        server_cpu_s=round(cpu_s, 2),
+    )
+    return run, outcome
+
+
+def _log(run: Run) -> None:
+    kind = "closed loop" if run.rate_per_s is None else f"{run.rate_per_s:.1f} clips/s due"
+    percentile = f"p95 {run.percentile_ms(95):.0f} ms" if run.latencies_s else "no answer"
+    LOGGER.info(
+        "%s, round %d: %s: %.1f answered, %s, %d errors",
+        run.system,
+        run.round,
+        kind,
+        len(run.latencies_s) / run.wall_s,
+        percentile,
+        len(run.errors),
+    )

@@ -1,0 +1,77 @@
+"""Open-loop load on a running server: clips are sent when they are due, whether or not others were answered."""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient import grpc
+
+from carnelian_perf.clips import Clip
+from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    answers: list[Answer]
+    """Latencies are from when a clip was due, not from when it was sent."""
+    errors: list[str]
+    wall_s: float
+    """From the first clip that was due to the last answer."""
+
+
+def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float]:
+    """Seconds at which clips are due: Poisson arrivals, the first at 0."""
+    draw = random.Random(seed)
+    due, times = 0.0, []
+    for _ in range(num_requests):
+        times.append(due)
+        due += draw.expovariate(rate_per_s)
+    return times
+
+
+def drive_open(client: Any, model: str, clips: Sequence[Clip], order: Sequence[int], due_s: Sequence[float]) -> Outcome:
+    """Send clips at their times.
+
+    Args:
+        client: A `tritonclient.grpc.InferenceServerClient`.
+        model: The ensemble that takes an audio file.
+        clips: What there is to send.
+        order: Indices into `clips`, one for each request.
+        due_s: When each request is sent, ascending.
+    """
+    answers: list[Answer] = []
+    errors: list[str] = []
+    done = threading.Semaphore(0)
+    started = time.perf_counter()
+
+    def receive(index: int, due: float, result: Any, error: Any) -> None:
+        latency_s = time.perf_counter() - started - due
+        if error is not None:
+            errors.append(f"clip {index}: {error.message()}")
+        else:
+            transcript = result.as_numpy("TRANSCRIPT").item().decode()
+            answers.append(Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item())))
+        done.release()
+
+    outputs = [grpc.InferRequestedOutput(name) for name in ("TRANSCRIPT", PROCESSED_FRAMES)]
+    for index, due in zip(order, due_s, strict=True):
+        data = np.frombuffer(clips[index].wav, np.uint8)[np.newaxis]
+        audio = grpc.InferInput("AUDIO", data.shape, "UINT8")
+        audio.set_data_from_numpy(data)
+        time.sleep(max(0.0, started + due - time.perf_counter()))
+        client.async_infer(
+            model,
+            [audio],
+            callback=lambda result, error, index=index, due=due: receive(index, due, result, error),
+            outputs=outputs,
+            client_timeout=REQUEST_TIMEOUT_S,
+        )
+    for _ in order:
+        done.acquire()
+    return Outcome(answers, errors, time.perf_counter() - started)

@@ -1,0 +1,99 @@
+"""A raw file as a Markdown table and as a plot of the batch sizes."""
+
+from pathlib import Path
+
+from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
+
+
+def render(raw_path: Path) -> tuple[Path, Path]:
+    """Write the table and the plot beside a raw file.
+
+    Returns:
+        Their paths: the raw file's name with `.md` and `.png`.
+
+    Raises:
+        ValueError: the file is no raw file.
+    """
+    measurement = Measurement.read(raw_path)
+    table, plot = raw_path.with_suffix(".md"), raw_path.with_suffix(".png")
+    table.write_text(render_page(measurement, raw_path.name, plot.name))
+    draw_batches(measurement, plot)
+    return table, plot
+
+
+def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
+    """The Markdown page: the table, the plot, and what they were measured on."""
+    machine, runs = measurement.machine, measurement.runs
+    durations = sorted(measurement.traffic["durations_s"])
+    busy = sorted(run.others_busy_cores for run in runs)
+    facts = {
+        "Load": f"{measurement.concurrency} closed-loop clients; {len(runs[0].latencies_s)} requests of one clip in "
+        "each run, to the ensemble that takes audio files.",
+        "Clips": f"{measurement.traffic['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
+        f"median {durations[len(durations) // 2]:.1f} s.",
+        "Transcripts": f"NOT equal in every run: {'; '.join(measurement.mismatches)}"
+        if measurement.mismatches
+        else "equal in every run.",
+        "Machine": f"{machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Shared: other "
+        f"processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the "
+        "runs.",
+        "Versions": ", ".join(f"{name} {version}" for name, version in measurement.versions.items()),
+        "Raw file": f"[{raw_name}]({raw_name}), {measurement.date}, commit {measurement.commit}, by "
+        f"`{measurement.command}`.",
+    }
+    return f"""# {measurement.model}: how batches form from clips of mixed length
+
+{render_table(measurement)}
+Bold: the queue delay of the acoustic stage that served a candidate best. Throughput, latency and times are medians of
+{len({run.round for run in runs})} rounds; batches and padding are over all of them. Padding: frames that the acoustic
+network went over, per frame of the clips, counted in the graph at its first convolution. Acoustic: time in that
+stage's backend. CPU: of the whole server, all cores together; others on the machine change it least.
+
+![Batch sizes of the acoustic stage]({plot_name})
+
+""" + "".join(f"- {name}: {words}\n" for name, words in facts.items())
+
+
+def render_table(measurement: Measurement) -> str:
+    """The Markdown table, a row for each candidate and queue delay."""
+    summaries = summarise(measurement)
+    best = choose_best(summaries)
+    head = (
+        "| batches form | queue delay | clips/s | audio s/s | p50 ms | p95 ms | p99 ms "
+        "| mean batch | padding | acoustic ms/clip | CPU ms/clip |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+    )
+    return head + "".join(_row(measurement, summary, summary is best[summary.candidate]) for summary in summaries)
+
+
+def draw_batches(measurement: Measurement, path: Path) -> None:
+    """Plot the share of clips that went through the acoustic stage in a batch of each size."""
+    from matplotlib.figure import Figure
+
+    best = choose_best(summarise(measurement))
+    figure = Figure(figsize=(8, 1.6 * len(best) + 0.8), layout="constrained")
+    axes = figure.subplots(len(best), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axis, summary in zip(axes, best.values(), strict=True):
+        clips = sum(size * count for size, count in summary.acoustic_batches.items())
+        shares = [100 * size * count / clips for size, count in summary.acoustic_batches.items()]
+        axis.bar(list(summary.acoustic_batches), shares, color="#b3401f")
+        axis.set_title(f"{measurement.candidates[summary.candidate]}, {summary.queue_delay_ms:g} ms", fontsize=9)
+        axis.set_ylabel("% of clips")
+    axes[-1].set_xlabel("clips in the batch (acoustic stage)")
+    figure.suptitle(f"{measurement.model}, {measurement.concurrency} clients, clips of mixed length", fontsize=10)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _row(measurement: Measurement, summary: Summary, is_best: bool) -> str:
+    mark = "**" if is_best else ""
+    cells = (
+        f"{mark}{measurement.candidates[summary.candidate]}{mark}",
+        f"{summary.queue_delay_ms:g} ms",
+        f"{mark}{summary.clips_per_s:.1f}{mark}",
+        f"{summary.audio_s_per_s:.0f}",
+        *(f"{latency:.0f}" for latency in summary.latency_ms),
+        f"{summary.mean_batch:.1f}",
+        f"{summary.padding_ratio:.2f}",
+        f"{summary.acoustic_ms_per_clip:.0f}",
+        f"{summary.cpu_ms_per_clip:.0f}",
+    )
+    return f"| {' | '.join(cells)} |\n"

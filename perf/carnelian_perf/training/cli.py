@@ -1,0 +1,119 @@
+"""Commands of `carnelian-perf` about training: loading, training, hourglass."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carnelian_perf.options import (
+    OptionalPath,
+    Overrides,
+    check_file,
+    check_words,
+    counts_of,
+    raw_file_option,
+    render_option,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def loading(
+    config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
+    overrides: Overrides = None,
+    batches: Annotated[int, typer.Option(help="Batches to read.")] = 20,
+    steps: Annotated[int, typer.Option(help="Steps to train.")] = 2,
+    out: Annotated[OptionalPath, raw_file_option("NAME_loading.json", "Raw file.")] = None,
+) -> None:
+    """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
+    check_file("CONFIG", config)
+    from carnelian_training.config import load_config
+
+    from carnelian_perf.training.loading import measure
+
+    settings = load_config(config, tuple(overrides or ()))
+    out = out or Path("perf/results") / f"{settings.name}_loading.json"
+    reading, training = measure(settings, batches, steps, out)
+    print(f"loading {reading.rate:.1f}, training {training.rate:.2f} seconds of audio per second of a core")
+    print(f"loading is {reading.rate / training.rate:.0f} times as fast\nwrote {out}")
+
+
+@app.command()
+def training(
+    config: Annotated[
+        OptionalPath,
+        typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
+    ] = None,
+    overrides: Overrides = None,
+    batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
+    precisions: Annotated[str, typer.Option(help="Comma-separated: fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
+    processes: Annotated[str, typer.Option(help="How many processes; the batch of each stays (weak scaling).")] = "1",
+    duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 7.0,
+    steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
+    warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
+    out: Annotated[OptionalPath, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
+) -> None:
+    """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
+
+    Cells that need a GPU, or more of them, say "not run" where there is none.
+    """
+    from carnelian_perf.training.render_steps import render as render_table
+
+    if render is not None:
+        check_file("--render", render)
+    elif config is None:
+        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
+    else:
+        check_file("CONFIG", config)
+        from carnelian_training.config import load_config
+
+        from carnelian_perf.training.steps import PRECISIONS, Work, grid, run
+
+        names = precisions.split(",")
+        check_words("--precisions", names, PRECISIONS)
+        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
+        settings = load_config(config, tuple(overrides or ()))
+        has_baseline = settings.model.name != "wav2vec2"
+        cells = grid(sizes, names, counts, has_baseline=has_baseline)
+        render = out or Path("perf/results") / f"{settings.name}_training.json"
+        run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
+    page = render_table(render)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
+@app.command()
+def hourglass(
+    config: Annotated[
+        OptionalPath,
+        typer.Argument(help="A training YAML of wav2vec 2.0."),
+    ] = None,
+    overrides: Overrides = None,
+    factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
+    batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
+    duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 15.6,
+    steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    out: Annotated[OptionalPath, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
+) -> None:
+    """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
+    from carnelian_perf.training.hourglass import Work, measure
+    from carnelian_perf.training.hourglass import render as render_table
+
+    if render is not None:
+        check_file("--render", render)
+    elif config is None:
+        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
+    else:
+        from carnelian_training.config import load_config
+
+        check_file("CONFIG", config)
+        wanted = counts_of("--factors", factors)
+        settings = load_config(config, tuple(overrides or ()))
+        render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
+        measure(settings, wanted, Work(batch, duration, steps, threads), render)
+    page = render_table(render)
+    print(f"{page.read_text()}\nwrote {page}")

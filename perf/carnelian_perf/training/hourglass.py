@@ -1,0 +1,207 @@
+"""What an Hourglass saves of a training step of wav2vec 2.0, factor by factor, beside the published row.
+
+In: a training configuration. Out: one raw file with every step, and its table. The plain transformer and every factor
+take turns, step by step, so that a machine that is busy is busy for all. A step is the one that `carnelian-train fit`
+takes. CPU seconds, summed over the threads of the process, are kept beside wall seconds.
+"""
+
+import json
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from carnelian_training.checkpoint import build_network
+from carnelian_training.config import Config
+from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.manifest import Clip
+from carnelian_training.distributed import Process
+from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.models.hourglass import HourglassConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.state import State, new_state
+from carnelian_training.task import Share
+from carnelian_training.train import optimise
+from torch import Tensor
+
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+
+SUBJECT = "hourglass"
+PUBLISHED = {2: (1.25, 0.710), 3: (1.33, 0.643), 4: (1.37, 0.624), 5: (1.39, 0.600), 6: (1.40, 0.596)}
+"""Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each form does."""
+
+    batch: int
+    duration_s: float
+    steps: int
+    """Counted ones, after one more."""
+    threads: int = 1
+
+
+@dataclass
+class Form:
+    """The plain transformer (factor 1) or an Hourglass."""
+
+    factor: int
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    kept_bytes: int = 0
+    """What a step's forward pass keeps for its backward pass, weights not counted; on a GPU the highest use of all."""
+
+
+def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[Form]:
+    """Take the steps, write the raw file after every turn.
+
+    Raises:
+        ValueError: The configuration is not of wav2vec 2.0.
+    """
+    if not isinstance(config.model, Wav2Vec2Config):
+        raise ValueError(f"an Hourglass is of wav2vec2, but {config.name} is a {config.model.name}")
+    forms = [Form(factor) for factor in (1, *factors)]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    origin = raw_file.describe_origin(find_commit())
+    with torch_threads(work.threads):
+        takers: list[_Taker] = []
+        for form in forms:
+            takers.append(_Taker(config, form, work, device, takers[0].state if takers else None))
+        for taker in takers:
+            taker.warm_up()
+        for _ in range(work.steps):
+            for taker in takers:
+                taker.step()
+            _write(out, origin, config, forms, work, device)
+    return forms
+
+
+class _Taker:
+    """Takes the steps of one form."""
+
+    def __init__(self, config: Config, form: Form, work: Work, device: torch.device, first: State | None) -> None:
+        assert isinstance(config.model, Wav2Vec2Config)
+        hourglass = hourglass_of(config.model, form.factor)
+        self.config = replace(config, model=replace(config.model, hourglass=hourglass, layer_drop=0.0))
+        self.form = form
+        if first is None:
+            self.state = new_state(self.config, Process(device))
+        else:  # all forms have the same weights: they share them and the optimiser's memory
+            network = build_network(self.config).to(device)
+            network.load_state_dict(first.model.state_dict(keep_vars=True), assign=True)
+            self.state = replace(first, model=network)
+        samples = round(work.duration_s * SAMPLE_RATE_HZ)
+        self.items = [Item(Clip(Path(f"{i}"), work.duration_s, "a" * 50), seed=i) for i in range(work.batch)]
+        noise = torch.randn(work.batch, 1, samples, generator=torch.Generator().manual_seed(0))
+        self.batch = Batch(self.items, noise, torch.full((work.batch,), samples))
+
+    def warm_up(self) -> None:
+        """Take a step that is not timed, and see what it keeps."""
+        own = {parameter.untyped_storage().data_ptr() for parameter in self.state.model.parameters()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        if self.state.process.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self._take()
+            self.form.kept_bytes = torch.cuda.max_memory_allocated()
+            return
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self._take()
+        self.form.kept_bytes = sum(kept.values())
+
+    def step(self) -> None:
+        """Take a step and time it."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        self._take()
+        self.form.wall_s.append(time.perf_counter() - wall)
+        self.form.cpu_s.append(time.process_time() - cpu)
+
+    def _take(self) -> None:
+        outcome = optimise(self.state, Share(self.items, iter([self.batch]), 1), self.config)
+        assert outcome is not None
+        self.state.step += 1
+        if self.state.process.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:
+    """Two thirds of the layers pooled, as published: 2, 8 and 2 of Base's twelve; none for factor 1."""
+    if factor == 1:
+        return None
+    outer = max(1, model.layers // 6)
+    return HourglassConfig(before=outer, pooled=model.layers - 2 * outer, after=outer, factor=factor)
+
+
+def _write(
+    out: Path, origin: dict[str, Any], config: Config, forms: list[Form], work: Work, device: torch.device
+) -> None:
+    record = {
+        "subject": SUBJECT,
+        "model": config.name,
+        **origin,
+        "busy_cores": round(measure_busy_cores(), 2),
+        "accelerator": torch.cuda.get_device_name() if device.type == "cuda" else "none",
+        "precision": config.loop.precision,
+        "objective": "pre-training" if config.pretraining is not None else "fine-tuning",
+        "work": vars(work),
+        "forms": [vars(form) for form in forms],
+    }
+    raw_file.write(out, record)
+
+
+def render(path: Path) -> Path:
+    """The table of a raw file, beside it as Markdown.
+
+    Raises:
+        ValueError: It is no raw file.
+    """
+    page = path.with_suffix(".md")
+    page.write_text(raw_file.read(path, SUBJECT, lambda content: render_page(json.loads(content))), encoding="utf-8")
+    return page
+
+
+def render_page(record: dict[str, Any]) -> str:
+    """The Markdown page of a raw file's content."""
+    clock = "wall_s" if record["accelerator"] != "none" else "cpu_s"
+    forms = record["forms"]
+    plain = statistics.median(forms[0][clock])
+    audio_s = record["work"]["batch"] * record["work"]["duration_s"]
+    rows = []
+    for form in forms:
+        seconds = statistics.median(form[clock])
+        speed, memory = PUBLISHED.get(form["factor"], (1.0, 1.0)) if form["factor"] > 1 else (1.0, 1.0)
+        name = "plain" if form["factor"] == 1 else f"factor {form['factor']}"
+        share = form["kept_bytes"] / forms[0]["kept_bytes"]
+        rows.append(
+            f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {plain / seconds:.2f} | {speed:.2f} "
+            f"| {form['kept_bytes'] / 2**20:.0f} | {share:.1%} | {memory:.1%} |"
+        )
+    work, machine = record["work"], record["machine"]
+    unit, memory_of = (
+        ("wall", "the highest use") if clock == "wall_s" else ("CPU", "what is kept for the backward pass")
+    )
+    lines = [
+        f"# Hourglass: steps of {record['model']}, {record['objective']}",
+        "",
+        "| transformer | s/step | audio s/s | times as fast | published | MB | share | published |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        *rows,
+        "",
+        f"Medians of {work['steps']} steps of {work['batch']} x {work['duration_s']:g} s in {record['precision']}. "
+        f"Seconds are {unit} seconds, {work['threads']} thread(s); memory is {memory_of}. Published: NVIDIA "
+        "DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
+        "",
+        f"{machine['cpu']}, accelerator {record['accelerator']}, {record['date']}, commit {record['commit']}; at the "
+        f"end {record['busy_cores']:g} cores were busy with other work. `{record['command']}`",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,103 @@
+"""Is the loader ever the bottleneck? Batches are read, and steps trained, on one thread each, in CPU seconds."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from carnelian_training import checkpoint
+from carnelian_training.config import Config
+from carnelian_training.data.defects import Limits
+from carnelian_training.data.loading import Batch, load, plan_epoch, trainable
+from carnelian_training.data.manifest import read_manifest
+from carnelian_training.optim import build_optimizer
+from carnelian_training.transcription import ctc_loss
+
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit, torch_threads
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What some batches cost."""
+
+    audio_s: float
+    """Without padding."""
+    cpu_s: float
+    """Of all threads together: other processes on the machine do not count."""
+
+    @property
+    def rate(self) -> float:
+        """Seconds of audio per second of one core."""
+        return self.audio_s / self.cpu_s
+
+
+def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, Cost]:
+    """Read `batches` batches of a configuration's first epoch, train `steps` steps on them, write the raw file.
+
+    Returns:
+        The costs of loading and of training.
+
+    Raises:
+        ValueError: There are fewer batches than asked for, or fewer batches than steps.
+    """
+    clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
+    plan = plan_epoch(trainable(clips, config), config, 0)
+    if not 0 < steps < batches < len(plan):
+        raise ValueError(
+            f"`--batches` must be above `--steps`, {steps}, and below those of the epoch, {len(plan)}, "
+            f"but is {batches}: give fewer, or lower `data.batch_s`"
+        )
+    loaded: list[Batch] = []
+    reader = load(plan, config.features, 1, skip=Limits.of(config))
+    loaded.append(next(reader))  # the pipeline is built and has begun the next batches, as it has at the end
+
+    def read() -> float:
+        loaded.extend(islice(reader, batches))
+        return _audio_s(loaded[1:])
+
+    with torch_threads(1):
+        loading = _cost(read)
+        training = _cost(_trainer(config, loaded[: steps + 1]))
+    record = {
+        "subject": "loading",
+        "model": config.name,
+        **raw_file.describe_origin(find_commit()),
+        "augment": {name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
+        "batch_s": config.data.batch_s,
+        "loading": {"batches": batches, **dataclasses.asdict(loading), "audio_s_per_cpu_s": loading.rate},
+        "training": {"steps": steps, **dataclasses.asdict(training), "audio_s_per_cpu_s": training.rate},
+    }
+    raw_file.write(out, record)
+    return loading, training
+
+
+def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
+    """What takes a step with each batch but the first, which it takes here, to warm up."""
+    model = checkpoint.build_model(config).train()
+    optimizer = build_optimizer(config, model)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        ctc_loss(model, batch, config).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    step(batches[0])
+
+    def train() -> float:
+        for batch in batches[1:]:
+            step(batch)
+        return _audio_s(batches[1:])
+
+    return train
+
+
+def _cost(work: Callable[[], float]) -> Cost:
+    started = time.process_time()
+    audio_s = work()
+    return Cost(audio_s, time.process_time() - started)
+
+
+def _audio_s(batches: list[Batch]) -> float:
+    return sum(item.duration_s for batch in batches for item in batch.items)

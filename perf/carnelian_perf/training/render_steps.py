@@ -1,0 +1,170 @@
+"""The raw file of a training benchmark as a Markdown table, with the published rows marked as such."""
+
+import csv
+import dataclasses
+import statistics
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from carnelian_perf.training.steps import OURS, PLAIN, Result, read
+
+SOURCE = "NVIDIA DeepLearningExamples, commit 729963dd"
+_OF_EPOCHS = (
+    "Theirs are whole epochs of LibriSpeech, data loading and the optimiser's accumulated steps included; a batch "
+    "there is padded to its longest clip, at most 16.7 s."
+)
+_OF_TOKENS = (
+    "Theirs are of Base with the Hourglass of factor 4. Their tokens are hidden frames in pre-training and letters in "
+    "fine-tuning, no seconds of audio: only ratios, between precisions and numbers of GPUs, can be set beside ours."
+)
+
+
+def render(raw_path: Path) -> Path:
+    """Write the table beside a raw file, with `.md`.
+
+    Raises:
+        ValueError: It is no raw file.
+    """
+    facts, results = read(raw_path)
+    lines = [
+        f"# {facts['model']}: {_objective(facts)} throughput",
+        "",
+        "| | precision | clips per process | processes | utterances/s | utterances per CPU s | audio s/s "
+        "| audio s per CPU s | ms/step | CPU ms/step | GFLOP | GB | floor ms | of it | weak scaling |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [_row(result, results, facts) for result in results]
+    lines += ["", *_ratios(results, facts), *_amp(results), *_notes(facts, raw_path)]
+    lines += _published(facts["model"], _objective(facts))
+    page = raw_path.with_suffix(".md")
+    page.write_text("\n".join(lines) + "\n")
+    return page
+
+
+def _objective(facts: dict[str, Any]) -> str:
+    return "pre-training" if facts.get("objective") == "pre-training" else "training"
+
+
+def _published(model: str, objective: str) -> list[str]:
+    if model.startswith("wav2vec2_base"):
+        model = "wav2vec2_base_hourglass/" + ("pretrain" if objective == "pre-training" else "finetune")
+    rows = [
+        f"| {row['hardware']} | {row['precision']} | {row['batch_per_gpu']} | {row['gpus']} | {row['throughput']} |"
+        for row in published(model)
+    ]
+    if not rows:
+        return []
+    unit, note = "utterances/s", _OF_EPOCHS
+    if "/" in model:
+        unit, note = "tokens/s", _OF_TOKENS
+    return [
+        "",
+        f"Published by others, on other machines ({SOURCE}):",
+        "",
+        f"| | precision | clips per process | processes | {unit} |",
+        "|---|---|--:|--:|--:|",
+        *rows,
+        "",
+        note,
+    ]
+
+
+def published(model: str) -> list[dict[str, str]]:
+    """The published rows of a model that hold a number."""
+    text = (resources.files("carnelian_perf.yardsticks") / "published" / "training_throughput.csv").read_text()
+    rows = csv.DictReader(text.splitlines())
+    return [row for row in rows if row["model"] == model and row["throughput"][:1].isdigit()]
+
+
+def ratios(results: list[Result]) -> dict[tuple[str, int], tuple[float, float]]:
+    """How many times as fast as the baseline ours is, by precision and batch: by CPU seconds, and by the wall."""
+    alone = [result for result in results if not result.not_run and result.cell.processes == 1]
+    by_form = {
+        form: {(r.cell.precision, r.cell.batch): r for r in alone if r.cell.form == form} for form in (OURS, PLAIN)
+    }
+    median = statistics.median
+    return {
+        key: (median(plain.cpu_s) / median(ours.cpu_s), median(plain.wall_s) / median(ours.wall_s))
+        for key, plain in by_form[PLAIN].items()
+        if (ours := by_form[OURS].get(key))
+    }
+
+
+def _row(result: Result, results: list[Result], facts: dict[str, Any]) -> str:
+    cell = result.cell
+    floor = next(f for f in facts["floors"] if (f["precision"], f["batch"]) == (cell.precision, cell.batch))
+    start = f"| {cell.form} | {cell.precision} | {cell.batch} | {cell.processes} "
+    counts = f"| {floor['gflop']:.0f} | {floor['gbyte']:.1f} "
+    if result.not_run:
+        return f"{start}| {result.not_run} | | | | | {counts}| | | |"
+    by_cpu = facts["machine"]["accelerator"] == "none" and facts["work"]["threads"] == 1
+    wall_s, cpu_s = statistics.median(result.wall_s), statistics.median(result.cpu_s)
+    least_s = max(floor["gflop"] / facts["gflop_per_s"][cell.precision], floor["gbyte"] / facts["gbyte_per_s"])
+    share = least_s / (cpu_s if by_cpu else wall_s)
+    duration_s = facts["work"]["duration_s"]
+    per_s, per_cpu_s = result.utterances_per_s(), cell.batch / cpu_s
+    rates = f"| {per_s:.2f} | {per_cpu_s:.2f} | {duration_s * per_s:.1f} | {duration_s * per_cpu_s:.1f} "
+    return (
+        f"{start}{rates}| {1000 * wall_s:.0f} | {1000 * cpu_s:.0f} {counts}"
+        f"| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, results)} |"
+    )
+
+
+def _scaling(result: Result, results: list[Result]) -> str:
+    """The rate of many processes over as many times the rate of one: by the wall, and by CPU seconds."""
+    alone = [
+        other
+        for other in results
+        if not other.not_run and other.cell == dataclasses.replace(result.cell, processes=1) and other is not result
+    ]
+    if not alone:
+        return ""
+    median = statistics.median
+    by_wall = median(alone[0].wall_s) / median(result.wall_s)
+    return f"{by_wall:.0%} ({median(alone[0].cpu_s) / median(result.cpu_s):.0%})"
+
+
+def _ratios(results: list[Result], facts: dict[str, Any]) -> list[str]:
+    on_gpu = facts["machine"]["accelerator"] != "none"
+    return [
+        f"- **{precision}, {batch} clips: {by_wall if on_gpu else by_cpu:.2f} times as fast as plain `Conv1d` in "
+        "PyTorch eager**" + (" by the wall." if on_gpu else f" by CPU seconds, {by_wall:.2f} by the wall.")
+        for (precision, batch), (by_cpu, by_wall) in ratios(results).items()
+    ]
+
+
+def _amp(results: list[Result]) -> list[str]:
+    """What half precision is against TF32, where both ran."""
+    rates = {
+        (r.cell.precision, r.cell.batch, r.cell.processes): r.utterances_per_s()
+        for r in results
+        if r.cell.form == OURS and not r.not_run
+    }
+    return [
+        f"- {precision} is {rate / rates['tf32', batch, processes]:.2f} times as fast as TF32: {batch} clips, "
+        f"{processes} process(es)."
+        for (precision, batch, processes), rate in rates.items()
+        if precision in ("bf16", "fp16") and ("tf32", batch, processes) in rates
+    ]
+
+
+def _notes(facts: dict[str, Any], raw_path: Path) -> list[str]:
+    machine, work = facts["machine"], facts["work"]
+    peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in facts["gflop_per_s"].items())
+    return [
+        f"- Steps: those of `carnelian-train fit` on {work['duration_s']} s clips that are features already, all of "
+        f"one length; medians of {work['steps']} after {work['warm_up']}. Ours and the baseline take turns, and their "
+        "losses are in the raw file.",
+        "- CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
+        "scaling: by the wall, which counts only where each process has a core or a GPU to itself, and in brackets by "
+        "CPU time, which leaves out what other programs on the cores take.",
+        f"- Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
+        f"and GB at {facts['gbyte_per_s']:.0f} GB/s (a copy in memory); caches can be faster than that.",
+        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work['threads']} thread(s) in a single process, "
+        f"accelerator: {machine['accelerator']}. Others kept {facts['others_busy_cores']:.1f} cores busy at the start. "
+        f"`torch.compile`: {'on' if facts['compiled'] else 'off'}.",
+        "- Versions: " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
+        f"- Raw file: [{raw_path.name}]({raw_path.name}), {facts['date']}, commit {facts['commit']}, by "
+        f"`{facts['command']}`.",
+    ]

@@ -1,0 +1,260 @@
+"""Training throughput in the shape of the published tables: batch sizes, precisions, processes, beside a baseline.
+
+In: a training configuration. Out: one raw file with every step of every cell, and its table with the published rows.
+A step is the one that `carnelian-train fit` takes (:func:`carnelian_training.train.optimise`): masks, forward, loss
+(CTC, or what wav2vec 2.0 is pre-trained by), backward, gradient norm, optimiser. Clips have one length and are features
+already. Ours and the baseline take turns, step by step, so that a machine that is busy is busy for both. CPU seconds,
+summed over the threads of a process, are kept beside wall seconds: with one thread they are what the wall would show on
+an idle machine.
+"""
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import random
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from carnelian_training.config import Config
+from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.manifest import Clip
+from carnelian_training.distributed import Process
+from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.optim import build_optimizer
+from carnelian_training.state import State, new_state
+from carnelian_training.task import Share
+from carnelian_training.train import optimise
+from pydantic import TypeAdapter
+from torch import distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_bandwidth, measure_peak
+from carnelian_perf.yardsticks.plain import PlainQuartzNet
+
+CHARACTERS_PER_S = 14  # of read English
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+GPU_PRECISIONS = ("tf32", "fp16")
+"""A CPU has no TF32, and is slower in float16 than in float32."""
+PLAIN = "Conv1d, eager"
+OURS = "Carnelian"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number of the table."""
+
+    form: str
+    """`OURS` or `PLAIN`."""
+    precision: str
+    """One of `PRECISIONS`."""
+    batch: int
+    """Clips per process."""
+    processes: int = 1
+
+    def why_not(self, config: Config) -> str | None:
+        """What keeps this cell from running here, if anything does."""
+        has_gpu = torch.cuda.is_available()
+        if self.precision in GPU_PRECISIONS and not has_gpu:
+            return "not run: no GPU"
+        if has_gpu and self.processes > torch.cuda.device_count():
+            return f"not run: {torch.cuda.device_count()} GPU(s)"
+        if self.form == PLAIN and not isinstance(config.model, QuartzNetConfig):
+            return "not run: the baseline is a QuartzNet"
+        return None
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What became of a cell."""
+
+    cell: Cell
+    not_run: str | None = None
+    wall_s: list[float] = field(default_factory=list)
+    """Of each counted step, in the first process; so below."""
+    cpu_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Per character, in pre-training per hidden frame: ours and the baseline's fall alike, for they are the same
+    network on the same clips."""
+
+    def utterances_per_s(self) -> float:
+        """All processes together, by the median step's wall time."""
+        return self.cell.batch * self.cell.processes / statistics.median(self.wall_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What each cell does."""
+
+    duration_s: float
+    """Of every clip."""
+    steps: int
+    """Counted ones, after `warm_up`."""
+    warm_up: int = 1
+    threads: int = 1
+    """Of the CPU, where there is one process; several have one each."""
+
+
+def grid(batches: list[int], precisions: list[str], processes: list[int], *, has_baseline: bool = True) -> list[Cell]:
+    """All combinations of ours, each with the baseline's beside it where there is one process."""
+    cells = []
+    for precision, batch, count in itertools.product(precisions, batches, processes):
+        cells.append(Cell(form=OURS, precision=precision, batch=batch, processes=count))
+        if count == 1 and has_baseline:
+            cells.append(Cell(form=PLAIN, precision=precision, batch=batch))
+    return cells
+
+
+def measure(config: Config, cells: list[Cell], work: Work) -> list[Result]:
+    """Time the steps of each cell; cells that differ in form alone take turns."""
+    results = [Result(cell=cell, not_run=cell.why_not(config)) for cell in cells]
+    runnable = [result for result in results if result.not_run is None]
+    for (_, _, processes), group in itertools.groupby(
+        runnable, key=lambda r: (r.cell.precision, r.cell.batch, r.cell.processes)
+    ):
+        if processes == 1:
+            _take_turns(config, list(group), work)
+        else:
+            for result in group:
+                _take_together(config, result, work)
+    return results
+
+
+def _take_turns(config: Config, results: list[Result], work: Work) -> None:
+    process = Process(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        steps = [take_steps(config, result.cell, work, process) for result in results]
+        for turn in range(work.warm_up + work.steps):
+            for result, taken in zip(results, steps, strict=True):
+                wall_s, cpu_s, loss = next(taken)
+                if turn >= work.warm_up:
+                    result.wall_s.append(wall_s)
+                    result.cpu_s.append(cpu_s)
+                    result.losses.append(loss)
+    except torch.cuda.OutOfMemoryError:
+        for result in results:
+            result.not_run = "not run: out of memory"
+
+
+def _take_together(config: Config, result: Result, work: Work) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    start_processes(  # type: ignore[no-untyped-call]
+        _run_process, (config, result.cell, work, address, queue), result.cell.processes, start_method="spawn"
+    )
+    result.wall_s, result.cpu_s, result.losses = queue.get()
+
+
+def _run_process(rank: int, config: Config, cell: Cell, work: Work, address: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpu else "gloo", init_method=address, rank=rank, world_size=cell.processes
+    )
+    process = Process(torch.device("cuda", rank) if has_gpu else torch.device("cpu"), rank, cell.processes)
+    taken = itertools.islice(take_steps(config, cell, work, process), work.warm_up + work.steps)
+    counted = list(taken)[work.warm_up :]
+    if process.leads:
+        queue.put(tuple(map(list, zip(*counted, strict=True))))
+    dist.destroy_process_group()
+
+
+def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iterator[tuple[float, float, float]]:
+    """Take a step at each `next`, without end: wall seconds, CPU seconds of this process, loss per character."""
+    config = replace(config, loop=replace(config.loop, precision=cell.precision))  # type: ignore[arg-type]
+    if isinstance(config.model, Wav2Vec2Config):  # all steps do the same work
+        config = replace(config, model=replace(config.model, layer_drop=0.0))
+    state = build_state(config, cell.form, process)
+    clips = draw_clips(config, cell, work.duration_s)
+    own = clips[process.rank :: process.size]
+    frames = count_frames(config, work.duration_s)
+    generator = torch.Generator().manual_seed(process.rank)
+    features = torch.randn(cell.batch, config.model.feature_channels, frames, generator=generator)
+    batch = Batch(own, features, torch.full((cell.batch,), frames))
+    while True:
+        wall, cpu = time.perf_counter(), time.process_time()
+        outcome = optimise(state, Share(clips, iter([batch]), 1), config)
+        if process.device.type == "cuda":
+            torch.cuda.synchronize(process.device)
+        wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+        assert outcome is not None
+        state.step += 1
+        yield wall_s, cpu_s, outcome.loss
+
+
+def build_state(config: Config, form: str, process: Process) -> State:
+    """The state before the first step: the same weights in both forms."""
+    state = new_state(config, process)
+    if form == OURS:
+        return state
+    assert isinstance(config.model, QuartzNetConfig)
+    plain = PlainQuartzNet(config.model, len(config.labels) + 1)
+    plain.load_state_dict({n: w.squeeze(2) if w.ndim == 4 else w for n, w in state.model.state_dict().items()})
+    plain.to(process.device)
+    # All that a step asks of a network is what this one has as well.
+    return State(cast("CtcNetwork", plain), build_optimizer(config, plain), state.scaler, None, process)
+
+
+def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
+    """Clips of random text for all processes, the same in each of them."""
+    draw = random.Random(1)
+    count, characters = cell.batch * cell.processes, round(duration_s * CHARACTERS_PER_S)
+    texts = ["".join(draw.choices(config.labels, k=characters)) for _ in range(count)]
+    return [Item(Clip(Path(f"{i}.wav"), duration_s, text), seed=i) for i, text in enumerate(texts)]
+
+
+def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
+    """Measure the cells and write the raw file."""
+    busy, commit = measure_busy_cores(), find_commit()
+    with torch_threads(work.threads):
+        results = measure(config, cells, work)
+        ran = sorted({result.cell.precision for result in results if result.not_run is None})
+        peaks, bandwidth = {precision: measure_peak(precision) for precision in ran}, measure_bandwidth()
+    facts = {
+        "subject": "training",
+        "model": config.name,
+        "objective": "transcription" if config.pretraining is None else "pre-training",
+        **raw_file.describe_origin(commit),
+        "others_busy_cores": busy,
+        "compiled": config.loop.compile,
+        "work": dataclasses.asdict(work),
+        "gflop_per_s": peaks,
+        "gbyte_per_s": bandwidth,
+        "floors": [
+            {"precision": p, "batch": b, **find_floor(config, work.duration_s, b, p)}
+            for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
+        ],
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+    if torch.cuda.is_available():
+        facts["machine"]["accelerator"] = torch.cuda.get_device_name()
+        facts["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+    raw_file.write(out, facts)
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Read a raw file.
+
+    Raises:
+        ValueError: The file is not a raw file of this command.
+    """
+
+    def parse(content: bytes) -> tuple[dict[str, Any], list[Result]]:
+        facts = json.loads(content)
+        return facts, TypeAdapter(list[Result]).validate_python(facts.pop("results"))
+
+    return raw_file.read(path, "training", parse)

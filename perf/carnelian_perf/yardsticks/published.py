@@ -1,0 +1,92 @@
+"""Published latencies, as data: NVIDIA's tables of PyTorch inference, and of Jasper on Triton."""
+
+import csv
+from dataclasses import dataclass
+from importlib import resources
+
+TRITON_T4 = "NVIDIA T4 (Triton 20.10, TensorRT 7.2.1, ensemble)"
+
+
+@dataclass(frozen=True)
+class PublishedLatency:
+    """A cell of a published table: milliseconds of a batch; None where only the mean was published."""
+
+    model: str
+    hardware: str
+    precision: str
+    batch: int
+    duration_s: float
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    avg: float
+
+    @property
+    def title(self) -> str:
+        """Whose numbers they are."""
+        return f"{self.model}, {self.hardware}, {self.precision}"
+
+
+def read_published() -> list[PublishedLatency]:
+    """All published latencies by batch and duration, but for a column that contradicts its own throughput.
+
+    That is ONNX Runtime's of the Triton table. wav2vec 2.0's are over clips of many lengths; the duration is their
+    mean.
+    """
+    rows = [
+        PublishedLatency(
+            row["model"],
+            row["hardware"],
+            row["precision"],
+            int(row["batch"]),
+            float(row["duration_s"].removesuffix(" s")),  # so marked where it is a mean
+            *(float(row[name]) for name in ("p90", "p95", "p99", "avg")),
+        )
+        for row in _read_table("inference_latency_ms.csv")
+    ]
+    triton = [
+        PublishedLatency(
+            "jasper_10x5dr",
+            TRITON_T4,
+            "fp16",
+            int(row["batch"]),
+            float(row["duration_s"]),
+            None,
+            None,
+            None,
+            float(row["tensorrt"]),
+        )
+        for row in _read_table("triton_t4_latency_ms.csv")
+    ]
+    return rows + triton
+
+
+def choose(model: str, hardware: str, precision: str) -> dict[tuple[float, int], PublishedLatency]:
+    """The rows of one published table, by duration and batch.
+
+    Args:
+        model: As published.
+        hardware: A part of its name, in any case: "a100", "t4 (triton".
+        precision: As published.
+
+    Raises:
+        ValueError: no table or several fit; the message lists what there is.
+    """
+    rows = [
+        row
+        for row in read_published()
+        if row.model == model and hardware.lower() in row.hardware.lower() and row.precision == precision
+    ]
+    titles = list(dict.fromkeys(row.title for row in rows))
+    if len(titles) != 1:
+        there = "\n".join(f"  {title}" for title in dict.fromkeys(row.title for row in read_published()))
+        raise ValueError(
+            f"model {model!r}, machine {hardware!r} and precision {precision!r} must choose one published table, but "
+            f"choose {len(titles)}; there are\n{there}"
+        )
+    return {(row.duration_s, row.batch): row for row in rows}
+
+
+def _read_table(name: str) -> list[dict[str, str]]:
+    text = (resources.files("carnelian_perf.yardsticks") / "published" / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

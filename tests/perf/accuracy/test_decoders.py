@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from carnelian_perf.accuracy.decoders import make_batch, measure_stage, rare_words, rate_hotwords
+from carnelian_perf.cli import app
+from carnelian_perf.load import LoadError, read_statistics
+from tritonclient import grpc
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+ARPA = """\\data\\
+ngram 1=6
+ngram 2=1
+
+\\1-grams:
+-2.0\t<unk>\t0
+0\t<s>\t0
+-1.0\t</s>\t0
+-1.0\tletter\t0
+-6.0\tskipper\t0
+-9.0\tcat\t0
+
+\\2-grams:
+-0.2\t<s> letter
+
+\\end\\
+"""
+
+
+@pytest.fixture
+def arpa(tmp_path):
+    path = tmp_path / "lm.arpa"
+    path.write_text(ARPA)
+    return path
+
+
+def test_rare_words_are_long_and_unlikely_or_unknown(arpa):
+    assert rare_words(["letter skipper cat", "carnelian letter xyz"], arpa) == ["carnelian", "skipper"]
+
+
+def test_rare_words_are_counted_clip_by_clip_and_left_out_of_the_others():
+    row = rate_hotwords(
+        "beam", 5.0, ["the skipper said", "no skipper"], ["the skipper set", "skipper skipper"], ["skipper"]
+    )
+    assert (row.precision, row.recall, row.f1) == (2 / 3, 1.0, pytest.approx(0.8))
+    assert row.wer_of_others == pytest.approx(2 / 3)
+
+
+def test_the_demo_is_measured(arpa, tmp_path):
+    arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
+    result = CliRunner().invoke(
+        app, ["decoding", *map(str, arguments), "--boosts", "6", "--out", str(tmp_path / "raw.json")]
+    )
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "raw.json").read_text())
+    assert [row["decoder"] for row in record["decoders"]][:3] == ["greedy", "beam", "ngram"]
+    assert [(row["decoder"], row["boost"]) for row in record["hotwords"]] == [
+        ("beam", 0.0),
+        ("beam", 6.0),
+        ("ngram", 0.0),
+        ("ngram", 6.0),
+    ]
+    assert record["greedy_batch"]["median_cpu_ms"] > 0
+
+
+def test_a_server_that_is_not_there_is_named_before_anything_is_measured(arpa, tmp_path):
+    arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
+    result = CliRunner().invoke(app, ["decoding", *map(str, arguments), "--url", "localhost:9", "--out", "raw.json"])
+    assert isinstance(result.exception, RuntimeError)
+    assert "localhost:9 has no 'quartznet_demo' ready" in str(result.exception)
+
+
+def test_statistics_of_no_model_are_an_error_in_words(server):
+    with (
+        grpc.InferenceServerClient(server.grpc_url) as client,
+        pytest.raises(LoadError, match="must tell what jasper has done, but says"),
+    ):
+        read_statistics(client, "jasper")
+
+
+def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):
+    clip = np.full((900, 29), np.log(1 / 29), np.float32)
+    batch = make_batch([clip, clip], 0.02)
+    assert [part.shape for part in batch] == [(835, 29)] * 32
+    measured = measure_stage(server.grpc_url, "quartznet_demo", batch)
+    assert (measured["clips"], measured["calls"]) == (32, 31)
+    assert 0 < measured["compute_infer_ms"] < measured["stage_ms"]
+    assert measured["stage_least_ms"] <= measured["stage_ms"]

@@ -1,0 +1,55 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from carnelian_perf.accuracy.held_out import ClipErrors, deal, summarise
+from carnelian_perf.cli import app
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+NGRAMS = ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
+
+
+def clip(speaker: str, words: int, word: str | None = None) -> Clip:
+    return Clip(Path(f"{speaker}.wav"), 1.0, f"{word or speaker} " * words, {"speaker": speaker})
+
+
+def test_no_speaker_is_in_two_groups_and_groups_are_about_equal():
+    clips = [clip("ada", 5), clip("ben", 4), clip("ada", 3), clip("cyd", 4), clip("ben", 1)]
+    assert deal(clips, 2) == [0, 1, 0, 1, 1]
+    with pytest.raises(ValueError, match="there are 3 for 4 groups"):
+        deal(clips, 4)
+
+
+def test_no_sentence_is_in_two_groups():
+    clips = [clip("ada", 5, "x"), clip("ben", 5, "y"), clip("ben", 5, "x"), clip("cyd", 5, "y"), clip("dan", 5)]
+    assert deal(clips, 2) == [0, 0, 0, 0, 1]
+
+
+def test_each_way_is_compared_with_the_one_before_in_pairs():
+    rows = [ClipErrors(f"{i}.wav", "ada", 0, 10, {"greedy": 5, "n-gram": 3 + i % 2}) for i in range(8)]
+    summary = summarise(rows)
+    assert summary["wer"] == {"greedy": 0.5, "n-gram": 0.35}
+    (gain,) = summary["gains"]
+    assert (gain["from"], gain["to"], gain["difference"]) == ("greedy", "n-gram", pytest.approx(-0.15))
+    assert -0.2 <= gain["low"] < -0.15 < gain["high"] <= -0.1
+
+
+def test_the_demo_is_heard_with_weights_of_other_speakers(tmp_path):
+    clips = [
+        replace(clip, extra={"speaker": name})
+        for clip, name in zip(read_manifest(ROOT / "demo" / "clips" / "manifest.jsonl"), "ab", strict=False)
+    ]
+    write_manifest(tmp_path / "clips.jsonl", clips)
+    arguments = [ROOT / "demo" / "quartznet_demo.pt", tmp_path / "clips.jsonl", "--lm", NGRAMS]
+    result = CliRunner().invoke(
+        app, ["held-out", *map(str, arguments), "--groups=2", "--out", str(tmp_path / "raw.json")]
+    )
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "raw.json").read_text())
+    assert [row["group"] for row in record["clips"]] == [0, 1]
+    assert len(record["options"]) == 2
+    assert list(record["summary"]["wer"]) == ["greedy", "n-gram"]
+    assert "95 % interval" in result.output

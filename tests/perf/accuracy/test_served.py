@@ -1,0 +1,129 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from carnelian_client import CarnelianClient, Transcript
+from carnelian_perf.accuracy.served import Accuracy, Utterance, read_manifest
+
+CLIPS = Path(__file__).parents[3] / "demo" / "clips"
+MODEL = "quartznet_demo"
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from carnelian_perf.cli import main; main()", "accuracy", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def utterance(text: str, source: str | None = None) -> Utterance:
+    return Utterance(Path("clip.wav"), 2.0, text, source)
+
+
+def transcript(text: str) -> Transcript:
+    return Transcript(text, (), 1.0, 2.0, MODEL, "1", "7", "greedy", (), {})
+
+
+@pytest.fixture
+def accuracy() -> Accuracy:
+    utterances = [utterance("one two", "a"), utterance("three four", "b"), utterance("five six", "b")]
+    return Accuracy(utterances, [transcript("one two"), transcript("three for"), OSError("clip.wav is not there")], 2.0)
+
+
+def write_manifest(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rates_are_over_all_words_together(accuracy):
+    rates = accuracy.error_rates()
+    assert (rates.utterances, rates.words) == (3, 6)
+    assert rates.wer == pytest.approx(3 / 6)
+
+
+def test_rates_of_a_source(accuracy):
+    assert accuracy.sources == ["a", "b"]
+    assert accuracy.error_rates("a").wer == 0
+    assert accuracy.error_rates("b").wer == pytest.approx(3 / 4)
+
+
+def test_a_clip_that_failed_was_not_heard_and_is_not_counted_as_speed(accuracy):
+    assert [str(error) for error in accuracy.failures] == ["clip.wav is not there"]
+    assert accuracy.transcribed_s == 4.0
+
+
+def test_a_clip_without_words_may_be_among_others():
+    silence = Accuracy([utterance("one two"), utterance("")], [transcript("one two"), transcript("")], 1.0)
+    assert silence.error_rates().wer == 0
+
+
+def test_what_is_written_is_a_manifest_with_transcripts(accuracy, tmp_path):
+    accuracy.write(tmp_path / "new" / "heard.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "new" / "heard.jsonl").read_text().splitlines()]
+    assert rows[0] == {"audio_filepath": "clip.wav", "duration": 2.0, "text": "one two", "pred_text": "one two"}
+    assert [row["pred_text"] for row in rows] == ["one two", "three for", ""]
+    assert rows[2]["error"] == "clip.wav is not there"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("not json\n", "line 1"),
+        ('{"audio_filepath": "a.wav", "duration": 1, "text": "a"}\n{"audio_filepath": "b.wav"}\n', "line 2.*duration"),
+        ("[]\n", "line 1"),
+        ("", "at least one word"),
+        ('{"audio_filepath": "a.wav", "duration": 1, "text": " "}\n', "at least one word"),
+    ],
+)
+def test_what_is_no_manifest_is_named(tmp_path, content, words):
+    path = tmp_path / "manifest.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        read_manifest(path)
+
+
+def test_the_command(server, tmp_path):
+    rows = [json.loads(line) for line in (CLIPS / "manifest.jsonl").read_text().splitlines()]
+    texts = {str(CLIPS / row["audio_filepath"]): row["text"] for row in rows}
+    good = [{"audio_filepath": path, "duration": 4.0, "text": text, "source": "demo"} for path, text in texts.items()]
+    (tmp_path / "text.wav").write_text("RIFF, it claims, but this is text")
+    bad = [{"audio_filepath": name, "duration": 9.0, "text": "a b c"} for name in ("text.wav", "missing.wav")]
+    manifest = write_manifest(tmp_path / "manifest.jsonl", bad[0], *good, bad[1])
+
+    done = run(manifest, "--url", server.grpc_url, "--model", MODEL, "--out", tmp_path / "heard.jsonl")
+    assert done.returncode == 1, done.stderr
+    demo, overall, speed, wrote = done.stdout.splitlines()
+    assert demo.split()[:5] == ["demo", "6", "clips", "80", "words"]
+    assert overall.split()[:5] == ["all", "8", "clips", "86", "words"]
+    assert "WER" in demo
+    assert "CER" in overall
+    assert speed.startswith("24.0 s of audio in ")
+    assert "audio seconds per second, 8 requests at a time" in speed
+    assert wrote == f"wrote {tmp_path / 'heard.jsonl'}"
+    first, second = done.stderr.splitlines()
+    assert str(tmp_path / "text.wav") in first
+    assert str(tmp_path / "missing.wav") in second
+
+    heard = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in heard] == ["a b c", *texts.values(), "a b c"]
+    with CarnelianClient(server.grpc_url, model=MODEL) as client:
+        assert [row["pred_text"] for row in heard[1:-1]] == [client.transcribe(path).text for path in texts]
+
+
+def test_all_clips_transcribed_is_status_0(server):
+    done = run(CLIPS / "manifest.jsonl", "--url", server.grpc_url)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def test_no_server_is_status_1_and_says_where(tmp_path):
+    done = run(CLIPS / "manifest.jsonl", "--url", "localhost:1")
+    assert done.returncode == 1
+    assert "localhost:1 has no 'quartznet_demo' ready" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_manifest_is_wrong_use(tmp_path):
+    done = run(tmp_path / "nowhere.jsonl")
+    assert done.returncode == 2
+    assert "nowhere.jsonl" in done.stderr

@@ -1,0 +1,52 @@
+import json
+
+import numpy as np
+import pytest
+from carnelian_perf.accuracy.words import Heard, calibrate, compare, draw, fit_logistic, rate
+from carnelian_training.ctc import DECODERS, Hypothesis, Word
+
+
+def heard(confidence: float, is_right: bool, start: float = 0.0, reference: tuple[float, float] | None = None) -> Heard:
+    return Heard(0, "greedy", confidence, is_right, (start, start + 0.3), reference)
+
+
+def test_a_right_word_is_compared_with_the_one_that_was_said():
+    words = (Word("the", 0.1, 0.2, 0.9), Word("cat", 0.3, 0.5, 0.8), Word("sat", 0.6, 0.9, 0.7))
+    found = compare(3, "ngram", "the sat", [(0.0, 0.2), (0.5, 0.9)], Hypothesis("the cat sat", words, 0.8))
+    assert [(word.is_right, word.reference) for word in found] == [
+        (True, (0.0, 0.2)),
+        (False, None),
+        (True, (0.5, 0.9)),
+    ]
+    assert compare(3, "ngram", "the sat", None, Hypothesis("", (), 0.9)) == []
+
+
+def test_delays_are_medians():
+    words = [heard(0.9, True, start, (start - 0.1, start + 0.25)) for start in (1.0, 2.0, 3.0)]
+    calibration = calibrate([*words, heard(0.2, False, 4.0, None)])
+    assert calibration.start_late_s == pytest.approx(0.1)
+    assert calibration.end_late_s == pytest.approx(0.05)
+
+
+def test_a_logistic_function_is_found_again():
+    draw_from = np.random.default_rng(0)
+    x = draw_from.normal(scale=2, size=4000)
+    y = (draw_from.random(4000) < 1 / (1 + np.exp(-(0.7 * x - 1)))).astype(np.float64)
+    assert fit_logistic(x, y) == pytest.approx((0.7, -1.0), abs=0.1)
+
+
+def test_words_that_are_all_right_do_not_run_away():
+    scale, offset = fit_logistic(np.array([1.0, 2.0, 3.0]), np.ones(3))
+    assert 0 < scale < 5
+    assert 0 < offset < 5
+
+
+def test_the_curve_and_its_error(tmp_path):
+    words = [heard(0.95, i < 5, 1.0, (0.9, 1.3)) for i in range(10)] + [heard(0.15, False)] * 10
+    row = rate(words, "greedy", False)
+    assert row["calibration_error"] == pytest.approx(0.5 * 0.45 + 0.5 * 0.15)
+    assert (row["start_error_ms"], row["end_error_ms"], row["timed_words"]) == (100.0, 0.0, 10)
+    assert [point["words"] for point in row["curve"]] == [10, 10]
+    draw([row | {"decoder": name} for name in DECODERS], tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    json.dumps(row)

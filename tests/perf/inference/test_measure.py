@@ -1,0 +1,168 @@
+"""Inference without a server: every engine that a CPU has, on the demo model."""
+
+import dataclasses
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from carnelian_perf.cli import app
+from carnelian_perf.inference.engines import EngineError, build_engine
+from carnelian_perf.inference.measure import Plan, measure, measure_cell
+from carnelian_perf.inference.render import render, render_page
+from carnelian_perf.inference.results import Measurement
+from carnelian_perf.networks import load_network
+from carnelian_perf.yardsticks.floors import count_operations
+from carnelian_perf.yardsticks.published import choose
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
+ENGINES = ("plain", "eager", "onnx_conv1d", "onnx", "compiled_graphs")
+
+
+@pytest.fixture(scope="module")
+def measurement():
+    plan = Plan(
+        source=CHECKPOINT,
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=ENGINES,
+        durations_s=[1.0],
+        batches=[1, 2],
+        steps=2,
+        warm_up=1,
+        threads=1,
+    )
+    return measure(plan)
+
+
+def test_engines_agree_and_are_timed_step_by_step(measurement):
+    assert [(t.engine, t.batch) for t in measurement.timings] == [(name, batch) for batch in (1, 2) for name in ENGINES]
+    for timing in measurement.timings:
+        if timing.engine == "compiled_graphs":
+            assert timing.not_run == "not run: no GPU"
+            continue
+        assert timing.same_texts
+        assert len(timing.network_ms) == len(timing.network_cpu_ms) == 2
+        assert min(timing.network_ms) > 0
+    assert all(len(row.features_ms) == len(row.decoding_ms) == 2 for row in measurement.common)
+
+
+def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
+    raw = tmp_path / "small_infer.json"
+    measurement.write(raw)
+    assert Measurement.read(raw) == measurement
+    page = render(raw, choose("quartznet_15x5", "A100", "fp16")).read_text()
+    assert page.count("| PyTorch eager, plain Conv1d |") == 2
+    assert page.count("not run: no GPU") == 2
+    assert "Texts: equal, of all engines." in page
+    raw.write_text("[]")
+    with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf infer`"):
+        Measurement.read(raw)
+
+
+def test_floor_is_the_operations_at_the_best_rate(measurement):
+    config, network = load_network(CHECKPOINT)
+    assert count_operations(config, 2.0) == pytest.approx(2 * count_operations(config, 1.0), rel=0.05)
+    dense = 2 * network.head.weight.numel() * 50  # of a second
+    one, two = (row.gflop for row in measurement.common)
+    assert two == 2 * one > dense / 1e9
+    assert measurement.facts["gflop_per_s"] > 0
+    best = dataclasses.replace(measurement, facts={**measurement.facts, "gflop_per_s": 1e3 * one})
+    assert render_page(best, "raw.json", {}).count("| 1.0 | ") >= len(ENGINES) - 1
+
+
+def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
+    fast = [
+        dataclasses.replace(t, network_cpu_ms=[10.0 if t.engine == "plain" else 4.0], same_texts=t.engine != "onnx")
+        for t in measurement.timings
+    ]
+    page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
+    assert page.count("| 2.50 |") == 2 * 3
+    assert "NOT equal in 2 rows" in page
+
+
+def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
+    model = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
+    model |= {"width": 8, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
+    (tmp_path / "tiny.yaml").write_text(json.dumps({"name": "tiny", "model": model}))
+    plan = Plan(
+        source=tmp_path / "tiny.yaml",
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=["eager", "onnx", "onnx_int8"],
+        durations_s=[6.54],
+        batches=[4],
+        steps=1,
+        warm_up=0,
+        threads=1,
+        overrides=["model.hourglass={before: 1, pooled: 1, after: 1, factor: 2}"],
+    )
+    measured = measure(plan)
+    eager, onnx, int8 = measured.timings
+    assert eager.same_texts
+    assert onnx.same_texts
+    assert int8.not_run == "not run: int8 is for Jasper and QuartzNet; export this network in fp32 or fp16"
+    page = render_page(measured, "raw.json", choose("wav2vec2_base_hourglass", "A100", "bf16"))
+    assert page.count("| 17.7 |") == 3
+    with pytest.raises(ValueError, match="--set must go with a training YAML"):
+        load_network(CHECKPOINT, ["model.hourglass={}"])
+
+
+def test_engine_that_cannot_run_says_why():
+    config, network = load_network(CHECKPOINT)
+    with pytest.raises(EngineError, match="in ONNX Runtime this is measured in fp32 and fp16"):
+        build_engine("onnx", config, network, "cpu", "bf16", 1)
+
+
+def test_engine_that_fails_at_one_batch_is_recorded_beside_the_others():
+    config, network = load_network(CHECKPOINT)
+    plan = Plan(
+        source=CHECKPOINT,
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=["plain", "onnx"],
+        durations_s=[1.0],
+        batches=[1],
+        steps=2,
+        warm_up=0,
+        threads=1,
+    )
+
+    def fail(features, lengths):
+        raise RuntimeError("out of memory: tried to allocate 7 GB\nand more words")
+
+    engines = {"plain": fail, "onnx": build_engine("onnx", config, network, "cpu", "fp16", 1)}
+    common, (plain, half) = measure_cell(plan, config, engines, 1.0, 1)
+    assert plain.not_run == "failed: out of memory: tried to allocate 7 GB"
+    assert plain.network_ms == []
+    assert half.same_texts
+    assert len(half.network_ms) == len(common.decoding_ms) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="measures for minutes on a GPU")
+def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = subprocess.run(["make", "-n", "gpu-inference"], capture_output=True, text=True, check=True).stdout
+    commands = [shlex.split(line)[1:] for line in lines.splitlines() if "carnelian-perf infer" in line]
+    measured = {(Path(words[1]).stem, words[words.index("--precision") + 1]) for words in commands}
+    assert measured == {(name, what) for name in ("quartznet_15x5", "jasper_10x5dr") for what in ("fp16", "tf32")}
+    for words in commands:
+        assert "PyTorch has a GPU" in str(CliRunner().invoke(app, words).exception)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_gpu_is_named():
+    plan = Plan(
+        source=CHECKPOINT,
+        manifest=ROOT / "demo/clips/manifest.jsonl",
+        engines=["eager"],
+        durations_s=[1.0],
+        batches=[1],
+        steps=1,
+        warm_up=0,
+        threads=1,
+        device="cuda",
+    )
+    with pytest.raises(ValueError, match="PyTorch has a GPU"):
+        measure(plan)

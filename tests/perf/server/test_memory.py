@@ -1,0 +1,91 @@
+"""The trend's arithmetic; and a real server looked at, over a few requests."""
+
+import random
+from pathlib import Path
+
+from carnelian_perf.clips import cut_clips
+from carnelian_perf.server.memory import Plan, measure
+from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
+from carnelian_perf.server.render_memory import render
+
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+MIB = 2**20
+REQUESTS = [250 * number for number in range(8, 41)]
+
+
+def noise(index: int) -> int:
+    return random.Random(index).randrange(MIB)
+
+
+def test_noise_and_a_late_jump_are_flat():
+    sizes = [1000 * MIB + noise(index) + (6 * MIB if index > 30 else 0) for index in range(len(REQUESTS))]
+    assert find_trend(REQUESTS, sizes).verdict == "flat"
+
+
+def test_a_leak_of_a_few_kilobytes_a_request_is_seen_and_measured():
+    sizes = [1000 * MIB + noise(index) + 4096 * requests for index, requests in enumerate(REQUESTS)]
+    trend = find_trend(REQUESTS, sizes)
+    assert trend.verdict == "grows"
+    assert trend.low < 4096 < trend.high
+    assert find_trend(REQUESTS, sizes[::-1]).verdict == "shrinks"
+
+
+def test_too_few_samples_are_unclear():
+    assert find_trend([1, 2, 3], [100, 300, 200]).verdict == "unclear"
+
+
+def test_page_and_plot_are_made_of_the_raw_file(tmp_path):
+    samples = [
+        Sample(
+            requests=requests,
+            processes={
+                SERVER: Process(rss=90 * MIB, pss=80 * MIB, uss=70 * MIB),
+                "a_ctc_0": Process(rss=9, pss=8, uss=7),
+            },
+            shared_memory_bytes=MIB,
+        )
+        for requests in (0, *REQUESTS)
+    ]
+    facts = {
+        "model": "quartznet_demo",
+        "date": "2026-01-01T00:00:00+00:00",
+        "command": "carnelian-perf memory",
+        "commit": "0123456789ab",
+        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none"},
+        "versions": {"python": "3.11"},
+        "others_busy_cores": 0.1,
+        "concurrency": 8,
+        "wall_s": 12.0,
+        "traffic": {"source": "some clips", "durations_s": [1.0, 5.0, 12.0]},
+    }
+    measurement = Measurement(facts=facts, samples=samples)
+    measurement.write(tmp_path / "raw.json")
+    assert Measurement.read(tmp_path / "raw.json") == measurement
+    page, plot = render(tmp_path / "raw.json")
+    assert "| tritonserver | 90.0 | 80.0 | 70.0 | 90.0 | 80.0 | 70.0 | 0 | 0 to 0 | flat |" in page.read_text()
+    assert "| **all** |  | **80.0** |  |  | **80.0** |  | 0 | 0 to 0 | flat |" in page.read_text()
+    assert plot.stat().st_size > 10_000
+
+
+def test_every_instance_of_a_real_server_is_looked_at(repository):
+    plan = Plan(
+        repository=repository,
+        model="quartznet_demo",
+        clips=cut_clips(MANIFEST, 2),
+        source="the demo's",
+        num_requests=6,
+        every=2,
+        concurrency=2,
+    )
+    measurement = measure(plan)
+    assert [sample.requests for sample in measurement.samples] == [0, 2, 4, 6]
+    names = set(measurement.samples[0].processes)
+    stages = ("audio_decode", "quartznet_demo_features", "quartznet_demo_acoustic", "quartznet_demo_ctc")
+    assert SERVER in names
+    assert {stage: sum(name.startswith(stage) for name in names) for stage in stages} == dict(
+        zip(stages, (4, 1, 1, 1), strict=True)
+    )
+    assert len(names) == 8
+    last = measurement.samples[-1]
+    assert all(process.rss >= process.pss >= process.uss > MIB for process in last.processes.values())
+    assert last.shared_memory_bytes > MIB

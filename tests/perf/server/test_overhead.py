@@ -1,0 +1,68 @@
+"""All ways through a real server, small; and the page."""
+
+from pathlib import Path
+
+import pytest
+from carnelian_perf.server.overhead import FILE, IN_PROCESS, PCM, STATIC, Plan, measure
+from carnelian_perf.server.overhead_results import Measurement, Run
+from carnelian_perf.server.render_overhead import render
+
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+
+
+def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_path):
+    plan = Plan(
+        repository=repository,
+        model="quartznet_demo",
+        manifest=MANIFEST,
+        file_format="flac",
+        durations_s=[0.5],
+        num_clips=3,
+        rounds=2,
+        clients=2,
+        batch=2,
+    )
+    measurement = measure(plan)
+    assert len(measurement.ways) == 7
+    assert len(measurement.runs) == 2 * len(measurement.ways)
+    for run in measurement.runs:
+        assert len(run.latencies_s) == (2 if run.way == STATIC else 3), run.way
+        assert run.clips == 3
+    assert set(measurement.runs_of(FILE, 0.5)[0].stages) == {
+        "audio_decode",
+        *(f"quartznet_demo_{stage}" for stage in ("features", "acoustic", "ctc")),
+    }
+    assert "audio_decode" not in measurement.runs_of(PCM, 0.5)[0].stages
+    assert measurement.runs_of(IN_PROCESS, 0.5)[0].stages == {}
+    middle, low, high = measurement.ratio(FILE, IN_PROCESS, 0.5, lambda run: run.latency_ms)
+    assert 0 < low <= middle <= high
+    measurement.write(tmp_path / "raw.json")
+    assert Measurement.read(tmp_path / "raw.json") == measurement
+    page = render(tmp_path / "raw.json").read_text()
+    assert "| 0.5 | the ensemble, of FLAC files |" in page
+    assert "## 2 clients, whose batches form on the server, beside batches of 2" in page
+
+
+def test_ratios_are_of_the_same_round():
+    def make(way: str, number: int, latency_s: float) -> Run:
+        return Run(
+            way=way,
+            duration_s=2,
+            round=number,
+            clips=1,
+            wall_s=latency_s,
+            latencies_s=[latency_s],
+            cpu_s=0.01,
+            stages={},
+        )
+
+    runs = [
+        make("a", 1, 0.1),
+        make("b", 1, 0.2),
+        make("b", 2, 6.0),
+        make("a", 2, 2.0),
+        make("a", 3, 1.0),
+        make("b", 3, 4.0),
+    ]
+    measurement = Measurement(facts={}, ways={"a": "A", "b": "B"}, runs=runs)
+    assert measurement.ratio("b", "a", 2, lambda run: run.latency_ms) == pytest.approx((3, 2, 4))

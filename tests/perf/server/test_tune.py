@@ -1,0 +1,142 @@
+"""The search's arithmetic; and a search of one knob on the real server, small."""
+
+from pathlib import Path
+
+import pytest
+from carnelian_export.tuning import read_tuning
+from carnelian_perf.cli import app
+from carnelian_perf.clips import cut_clips
+from carnelian_perf.server.render_tune import render
+from carnelian_perf.server.tune import Knob, Plan, list_candidates, list_knobs, measure, read_settings
+from carnelian_perf.server.tune_results import (
+    CONFIRMATION,
+    SHIPPED,
+    Measurement,
+    Run,
+    compare,
+    name_settings,
+    score,
+)
+from typer.testing import CliRunner
+
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+SETTINGS = {"acoustic": {"instances": 1, "threads": 0}, "ctc": {"instances": 1}}
+TWO = {"ctc": {"instances": 2}}
+
+
+def make_run(
+    tuning: str, round_number: int, latency_s: float, step: str = "ctc instances", error: str | None = None
+) -> Run:
+    return Run(
+        step=step,
+        tuning=tuning,
+        round=round_number,
+        others_busy_cores=0.5,
+        wall_s=4 * latency_s,
+        latencies_s=[] if error else [latency_s] * 4,
+        error=error,
+        server_cpu_s=0.2,
+    )
+
+
+@pytest.fixture
+def measurement() -> Measurement:
+    """Two instances are a tenth faster in all rounds, and in the confirmation."""
+    name = name_settings(TWO)
+    runs = [
+        make_run(tuning, number, latency_s, step)
+        for step, rounds in (("ctc instances", 3), (CONFIRMATION, 6))
+        for number in range(1, rounds + 1)
+        for tuning, latency_s in ((SHIPPED, 0.11 * number), (name, 0.1 * number))
+    ]
+    facts = {
+        "model": "quartznet_demo",
+        "date": "2026-01-01T00:00:00+00:00",
+        "command": "carnelian-perf tune",
+        "commit": "0123456789ab",
+        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none"},
+        "versions": {"python": "3.11"},
+        "objective": "throughput",
+        "target_ms": 5000.0,
+        "concurrency": 4,
+        "requests": 4,
+        "traffic": {"source": "some clips", "durations_s": [1.0, 5.0, 12.0]},
+        "mismatches": [],
+    }
+    return Measurement(
+        facts=facts,
+        tunings={SHIPPED: {}, name: TWO},
+        shipped=SETTINGS,
+        kept={"ctc instances": name, CONFIRMATION: name},
+        runs=runs,
+    )
+
+
+def test_score_falls_beyond_the_target_and_follows_the_median_latency():
+    run = make_run(SHIPPED, 1, 0.5)
+    assert score(run, "throughput", 500) == pytest.approx(2.0)
+    assert score(run, "throughput", 250) == pytest.approx(1.0)
+    assert score(run, "latency", 250) == pytest.approx(2.0)
+    assert score(make_run(SHIPPED, 1, 0.5, error="full"), "throughput", 500) == 0
+
+
+def test_a_change_must_gain_in_most_rounds_not_in_one():
+    slow = [make_run(SHIPPED, number, 0.1) for number in (1, 2, 3, 4)]
+    steady = [make_run("new", number, latency_s) for number, latency_s in enumerate((0.09, 0.09, 0.09, 0.12), 1)]
+    lucky = [make_run("new", number, latency_s) for number, latency_s in enumerate((0.02, 0.09, 0.11, 0.11), 1)]
+    little = [make_run("new", number, 0.099) for number in (1, 2, 3, 4)]
+    assert compare(steady, slow, "throughput", 500).is_gain
+    assert not compare(lucky, slow, "throughput", 500).is_gain
+    assert not compare(little, slow, "throughput", 500).is_gain
+
+
+def test_candidates_are_what_differs_from_the_best_so_far():
+    knob = Knob(
+        "shares", "acoustic", ({"instances": 1, "threads": 0}, {"instances": 1, "threads": 1}, {"instances": 2})
+    )
+    assert list_candidates(SETTINGS, {}, knob) == [{"acoustic": {"threads": 1}}, {"acoustic": {"instances": 2}}]
+    best = {"acoustic": {"threads": 1}, **TWO}
+    assert list_candidates(SETTINGS, best, knob) == [TWO, {"acoustic": {"instances": 2, "threads": 1}, **TWO}]
+    assert list_candidates(SETTINGS, {}, Knob("lm", "rescoring", ({"instances": 2},))) == []
+    assert list_candidates(SETTINGS, {}, Knob("ctc", "ctc", ({"threads": 2}, {"instances": 2, "threads": 2}))) == [TWO]
+
+
+def test_every_knob_is_a_setting_of_the_demo_model(repository):
+    shipped = read_settings(repository, "quartznet_demo")
+    for objective in ("throughput", "latency"):
+        for knob in list_knobs(objective, cores=8):
+            assert all(set(value) <= set(shipped[knob.stage]) for value in knob.values), knob
+            assert list_candidates(shipped, {}, knob), knob
+
+
+def test_page_and_tuning_are_made_of_the_raw_file(measurement, tmp_path):
+    measurement.write(tmp_path / "raw.json")
+    assert Measurement.read(tmp_path / "raw.json") == measurement
+    page = render(tmp_path / "raw.json").read_text()
+    assert "**Result: ctc instances 2.**" in page
+    assert "| ctc instances | ctc instances 2 | 5.0 | 200.0 | 200.0 | 50.0 | 1.10 | 1.10 | 1.10 | kept |" in page
+    arguments = ["tune", "--render", str(tmp_path / "raw.json"), "--write", str(tmp_path / "tuning.json")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert read_tuning(tmp_path / "tuning.json")["ctc"].instances == 2
+
+
+def test_a_knob_is_turned_on_real_servers(repository):
+    plan = Plan(
+        repository=repository,
+        model="quartznet_demo",
+        clips=cut_clips(MANIFEST, 2),
+        source="the demo's",
+        objective="throughput",
+        target_ms=60_000,
+        concurrency=2,
+        num_requests=2,
+        rounds=1,
+        knobs=[Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2}))],
+    )
+    measurement = list(measure(plan))[-1]
+    assert measurement.facts["mismatches"] == []
+    assert measurement.tunings == {SHIPPED: {}, "ctc instances 2": TWO}
+    first = [run for run in measurement.runs if run.step == "ctc instances"]
+    assert sorted(run.tuning for run in first) == [SHIPPED, "ctc instances 2"]
+    assert all(len(run.latencies_s) == 2 and run.server_cpu_s > 0 for run in first)
+    assert measurement.kept["ctc instances"] in measurement.tunings

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+from carnelian_perf.sweeps.grid import GridError, check_files, list_cells, read_grid
+
+GRIDS = sorted((Path(__file__).parents[3] / "perf/grids").glob("*.yaml"))
+SMALL = "name: small\nmodels: {quartznet_demo: {}}\n"
+
+
+def read(tmp_path: Path, text: str):
+    path = tmp_path / "grid.yaml"
+    path.write_text(text)
+    return read_grid(path)
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_shipped_grids_are_read_and_have_distinct_cells(path):
+    cells = list_cells(read_grid(path))
+    assert len({cell.name for cell in cells}) == len(cells) > 0
+
+
+def test_cells_span_the_axes_and_closed_loops_come_before_their_open_ones(tmp_path):
+    grid = read(
+        tmp_path,
+        SMALL + "durations_s: [2, 7]\nprotocols: [grpc, http]\nshared_memory: [none, system]\n"
+        "static: {batches: [8, 1]}\nfiles: {concurrency: [4, 1], poisson: [0.5]}\nrounds: 3\n",
+    )
+    cells = list_cells(grid)
+    assert len(cells) == 2 * 2 * 2 * (2 + 2 + 1) * 3
+    first = [cell.name for cell in cells[:5]]
+    assert first == [
+        "quartznet_demo_fp32_pcm_grpc_2s_b1_c1_r1",
+        "quartznet_demo_fp32_pcm_grpc_2s_b8_c1_r1",
+        "quartznet_demo_fp32_file_grpc_2s_b1_c1_r1",
+        "quartznet_demo_fp32_file_grpc_2s_b1_c4_r1",
+        "quartznet_demo_fp32_file_grpc_2s_b1_poisson0.5_r1",
+    ]
+    assert {cell.served_model for cell in cells} == {"quartznet_demo", "quartznet_demo_pcm"}
+
+
+def test_repeated_values_are_one_cell(tmp_path):
+    assert len(list_cells(read(tmp_path, SMALL + "durations_s: [2, 2.0]\nstatic: {batches: [1, 1]}\n"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SMALL, "at least one of `static` and `files`"),
+        (SMALL + "static: {}\nduration_s: [2]\n", "duration_s: Extra inputs"),
+        (SMALL + "static: {batches: [0]}\n", "static.batches.0"),
+        (SMALL + "static: {batches: []}\n", "static.batches: List should have at least 1"),
+        (SMALL + "static: {}\ndurations_s: [0.01]\n", "greater than or equal to 0.1"),
+        ("name: small\nmodels: {a: {precision: fp32/x}}\nstatic: {}\n", "models.a.precision"),
+        (SMALL + "static: {}\ndurations_s: [61]\n", "less than or equal to 60"),
+        (SMALL + "static: {}\nprotocols: [carrier pigeon]\n", "protocols.0"),
+        (SMALL + "static: {}\nprotocols: [http]\nserver: {grpc: 'a:1'}\n", "server.http"),
+        (SMALL + "files: {concurrency: [], poisson: [0.5]}\n", "files.concurrency"),
+        ("name: small\nmodels: {a: {random_weights: a.yaml}, b: {}}\nstatic: {}\n", "one repository"),
+        ("name: small\nmodels: {}\nstatic: {}\n", "models"),
+        ("- a list\n", "must be a grid"),
+        ("name: [", "must be YAML"),
+    ],
+)
+def test_what_is_no_grid_is_named(tmp_path, text, words):
+    with pytest.raises(GridError) as raised:
+        read(tmp_path, text)
+    assert words in str(raised.value)
+    assert "grid.yaml" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("manifest", SMALL + "manifest: nowhere.jsonl\n"),
+        ("repository", SMALL + "manifest: grid.yaml\nrepository: nowhere\n"),
+        ("models.a.random_weights", "name: b\nmanifest: grid.yaml\nmodels: {a: {random_weights: nowhere.yaml}}\n"),
+    ],
+)
+def test_what_a_grid_names_must_be_there(tmp_path, monkeypatch, key, text):
+    grid = read(tmp_path, text + "static: {}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GridError, match=rf"`{key}` of the grid must be .* {tmp_path}/nowhere"):
+        check_files(grid)

@@ -1,0 +1,181 @@
+"""The report of a sweep, from result files alone."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from carnelian_perf.inference.results import Common, Measurement, Timing
+from carnelian_perf.load import Split
+from carnelian_perf.sweeps.grid import Cell, Grid
+from carnelian_perf.sweeps.perf_analyzer import Report
+from carnelian_perf.sweeps.report import write_report
+from carnelian_perf.sweeps.results import RESULT, Result, write_grid
+from carnelian_perf.sweeps.rows import make_rows
+from carnelian_perf.yardsticks.published import TRITON_T4, choose
+from typer.testing import CliRunner
+
+STATIC = Cell(
+    model="quartznet_15x5",
+    precision="fp32",
+    input="pcm",
+    protocol="grpc",
+    shared_memory="none",
+    duration_s=2.0,
+    batch=1,
+    concurrency=1,
+    poisson_share=None,
+    round=1,
+)
+FILES = dataclasses.replace(STATIC, input="file")
+
+
+def make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = None) -> Result:
+    """Stable with a mean latency, failed with a reason, unstable without either."""
+    report = None
+    if reason is None:
+        names = ("features", "acoustic", "ctc")
+        report = Report(
+            status="stable" if avg_ms else "unstable",
+            windows=[(10.0, 90.0), (20.0, 80.0)],
+            latency_ms=avg_ms and {"avg": avg_ms, **{f"p{p}": avg_ms + p / 10 for p in (50, 90, 95, 99)}},
+            clips_per_s=avg_ms and 1000 * cell.batch / avg_ms,
+            client_ms=avg_ms and {"send": 0.5, "network": 1.0, "recv": 0.5},
+            stages=avg_ms and {f"{cell.model}_{name}": Split(1.0, 1.0, avg_ms / 2 - 3, 1.0) for name in names},
+            delayed_percent=0.0,
+        )
+    return Result(
+        cell=cell,
+        status=report.status if report else "failed",
+        reason=reason,
+        report=report,
+        date="2026-01-01T00:00:00+00:00",
+        command=["perf_analyzer"],
+        commit="0123456789ab",
+        machine={"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
+        versions={"tritonserver": "2.51.0"},
+        backend="onnxruntime",
+        accuracy={"wer": 0.125, "cer": 0.05, "utterances": 6, "words": 80},
+        speech={"manifest": "manifest.jsonl", "clips": 16, "format": "flac"},
+        others_busy_cores=0.1,
+        batches={"acoustic": {cell.batch: 10}},
+        cpu_ms_per_clip=7.5,
+    )
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    folder = tmp_path / "small_sweep"
+    results = [
+        *(
+            make_result(dataclasses.replace(STATIC, round=number), ms)
+            for number, ms in enumerate((30.0, 20.0, 10.0), 1)
+        ),
+        make_result(dataclasses.replace(STATIC, batch=8), 40.0),
+        make_result(dataclasses.replace(STATIC, batch=16)),
+        make_result(dataclasses.replace(STATIC, batch=33), reason="batch-size must be <= 32"),
+        make_result(FILES, 25.0),
+        make_result(dataclasses.replace(FILES, concurrency=8), 50.0),
+        make_result(dataclasses.replace(FILES, concurrency=None, poisson_share=0.5), 30.0),
+    ]
+    for result in results:
+        (folder / result.cell.name).mkdir(parents=True)
+        result.write(folder / result.cell.name / RESULT)
+    return folder
+
+
+def read_row(page: str, *starts: str) -> list[str]:
+    lines = [[word.strip() for word in line.strip("|").split("|")] for line in page.splitlines()]
+    return next(line for line in lines if line[: len(starts)] == list(starts))
+
+
+def test_tables_have_medians_beside_the_published_row(sweep):
+    written = write_report(sweep, choose("quartznet_15x5", "A100", "fp16"))
+    page = written[0].read_text()
+    assert read_row(page, "2", "1") == [
+        *("2", "1", "29.0", "29.5", "29.9", "20.0"),
+        *("35.5", "36.4", "55.6", "35.7", "1.79", "50.0", "100", "12.5", "7.5"),
+    ]
+    assert read_row(page, "2", "16")[2] == "unstable"
+    assert "- 2 s, batch 16: unstable, windows of 10.0 to 20.0 clips/s\n" in page
+    assert "- 2 s, batch 33: failed: batch-size must be <= 32\n" in page
+    assert read_row(page, "2", "batch 8") == [
+        *("2", "batch 8", "2.0", *["1.0 + 1.0 + **17.0** + 1.0"] * 3, "40.0", "+100%")
+    ]
+    assert read_row(page, "2", "8 clients")[7:9] == ["20.0", "40"]
+    assert "median 0.1) busy just before the runs." in page
+
+
+def test_serving_is_compared_with_the_same_work_in_process(sweep, tmp_path):
+    timing = Timing(engine="onnx", duration_s=2.0, batch=8, network_ms=[1.0, 15.0, 20.0])
+    slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
+    common = Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])
+    raw = tmp_path / "infer.json"
+    Measurement(facts={}, timings=[slower, timing], common=[common]).write(raw)
+    page = write_report(sweep, {}, raw)[0].read_text()
+    assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
+    assert read_row(page, "2", "1")[-2:] == ["", ""]
+
+
+def test_page_is_one_file_with_its_plots(sweep):
+    written = write_report(sweep, {})
+    assert sorted(path.suffix for path in written) == [".html", ".md", ".png", ".png", ".png", ".png"]
+    html = written[-1].read_text()
+    assert html.count('src="data:image/png;base64,') == 4
+    assert "published" not in html
+    assert not {'src="small', 'href="small'} & {html[start : start + 10] for start in range(len(html))}
+
+
+def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path):
+    folder = tmp_path / "files_sweep"
+    for result in (make_result(FILES, 25.0), make_result(dataclasses.replace(FILES, duration_s=7.0))):
+        (folder / result.cell.name).mkdir(parents=True)
+        result.write(folder / result.cell.name / RESULT)
+    written = write_report(folder, {})
+    assert [path.name for path in written[1:-1]] == ["files_sweep_throughput.png", "files_sweep_batches.png"]
+
+
+def test_rounds_of_which_none_was_stable_have_words(sweep):
+    rows = make_rows([make_result(STATIC), make_result(dataclasses.replace(STATIC, round=2), reason="gone")])
+    assert len(rows) == 1
+    assert rows[0].words == "failed: gone"
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (("quartznet_15x5", "TPU", "fp16"), "choose 0"),
+        (("jasper_10x5dr", "V100", "fp16"), "choose 3"),
+        (("quartznet_demo", "A100", "fp16"), "quartznet_15x5, NVIDIA DGX A100"),
+    ],
+)
+def test_no_or_several_published_tables_are_listed(choice, words):
+    with pytest.raises(ValueError, match="must choose one published table") as raised:
+        choose(*choice)
+    assert words in str(raised.value)
+
+
+def test_published_tables_have_their_cells():
+    a100 = choose("jasper_10x5dr", "a100", "fp16")
+    assert len(a100) == 15
+    assert (a100[2.0, 1].avg, a100[16.7, 16].avg) == (32.3, 60.92)
+    triton = choose("jasper_10x5dr", "triton", "fp16")
+    assert triton[16.7, 8].avg == 170.34
+    assert triton[16.7, 8].p95 is None
+    assert TRITON_T4 in triton[16.7, 8].title
+
+
+def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path):
+    from carnelian_perf.cli import app
+
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exit_code == 2
+    with pytest.raises(ValueError, match="as `carnelian-perf sweep` makes it"):
+        CliRunner().invoke(app, ["report", str(tmp_path)], catch_exceptions=False)
+
+
+def test_report_of_an_unfinished_sweep_says_what_is_missing(sweep):
+    grid = Grid(name="small", models={"quartznet_15x5": {}}, durations_s=[2], static={"batches": [1, 4]}, rounds=4)
+    write_grid(grid, sweep)
+    page = write_report(sweep, {})[0].read_text()
+    cells = ["2s_b4_c1_r1", "2s_b4_c1_r2", "2s_b4_c1_r3", "2s_b1_c1_r4", "2s_b4_c1_r4"]
+    names = ", ".join(f"quartznet_15x5_fp32_pcm_grpc_{cell}" for cell in cells)
+    assert f"**Not finished.** Cells without a result: {names}." in page

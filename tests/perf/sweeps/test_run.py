@@ -1,0 +1,138 @@
+"""A sweep with the real perf_analyzer on the real server, small."""
+
+import json
+from pathlib import Path
+
+import pytest
+from carnelian_perf.cuts import cut_equal, write_files
+from carnelian_perf.sweeps import perf_analyzer
+from carnelian_perf.sweeps.grid import Cell, Grid
+from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
+from carnelian_perf.sweeps.results import read_results
+from carnelian_perf.sweeps.run import describe, run_grid
+from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
+from tritonclient import grpc
+
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return perf_analyzer.find_perf_analyzer()
+    except PerfAnalyzerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def make_grid(server):
+    def make(**fields) -> Grid:
+        settings = {
+            "name": "small",
+            "server": {"grpc": server.grpc_url, "http": server.http_url},
+            "models": {"quartznet_demo": {}},
+            "manifest": MANIFEST,
+            "durations_s": [0.5],
+            "clips": 4,
+            "requests": 3,
+            "windows": 3,
+            "stability_percent": 1e6,
+        }
+        return Grid.model_validate({**settings, **fields})
+
+    return make
+
+
+def test_cells_are_measured_checked_and_kept(program, make_grid, tmp_path):
+    grid = make_grid(static={"batches": [2]}, files={"concurrency": [2], "poisson": [0.5]})
+    results = run_grid(grid, tmp_path)
+    assert [result.status for result in results] == ["stable"] * 3, [describe(result) for result in results]
+    static, closed, poisson = results
+    for result in results:
+        latency = result.report.latency_ms
+        assert 0 < latency["p50"] <= latency["p90"] <= latency["p95"] <= latency["p99"]
+        assert latency["avg"] > sum(result.report.stages["quartznet_demo_acoustic"].__dict__.values())
+        assert result.rtfx == pytest.approx(0.5 * result.report.clips_per_s)
+        assert result.accuracy["utterances"] == 6
+        assert result.versions["perf_analyzer"].startswith("2.")
+        assert (tmp_path / result.cell.name / perf_analyzer.WORDS).is_file()
+    assert set(static.batches["acoustic"]) == {2}
+    assert set(static.report.stages) == {f"quartznet_demo_{stage}" for stage in ("features", "acoustic", "ctc")}
+    assert set(closed.report.stages) == {*static.report.stages, "audio_decode"}
+    rate = float(poisson.command[poisson.command.index("--request-rate-range") + 1])
+    assert rate == pytest.approx(closed.report.clips_per_s / 2, rel=1e-3)
+
+    assert run_grid(grid, tmp_path) == results  # from their files: nothing is measured again
+    assert sorted(read_results(tmp_path), key=describe) == sorted(results, key=describe)
+
+
+def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(program, make_grid, tmp_path):
+    grid = make_grid(static={"batches": [1, 33]}, stability_percent=1e-6)  # 32 is the largest batch
+    unstable, failed = run_grid(grid, tmp_path)
+    assert unstable.status == "unstable"
+    assert len(unstable.report.windows) == 3
+    assert unstable.report.latency_ms is None
+    assert "windows of" in describe(unstable)
+    assert failed.status == "failed"
+    assert "batch-size must be <= 32" in failed.reason
+    assert json.loads((tmp_path / failed.cell.name / "result.json").read_text())["reason"] == failed.reason
+
+    easier = make_grid(static={"batches": [1]})
+    assert run_grid(easier, tmp_path) == [unstable]
+    (again,) = run_grid(easier, tmp_path, retry=True)
+    assert again.status == "stable"
+
+
+def test_random_weights_are_exported_and_served(program, make_grid, tmp_path):
+    config = MANIFEST.parents[2] / "training/configs/quartznet_demo.yaml"
+    (result,) = run_grid(
+        make_grid(server=None, models={"quartznet_demo": {"random_weights": config}}, static={"batches": [2]}), tmp_path
+    )
+    assert result.status == "stable", result.reason
+    assert result.accuracy == {}
+    assert result.cpu_ms_per_clip > 0
+
+
+def test_wrong_transcript_fails_the_cell(program, server, tmp_path):
+    cuts = cut_equal(MANIFEST, 1.0, 2, "flac")
+    client = grpc.InferenceServerClient(server.grpc_url)
+    try:
+        right = [transcribe_file(client, "quartznet_demo", cut) for cut in cuts]
+        cell = Cell(
+            model="quartznet_demo",
+            precision="fp32",
+            input="pcm",
+            protocol="grpc",
+            shared_memory="none",
+            duration_s=1.0,
+            batch=2,
+            concurrency=1,
+            poisson_share=None,
+            round=1,
+        )
+        check_answers(client, cell, cuts, right)
+        with pytest.raises(TranscriptError, match="clip 1 must be transcribed as alone, 'nonsense'"):
+            check_answers(client, cell, cuts, [right[0], "nonsense"])
+    finally:
+        client.close()
+    write_files(tmp_path / "wrong.json", cuts, ["nonsense", right[1]])
+    command = [program, "-m", "quartznet_demo", "-i", "grpc", "-u", server.grpc_url, "--input-data", "wrong.json"]
+    with pytest.raises(PerfAnalyzerError, match="doesn't match expected"):
+        perf_analyzer.run(list(map(str, command)), tmp_path, timeout_s=60)
+
+
+def test_missing_model_is_named_with_what_is_there(program, make_grid, tmp_path):
+    with pytest.raises(RuntimeError, match=r"'jasper' is not; the server has .*quartznet_demo"):
+        run_grid(make_grid(models={"jasper": {}}, static={}), tmp_path)
+
+
+def test_server_that_is_gone_is_named(program, make_grid, tmp_path):
+    with pytest.raises(RuntimeError, match=r"the server at 127\.0\.0\.1:9 must answer"):
+        run_grid(make_grid(server={"grpc": "127.0.0.1:9"}, static={}), tmp_path)
+
+
+def test_missing_program_is_answered_with_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(PerfAnalyzerError, match="make perf-analyzer"):
+        perf_analyzer.find_perf_analyzer()

@@ -1,0 +1,123 @@
+"""Mixed traffic in an open loop: two systems on real servers, small; and the arithmetic of the search."""
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+import soundfile
+from carnelian_perf.clips import cut_clips
+from carnelian_perf.traffic.mixed import HIGHEST_SHARE, SYSTEMS, Plan, measure, pad_clip
+from carnelian_perf.traffic.mixed_results import Measurement, Run, summarise
+from carnelian_perf.traffic.open_loop import draw_arrivals
+from carnelian_perf.traffic.render_mixed import render
+
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+
+
+def make_run(system: str, rate: float | None, p95_ms: float, round_number: int = 1, errors=()) -> Run:
+    return Run(
+        system=system,
+        round=round_number,
+        rate_per_s=rate,
+        others_busy_cores=0.5,
+        wall_s=2.0,
+        audio_s=20.0,
+        latencies_s=[p95_ms / 1e3] * 4,
+        errors=list(errors),
+        acoustic_batches={1: 2, 2: 1},
+        real_frames=2000,
+        processed_frames=3000.0,
+        server_cpu_s=0.4,
+    )
+
+
+@pytest.fixture
+def measurement() -> Measurement:
+    """Ours meets the target at 8 and 6 clips/s in two of three rounds; theirs never does."""
+    runs = [make_run(system, None, 100, number) for system in ("ours", "theirs") for number in (1, 2, 3)]
+    runs += [make_run("ours", 6.0, 300, 1), make_run("ours", 8.0, 400, 1), make_run("ours", 9.0, 600, 1)]
+    runs += [make_run("ours", 6.0, 450, 2), make_run("ours", 7.0, 100, 2, ["clip 1: Exceeds maximum queue size"])]
+    runs += [make_run("ours", 6.0, 700, 3), make_run("theirs", 1.0, 900)]
+    facts = {
+        "model": "quartznet_demo",
+        "date": "2026-01-01T00:00:00+00:00",
+        "command": "carnelian-perf mixed",
+        "commit": "0123456789ab",
+        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none"},
+        "versions": {"python": "3.11"},
+        "target_ms": 500.0,
+        "seconds": 10.0,
+        "traffic": {"source": "some clips", "durations_s": [1.0, 5.0, 12.0]},
+        "systems": {"ours": "our way", "theirs": "their way"},
+        "mismatches": [],
+    }
+    return Measurement(facts=facts, runs=runs)
+
+
+def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
+    ours, theirs = summarise(measurement)
+    assert (ours.rate_per_s, ours.latency_ms) == (6.0, (450.0, 450.0, 450.0))
+    assert (ours.rates_per_s, theirs.rates_per_s) == ([8.0, 6.0, 0.0], [0.0, 0.0, 0.0])
+    assert ours.capacity_per_s == 2.0
+    assert ours.padding_ratio == 1.5
+    assert ours.mean_batch == pytest.approx(4 / 3)
+    assert (theirs.rate_per_s, theirs.latency_ms) == (0.0, None)
+
+
+def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
+    measurement.write(tmp_path / "raw.json")
+    assert Measurement.read(tmp_path / "raw.json") == measurement
+    page, plot = render(tmp_path / "raw.json")
+    assert "| our way | 6.0 | - | 36 | 450 | 450 | 450 | 2.0 | 1.3 | 1.50 | 100 |" in page.read_text()
+    assert "| their way | none met it |" in page.read_text()
+    assert plot.stat().st_size > 10_000
+    (tmp_path / "raw.json").write_text("{}")
+    with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf mixed`"):
+        render(tmp_path / "raw.json")
+
+
+def test_arrivals_are_poisson_and_the_same_each_time():
+    times = draw_arrivals(50.0, 2000, seed=1)
+    assert times == draw_arrivals(50.0, 2000, seed=1) == sorted(times)
+    gaps = [late - early for early, late in itertools.pairwise(times)]
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.04)
+
+
+def test_client_padding_is_silence_to_multiples_of_ten_seconds():
+    (clip,) = cut_clips(MANIFEST, 1)
+    padded = pad_clip(clip)
+    samples, rate = soundfile.read(io.BytesIO(padded.wav), dtype="int16")
+    assert len(samples) / rate in (10.0, 20.0)
+    end = round(clip.duration_s * rate)
+    assert (padded.duration_s, padded.frames) == (clip.duration_s, clip.frames)
+    assert samples[:end].any()
+    assert not samples[end:].any()
+    assert len(pad_clip(padded).wav) == len(padded.wav)
+
+
+def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded):
+    plan = Plan(
+        repository=repository,
+        model="quartznet_demo",
+        padded=padded,
+        clips=cut_clips(MANIFEST, 3),
+        source="the demo's",
+        target_ms=60_000,
+        seconds=0.1,
+        steps=1,
+        rounds=1,
+        systems=[SYSTEMS[0], SYSTEMS[2]],
+    )
+    after_the_closed_loop, measurement = measure(plan)
+    assert len(after_the_closed_loop.runs) == 2
+    assert [summary.rate_per_s for summary in summarise(after_the_closed_loop)] == [0.0, 0.0]
+    turns = [(run.system, run.rate_per_s is None) for run in measurement.runs]
+    assert set(turns[:2]) == {("shipped", True), ("padded", True)}
+    assert set(turns[2:]) == {("shipped", False), ("padded", False)}
+    assert all(len(run.latencies_s) >= 3 for run in measurement.runs)
+    assert measurement.facts["mismatches"] == []
+    shipped, others = summarise(measurement)
+    assert shipped.padding_ratio < 1.2 < others.padding_ratio
+    assert shipped.rate_per_s == pytest.approx(HIGHEST_SHARE / 2 * shipped.capacity_per_s)

@@ -1,0 +1,43 @@
+"""Training steps of an Hourglass beside the plain transformer; tiny, for what it writes and not for its numbers."""
+
+import json
+
+import pytest
+from carnelian_perf.training.hourglass import Work, hourglass_of, measure, render
+from carnelian_training.config import config_from_dict
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+
+MODEL = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
+MODEL |= {"width": 8, "layers": 4, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
+
+
+def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
+    tree = {"name": "tiny", "model": MODEL, "pretraining": {"groups": 2, "codes": 4, "code_width": 4, "width": 4}}
+    tree["augment"] = {"speed": [1.0, 1.0], "spans": {"time_probability": 0.5}}
+    tree["optimizer"] = {"name": "adamw", "betas": [0.9, 0.98]}
+    forms = measure(config_from_dict(tree, "here"), [2, 4], Work(2, 1.0, 2), tmp_path / "tiny_hourglass.json")
+    assert [form.factor for form in forms] == [1, 2, 4]
+    assert all(len(form.wall_s) == len(form.cpu_s) == 2 for form in forms)
+    assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > 0
+    record = json.loads((tmp_path / "tiny_hourglass.json").read_text())
+    assert record["objective"] == "pre-training"
+    table = render(tmp_path / "tiny_hourglass.json").read_text()
+    assert [line.split(" |")[0] for line in table.splitlines()[4:7]] == ["| plain", "| factor 2", "| factor 4"]
+    assert "| 1.37 |" in table
+    (tmp_path / "other.json").write_text('{"forms": []}')
+    with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf hourglass`"):
+        render(tmp_path / "other.json")
+
+
+def test_two_thirds_of_the_layers_are_pooled_as_published():
+    pooled = hourglass_of(Wav2Vec2Config(), 4)
+    assert (pooled.before, pooled.pooled, pooled.after, pooled.factor) == (2, 8, 2, 4)
+    assert hourglass_of(Wav2Vec2Config(), 1) is None
+
+
+def test_other_networks_are_refused(tmp_path):
+    config = config_from_dict(
+        {"name": "q", "model": {"name": "quartznet", "stages": [{"filters": 8, "kernel": 3}]}}, "here"
+    )
+    with pytest.raises(ValueError, match="an Hourglass is of wav2vec2, but q is a quartznet"):
+        measure(config, [2], Work(1, 1.0, 1), tmp_path / "x.json")

@@ -1,0 +1,45 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from carnelian_perf.cli import app
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "perf" / "results"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    stages = [{"filters": 8, "kernel": 3, "stride": 2, "residual": False}]
+    tree = {
+        "name": "tiny",
+        "model": {"name": "quartznet", "stages": stages},
+        "data": {"train": [{"path": str(ROOT / "demo" / "clips" / "manifest.jsonl"), "repeat": 1}], "batch_s": 5},
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_the_raw_file_holds_both_costs(tiny, tmp_path):
+    out = tmp_path / "raw.json"
+    arguments = ["loading", str(tiny), "--batches", "2", "--steps", "1", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    record = json.loads(out.read_text())
+    for part in ("loading", "training"):
+        assert record[part]["audio_s_per_cpu_s"] == pytest.approx(record[part]["audio_s"] / record[part]["cpu_s"])
+        assert record[part]["audio_s"] > 0
+
+
+def test_more_batches_than_there_are_is_an_error(tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"be above `--steps`, 2, and below those of the epoch, \d+, but is 99"):
+        CliRunner().invoke(app, ["loading", str(tiny), "--batches", "99"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*_loading.json")), ids=lambda path: path.stem)
+def test_the_loader_is_at_least_three_times_as_fast_as_training(path):
+    record = json.loads(path.read_text())
+    assert record["loading"]["audio_s_per_cpu_s"] > 3 * record["training"]["audio_s_per_cpu_s"]
