@@ -78,6 +78,21 @@ def test_a_long_clip_after_short_ones_finds_the_memory_of_the_one_before(server,
         assert count_page_faults(stubs) - before < 1000  # 2,500 without `KEPT_MEMORY`
 
 
+def test_the_memory_of_a_recording_that_is_far_too_long_is_given_back(server, models):
+    if not isinstance(server, Server):
+        pytest.skip("the server is in a container, where its processes cannot be seen")
+    children = psutil.Process(server.pid).children()
+    stubs = [process for process in children if "audio_decode" in (find_instance(process.cmdline()) or "")]
+    assert len(stubs) == 4
+    before = sum(process.memory_info().rss for process in stubs)
+    for seconds in (600, *[1] * 8):  # an instance gives it back with its next clip
+        file = io.BytesIO()
+        soundfile.write(file, np.zeros(seconds * 48_000, np.int16), 48_000, format="FLAC")
+        models.infer("audio_decode", AUDIO=np.frombuffer(file.getvalue(), np.uint8)[None])
+    after = sum(process.memory_info().rss for process in stubs)
+    assert after - before < 50 * 2**20  # 110 MiB with DALI's pool
+
+
 def test_a_length_that_lies_is_an_error_beside_longer_clips_too(models, noise):
     # In a batch with longer rows there are frames after the short clip's end; they are not the clip's.
     def attempt(clip: tuple[np.ndarray, int]) -> str:
