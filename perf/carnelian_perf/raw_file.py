@@ -1,6 +1,5 @@
 """Raw files: how each measurement says where it is from, and how it is written and read."""
 
-import dataclasses
 import datetime
 import json
 import shlex
@@ -28,7 +27,8 @@ class RawFile:
 
     def write(self, path: Path) -> None:
         """Write the raw file."""
-        write(path, dataclasses.asdict(self))
+        # By alias: a key may be a word that Python keeps for itself.
+        write(path, TypeAdapter(type(self)).dump_python(self, by_alias=True, warnings=False))
 
     @classmethod
     def read(cls: type[Own], path: Path) -> Own:
@@ -38,6 +38,22 @@ class RawFile:
             ValueError: The file is not a raw file of this command.
         """
         return read(path, cls.SUBJECT, TypeAdapter(cls).validate_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(RawFile):
+    """A raw file that says beside its own fields where it is from, as :func:`describe_origin` tells."""
+
+    subject: str
+    """The command; each narrows it to its own."""
+    model: str
+    date: str
+    """UTC, ISO 8601."""
+    command: str
+    commit: str | None
+    machine: dict[str, Any]
+    """CPU, cores, accelerator, system."""
+    versions: dict[str, str]
 
 
 def now() -> str:

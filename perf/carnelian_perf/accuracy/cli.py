@@ -81,21 +81,20 @@ def decoding(
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_decoding.json"
     weights = read_weights(lm_weights) if lm_weights else {}
-    record = measure(config, network, manifest, language_model, weights, tried, url, out)
-    for row in record["decoders"]:
+    measured = measure(config, network, manifest, language_model, weights, tried, url, out)
+    for row in measured.decoders:
         print(
-            f"{row['decoder']:<12} WER {row['wer']:7.2%}  CER {row['cer']:7.2%}  {row['clips_per_s']:8.1f} clips/s per "
-            f"core, real-time factor {row['real_time_factor']:.5f}"
+            f"{row.decoder:<12} WER {row.wer:7.2%}  CER {row.cer:7.2%}  {row.clips_per_s:8.1f} clips/s per core, "
+            f"real-time factor {row.real_time_factor:.5f}"
         )
-    greedy = record["greedy_batch"]
-    print(f"greedy, {greedy['clips']} clips of {greedy['clip_s']} s: {greedy['median_cpu_ms']:.2f} ms of a core")
-    if stage := record["greedy_stage"]:
-        print(f"the same in Triton: {stage['stage_ms']:.2f} ms, {stage['compute_infer_ms']:.2f} of them computing")
-    for row in record["hotwords"]:
+    greedy = measured.greedy_batch
+    print(f"greedy, {greedy.clips} clips of {greedy.clip_s} s: {greedy.median_cpu_ms:.2f} ms of a core")
+    if stage := measured.greedy_stage:
+        print(f"the same in Triton: {stage.stage_ms:.2f} ms, {stage.compute_infer_ms:.2f} of them computing")
+    for hot in measured.hotwords:
         print(
-            f"hot words, {row['decoder']}, boost {row['boost']:g}: F1 {row['f1']:.3f} "
-            f"(precision {row['precision']:.2f}, recall {row['recall']:.2f}), "
-            f"WER of the other words {row['wer_of_others']:.2%}"
+            f"hot words, {hot.decoder}, boost {hot.boost:g}: F1 {hot.f1:.3f} "
+            f"(precision {hot.precision:.2f}, recall {hot.recall:.2f}), WER of the other words {hot.wer_of_others:.2%}"
         )
     print(f"wrote {out}")
 
@@ -122,15 +121,14 @@ def held_out(
 
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_held_out.json"
-    record = measure(config, network, manifest, language_model, neural_language_model, groups, out)
-    for options in record["options"]:
+    measured = measure(config, network, manifest, language_model, neural_language_model, groups, out)
+    for options in measured.options:
         print(", ".join(f"{name} {value:g}" for name, value in options.items()))
-    for name, wer in record["summary"]["wer"].items():
-        print(f"{name:<20} WER {wer:7.2%} of {record['summary']['words']} words")
-    for gain in record["summary"]["gains"]:
+    for name, wer in measured.summary.wer.items():
+        print(f"{name:<20} WER {wer:7.2%} of {measured.summary.words} words")
+    for gain in measured.summary.gains:
         print(
-            f"{gain['from']} to {gain['to']}: {gain['difference']:+.2%}, "
-            f"95 % interval {gain['low']:+.2%} to {gain['high']:+.2%}"
+            f"{gain.before} to {gain.after}: {gain.difference:+.2%}, 95 % interval {gain.low:+.2%} to {gain.high:+.2%}"
         )
     print(f"wrote {out}")
 
@@ -160,13 +158,12 @@ def words(
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_words.json"
     weights = read_weights(lm_weights) if lm_weights else {}
-    record = measure(config, network, manifest, language_model, weights, out, calibration)
-    for row in record["decoders"]:
+    measured = measure(config, network, manifest, language_model, weights, out, calibration)
+    for row in measured.decoders:
         print(
-            f"{row['decoder']:<8} {'calibrated' if row['calibrated'] else 'as it is':<10}  start within "
-            f"{row['start_error_ms']:.0f} ms, end within {row['end_error_ms']:.0f} ms "
-            f"(medians, {row['timed_words']} words), "
-            f"confidence off by {row['calibration_error']:.3f} (ECE, {row['words']} words)"
+            f"{row.decoder:<8} {'calibrated' if row.calibrated else 'as it is':<10}  start within "
+            f"{row.start_error_ms:.0f} ms, end within {row.end_error_ms:.0f} ms (medians, {row.timed_words} words), "
+            f"confidence off by {row.calibration_error:.3f} (ECE, {row.words} words)"
         )
     print(f"wrote {out}")
 
@@ -185,13 +182,11 @@ def int8(
         check_file(option, path)
     out = out or Path("perf/results") / f"{checkpoint.stem}_int8.json"
     found = measure(checkpoint, clips, manifest, out)
-    print(f"WER {found['wer_fp32']:.2%} in float32, {found['wer_int8']:.2%} in int8")
-    interval = f"{100 * found['difference_low']:.2f} to {100 * found['difference_high']:.2f}"
-    print(f"difference {100 * found['difference']:.2f} points, 95 % interval {interval}")
-    print(f"best label the same in {found['same_best']:.1%} of frames, its log-probability within")
-    print(
-        f"{found['best_distance']:.3f} in the mean; {found['times_as_fast']:.2f} times as fast in CPU time\nwrote {out}"
-    )
+    print(f"WER {found.wer_fp32:.2%} in float32, {found.wer_int8:.2%} in int8")
+    interval = f"{100 * found.difference_low:.2f} to {100 * found.difference_high:.2f}"
+    print(f"difference {100 * found.difference:.2f} points, 95 % interval {interval}")
+    print(f"best label the same in {found.same_best:.1%} of frames, its log-probability within")
+    print(f"{found.best_distance:.3f} in the mean; {found.times_as_fast:.2f} times as fast in CPU time\nwrote {out}")
 
 
 def _check_clips_and_models(checkpoint: Path, manifest: Path, others: Mapping[str, Path | None]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jiwer
 import numpy as np
@@ -24,9 +24,9 @@ from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, sco
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.served import connect
 
-from carnelian_perf import raw_file
 from carnelian_perf.load import Split, ask, read_statistics
 from carnelian_perf.machine import find_commit
+from carnelian_perf.raw_file import Record, describe_origin
 
 ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7
@@ -67,6 +67,56 @@ class HotwordRow:
     """Rare words taken out of references and transcripts."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GreedyBatch:
+    """Greedy decoding in this process, words and times included."""
+
+    clips: int
+    clip_s: float
+    """Seconds of each."""
+    median_cpu_ms: float
+    """Of all clips together; so below."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GreedyStage:
+    """The same clips as one request to a server's decoding stage, by Triton's statistics; medians of the calls."""
+
+    clips: int
+    clip_s: float
+    calls: int
+    compute_infer_ms: float
+    stage_ms: float
+    """Queue and copies of tensors included."""
+    stage_least_ms: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "decoding"
+
+    subject: Literal["decoding"] = "decoding"
+    manifest: str
+    language_model: str
+    """Its file's name."""
+    options: dict[str, Any]
+    """Of all decoders, but for the hot words."""
+    clips: int
+    words: int
+    """Of the references."""
+    audio_s: float
+    rounds_cpu_s: dict[str, list[float]]
+    """Decoder -> CPU seconds of each round, all clips together."""
+    decoders: list[Row]
+    greedy_batch: GreedyBatch
+    greedy_stage: GreedyStage | None
+    """None without a server."""
+    rare_words: list[str]
+    hotwords: list[HotwordRow]
+
+
 def measure(
     config: Config,
     network: CtcNetwork,
@@ -76,7 +126,7 @@ def measure(
     boosts: Sequence[float],
     url: str | None,
     out: Path,
-) -> dict[str, Any]:
+) -> Measurement:
     """Decode a manifest by every decoder and write the raw file.
 
     Args:
@@ -124,27 +174,24 @@ def measure(
         for name in ways
     ]
     rare = rare_words(references, language_model)
-    record = {
-        "subject": "decoding",
-        "model": config.name,
-        "manifest": str(manifest),
-        "language_model": language_model.name,
-        **raw_file.describe_origin(find_commit()),
-        "options": {k: v for k, v in dataclasses.asdict(usual).items() if k != "hotwords"},
-        "clips": len(clips),
-        "words": sum(len(text.split()) for text in references),
-        "audio_s": round(audio_s, 2),
-        "rounds_cpu_s": {name: [round(t, 4) for t in seconds] for name, seconds in times.items()},
-        "decoders": [dataclasses.asdict(row) for row in rows],
-        "greedy_batch": measure_greedy_batch(decoder, batch),
-        "greedy_stage": measure_stage(url, config.name, batch) if url else None,
-        "rare_words": rare,
-        "hotwords": [
-            dataclasses.asdict(row) for row in measure_hotwords(decoder, usual, log_probs, references, rare, boosts)
-        ],
-    }
-    raw_file.write(out, record)
-    return record
+    measurement = Measurement(
+        model=config.name,
+        **describe_origin(find_commit()),
+        manifest=str(manifest),
+        language_model=language_model.name,
+        options={k: v for k, v in dataclasses.asdict(usual).items() if k != "hotwords"},
+        clips=len(clips),
+        words=sum(len(text.split()) for text in references),
+        audio_s=round(audio_s, 2),
+        rounds_cpu_s={name: [round(t, 4) for t in seconds] for name, seconds in times.items()},
+        decoders=rows,
+        greedy_batch=measure_greedy_batch(decoder, batch),
+        greedy_stage=measure_stage(url, config.name, batch) if url else None,
+        rare_words=rare,
+        hotwords=measure_hotwords(decoder, usual, log_probs, references, rare, boosts),
+    )
+    measurement.write(out)
+    return measurement
 
 
 def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float32]]:
@@ -155,26 +202,23 @@ def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float
     return [frames[start : start + num_frames] for start in starts]
 
 
-def measure_greedy_batch(decoder: ctc.Decoder, batch: LogProbs) -> dict[str, float | int]:
+def measure_greedy_batch(decoder: ctc.Decoder, batch: LogProbs) -> GreedyBatch:
     """Median CPU time of greedy decoding, words and times included."""
     times = []
     for _ in range(CALLS):
         started = time.process_time()
         decoder.decode(batch, [ctc.Options()] * len(batch))
         times.append(time.process_time() - started)
-    return {"clips": len(batch), "clip_s": CLIP_S, "median_cpu_ms": round(1e3 * statistics.median(times), 3)}
+    return GreedyBatch(clips=len(batch), clip_s=CLIP_S, median_cpu_ms=round(1e3 * statistics.median(times), 3))
 
 
-def measure_stage(url: str, model: str, batch: LogProbs) -> dict[str, float | int]:
+def measure_stage(url: str, model: str, batch: LogProbs) -> GreedyStage:
     """What a server's `<model>_ctc`, which decodes greedily by default, takes for the batch, by Triton's statistics.
 
     Args:
         url: host:port of its gRPC endpoint.
         model: name of the ensemble.
         batch: log-probabilities of equal lengths, one request.
-
-    Returns:
-        Medians over calls, in milliseconds: of computing, and of the whole stage, copies of tensors included.
     """
     from tritonclient import grpc
 
@@ -191,14 +235,14 @@ def measure_stage(url: str, model: str, batch: LogProbs) -> dict[str, float | in
                 done = now.since(before).executions.get(len(batch))
             each, before = [*each, done.mean()], now
     each = each[1:]  # the first one warmed up
-    return {
-        "clips": len(batch),
-        "clip_s": CLIP_S,
-        "calls": CALLS,
-        "compute_infer_ms": round(statistics.median(split.infer for split in each), 3),
-        "stage_ms": round(statistics.median(split.total for split in each), 3),
-        "stage_least_ms": round(min(split.total for split in each), 3),
-    }
+    return GreedyStage(
+        clips=len(batch),
+        clip_s=CLIP_S,
+        calls=CALLS,
+        compute_infer_ms=round(statistics.median(split.infer for split in each), 3),
+        stage_ms=round(statistics.median(split.total for split in each), 3),
+        stage_least_ms=round(min(split.total for split in each), 3),
+    )
 
 
 def rare_words(references: Sequence[str], language_model: Path) -> list[str]:

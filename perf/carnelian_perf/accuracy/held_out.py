@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from carnelian_training import ctc
 from carnelian_training.comparison import decode, ways_to_decode
@@ -18,10 +18,11 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s, score_all
 from carnelian_training.language_models.weights import choose_weights
 from carnelian_training.models.network import CtcNetwork
+from pydantic import Field
 
-from carnelian_perf import raw_file
-from carnelian_perf.accuracy.pairs import compare
+from carnelian_perf.accuracy.pairs import Difference, compare
 from carnelian_perf.machine import find_commit
+from carnelian_perf.raw_file import Record, describe_origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,42 @@ class ClipErrors:
     """Wrong words by way of decoding."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gain(Difference):
+    """What one way of decoding does to the word error rate of the one before."""
+
+    before: Annotated[str, Field(alias="from")]
+    """Way of decoding."""
+    after: Annotated[str, Field(alias="to")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Of all clips together."""
+
+    words: int
+    wer: dict[str, float]
+    """Word error rate by way of decoding."""
+    gains: list[Gain]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "held-out"
+
+    subject: Literal["held-out"] = "held-out"
+    manifest: str
+    language_models: list[str]
+    """File names: n-grams and, if there is one, the neural model."""
+    groups: int
+    options: list[dict[str, float]]
+    """The weights that each group was decoded with, chosen on the others."""
+    summary: Summary
+    clips: list[ClipErrors]
+
+
 def measure(
     config: Config,
     network: CtcNetwork,
@@ -44,7 +81,7 @@ def measure(
     neural_language_model: Path | None,
     groups: int,
     out: Path,
-) -> dict[str, Any]:
+) -> Measurement:
     """Tune and decode each group in turn; write the raw file.
 
     Args:
@@ -59,7 +96,7 @@ def measure(
     Raises:
         ValueError: There are fewer speakers than groups.
     """
-    origin = raw_file.describe_origin(find_commit())
+    origin = describe_origin(find_commit())
     clips = clips_to_evaluate(manifest)
     of_clip = deal(clips, groups)
     log_probs = score_all(network, config, clips)
@@ -85,19 +122,18 @@ def measure(
         )
         for i, clip in enumerate(clips)
     ]
-    record = {
-        "subject": "held-out",
-        "model": config.name,
-        "manifest": str(manifest),
-        "language_models": [path.name for path in (language_model, neural_language_model) if path],
+    measurement = Measurement(
+        model=config.name,
         **origin,
-        "groups": groups,
-        "options": chosen,
-        "summary": summarise(rows),
-        "clips": [dataclasses.asdict(row) for row in rows],
-    }
-    raw_file.write(out, record)
-    return record
+        manifest=str(manifest),
+        language_models=[path.name for path in (language_model, neural_language_model) if path],
+        groups=groups,
+        options=chosen,
+        summary=summarise(rows),
+        clips=rows,
+    )
+    measurement.write(out)
+    return measurement
 
 
 def deal(clips: Sequence[Clip], groups: int) -> list[int]:
@@ -125,19 +161,16 @@ def deal(clips: Sequence[Clip], groups: int) -> list[int]:
     return [group_of[reads_as[_speaker(clip)]] for clip in clips]
 
 
-def summarise(rows: Sequence[ClipErrors]) -> dict[str, Any]:
+def summarise(rows: Sequence[ClipErrors]) -> Summary:
     """Word error rates, and what each way gains on the one before, with 95 % intervals by bootstrap over clips."""
     words = [row.words for row in rows]
     ways = list(rows[0].errors)
     errors = {name: [row.errors[name] for row in rows] for name in ways}
-    return {
-        "words": sum(words),
-        "wer": {name: sum(errors[name]) / sum(words) for name in ways},
-        "gains": [
-            {"from": before, "to": after, **compare(words, errors[before], errors[after])}
-            for before, after in itertools.pairwise(ways)
-        ],
-    }
+    gains = [
+        Gain(before=before, after=after, **dataclasses.asdict(compare(words, errors[before], errors[after])))
+        for before, after in itertools.pairwise(ways)
+    ]
+    return Summary(words=sum(words), wer={name: sum(errors[name]) / sum(words) for name in ways}, gains=gains)
 
 
 def _speaker(clip: Clip) -> str:

@@ -3,12 +3,12 @@
 In: a checkpoint, clips to calibrate on, other clips with transcripts. Out: one raw file with every clip.
 """
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -21,9 +21,9 @@ from carnelian_training.ctc import Decoder, Options
 from carnelian_training.data.loading import Item, load
 from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s
 
-from carnelian_perf import raw_file
 from carnelian_perf.accuracy.pairs import compare
 from carnelian_perf.machine import find_commit
+from carnelian_perf.raw_file import Record, describe_origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,37 @@ class Pair:
     cpu_int8_s: float
 
 
-def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Of all clips together."""
+
+    wer_fp32: float
+    wer_int8: float
+    difference: float
+    """int8's less float32's; negative where int8 is better."""
+    difference_low: float
+    """Of its 95 % interval, by bootstrap over clips."""
+    difference_high: float
+    same_best: float
+    """Share of frames whose best label is the same."""
+    best_distance: float
+    """Of the log-probabilities of float32's best labels, in the mean."""
+    times_as_fast: float
+    """By CPU time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "int8"
+
+    subject: Literal["int8"] = "int8"
+    summary: Summary
+    pairs: list[Pair]
+
+
+def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> Summary:
     """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`."""
     config, network = load_model(checkpoint)
     with TemporaryDirectory() as scratch:
@@ -78,18 +108,12 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> d
             )
         )
     summary = summarise(pairs)
-    raw = {
-        "subject": "int8",
-        "model": config.name,
-        **raw_file.describe_origin(find_commit()),
-        "summary": summary,
-        "pairs": [dataclasses.asdict(pair) for pair in pairs],
-    }
-    raw_file.write(out, raw)
+    origin = describe_origin(find_commit())
+    Measurement(model=config.name, **origin, summary=summary, pairs=pairs).write(out)
     return summary
 
 
-def summarise(pairs: Sequence[Pair]) -> dict[str, float]:
+def summarise(pairs: Sequence[Pair]) -> Summary:
     """Error rates, their difference with its 95 % interval by bootstrap over clips, agreement and speed."""
     words, fp32, int8, frames, same, distance, slow, fast = np.array(
         [
@@ -98,16 +122,16 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, float]:
         ]
     ).T
     differences = compare(words, fp32, int8)
-    return {
-        "wer_fp32": float(fp32.sum() / words.sum()),
-        "wer_int8": float(int8.sum() / words.sum()),
-        "difference": differences["difference"],
-        "difference_low": differences["low"],
-        "difference_high": differences["high"],
-        "same_best": float(same.sum() / frames.sum()),
-        "best_distance": float(distance.sum() / frames.sum()),
-        "times_as_fast": float(slow.sum() / fast.sum()),
-    }
+    return Summary(
+        wer_fp32=float(fp32.sum() / words.sum()),
+        wer_int8=float(int8.sum() / words.sum()),
+        difference=differences.difference,
+        difference_low=differences.low,
+        difference_high=differences.high,
+        same_best=float(same.sum() / frames.sum()),
+        best_distance=float(distance.sum() / frames.sum()),
+        times_as_fast=float(slow.sum() / fast.sum()),
+    )
 
 
 def _transcribe(config: Config, log_probs: Clip) -> str:

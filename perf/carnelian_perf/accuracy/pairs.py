@@ -1,6 +1,7 @@
 """Two ways to hear the same clips, compared in pairs: what differs from clip to clip cancels out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,15 +12,25 @@ DRAWS = 10_000
 Counts: TypeAlias = Sequence[int] | npt.NDArray[np.floating[Any]]
 
 
-def compare(words: Counts, before: Counts, after: Counts) -> dict[str, float]:
-    """The difference of two word error rates, and its 95 % interval by bootstrap over clips.
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Of two word error rates; negative where the later way is better."""
+
+    difference: float
+    low: float
+    """Of the 95 % interval, by bootstrap over clips; so `high`."""
+    high: float
+
+
+def compare(words: Counts, before: Counts, after: Counts) -> Difference:
+    """The difference of two word error rates, and its 95 % interval.
 
     Args:
         words: of each clip.
         before: wrong ones of them, in one way.
-        after: in the other way; the difference is negative where this one is better.
+        after: in the other way.
     """
     said, change = np.array(words), np.array(after) - np.array(before)
     drawn = np.random.default_rng(0).integers(0, len(said), (DRAWS, len(said)))
     low, high = np.percentile(change[drawn].sum(1) / said[drawn].sum(1).clip(min=1), [2.5, 97.5])
-    return {"difference": float(change.sum() / said.sum()), "low": float(low), "high": float(high)}
+    return Difference(difference=float(change.sum() / said.sum()), low=float(low), high=float(high))

@@ -9,7 +9,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import jiwer
 import matplotlib
@@ -22,8 +22,8 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 
-from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit
+from carnelian_perf.raw_file import Record, describe_origin
 
 RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
 BINS = 10
@@ -44,6 +44,59 @@ class Heard:
     """Start and end by the other aligner; None where the word is wrong or the clip could not be aligned."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bin:
+    """A point of the calibration curve: words of about the same confidence."""
+
+    words: int
+    confidence: float
+    """In the mean."""
+    right: float
+    """The share that was right."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One decoder's words, as they are or calibrated."""
+
+    decoder: str
+    calibrated: bool
+    """By the other half of the clips."""
+    words: int
+    right: float
+    """The share of them."""
+    timed_words: int
+    """Right ones that the other aligner found."""
+    start_error_ms: float
+    """Median distance from the other aligner; so `end_error_ms`."""
+    end_error_ms: float
+    start_error_p90_ms: float
+    end_error_p90_ms: float
+    calibration_error: float
+    """Expected calibration error: of the curve, weighted by words."""
+    curve: list[Bin]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "words"
+
+    subject: Literal["words"] = "words"
+    manifest: str
+    language_model: str
+    """Its file's name."""
+    weights: dict[str, float]
+    """Of the language model, where they differ from the decoder's defaults."""
+    clips: int
+    aligned_clips: int
+    """By the other aligner."""
+    calibration: ctc.Calibration
+    """Measured on all clips."""
+    decoders: list[Row]
+
+
 def measure(
     config: Config,
     network: CtcNetwork,
@@ -52,7 +105,7 @@ def measure(
     weights: Mapping[str, float],
     out: Path,
     calibration: Path | None,
-) -> dict[str, Any]:
+) -> Measurement:
     """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
     clips = clips_to_evaluate(manifest)
     log_probs = score_all(network, config, clips)
@@ -75,27 +128,26 @@ def measure(
     halves = [calibrate([word for word in plain if word.clip % 2 != half]) for half in (0, 1)]
     corrected = listen(halves)
     final = calibrate(plain)
-    record: dict[str, Any] = {
-        "subject": "words",
-        "model": config.name,
-        "manifest": str(manifest),
-        "language_model": language_model.name,
-        "weights": dict(weights),
-        **raw_file.describe_origin(find_commit()),
-        "clips": len(clips),
-        "aligned_clips": sum(reference is not None for reference in references),
-        "calibration": dataclasses.asdict(final),
-        "decoders": [
+    measurement = Measurement(
+        model=config.name,
+        **describe_origin(find_commit()),
+        manifest=str(manifest),
+        language_model=language_model.name,
+        weights=dict(weights),
+        clips=len(clips),
+        aligned_clips=sum(reference is not None for reference in references),
+        calibration=final,
+        decoders=[
             rate([word for word in words if word.decoder == name], name, words is corrected)
             for name in ctc.DECODERS
             for words in (plain, corrected)
         ],
-    }
-    raw_file.write(out, record)
-    draw(record["decoders"], out.with_suffix(".png"))
+    )
+    measurement.write(out)
+    draw(measurement.decoders, out.with_suffix(".png"))
     if calibration is not None:
         final.write(calibration)
-    return record
+    return measurement
 
 
 def align(clip: Clip) -> Times | None:
@@ -173,36 +225,36 @@ def fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tupl
     return round(float(weights[0]), 4), round(float(weights[1]), 4)
 
 
-def rate(words: Sequence[Heard], name: str, calibrated: bool) -> dict[str, Any]:
+def rate(words: Sequence[Heard], name: str, calibrated: bool) -> Row:
     """Errors of times and of confidences, and the points of the calibration curve."""
     timed = [word for word in words if word.reference is not None]
     starts, ends = (
         [abs(word.times[side] - word.reference[side]) for word in timed if word.reference is not None]
         for side in (0, 1)
     )
-    bins: list[dict[str, float]] = []
+    bins: list[Bin] = []
     for i in range(BINS):
         inside = [word for word in words if min(int(word.confidence * BINS), BINS - 1) == i]
         if inside:
             expected = statistics.fmean(word.confidence for word in inside)
             right = statistics.fmean(float(word.is_right) for word in inside)
-            bins.append({"words": len(inside), "confidence": round(expected, 4), "right": round(right, 4)})
-    return {
-        "decoder": name,
-        "calibrated": calibrated,
-        "words": len(words),
-        "right": round(statistics.fmean(float(word.is_right) for word in words), 4),
-        "timed_words": len(timed),
-        "start_error_ms": round(1e3 * statistics.median(starts), 1),
-        "end_error_ms": round(1e3 * statistics.median(ends), 1),
-        "start_error_p90_ms": round(1e3 * float(np.percentile(starts, 90)), 1),
-        "end_error_p90_ms": round(1e3 * float(np.percentile(ends, 90)), 1),
-        "calibration_error": round(sum(b["words"] * abs(b["confidence"] - b["right"]) for b in bins) / len(words), 4),
-        "curve": bins,
-    }
+            bins.append(Bin(words=len(inside), confidence=round(expected, 4), right=round(right, 4)))
+    return Row(
+        decoder=name,
+        calibrated=calibrated,
+        words=len(words),
+        right=round(statistics.fmean(float(word.is_right) for word in words), 4),
+        timed_words=len(timed),
+        start_error_ms=round(1e3 * statistics.median(starts), 1),
+        end_error_ms=round(1e3 * statistics.median(ends), 1),
+        start_error_p90_ms=round(1e3 * float(np.percentile(starts, 90)), 1),
+        end_error_p90_ms=round(1e3 * float(np.percentile(ends, 90)), 1),
+        calibration_error=round(sum(b.words * abs(b.confidence - b.right) for b in bins) / len(words), 4),
+        curve=bins,
+    )
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path) -> None:
     """The calibration curves: share of right words over confidence."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -211,9 +263,9 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for panel, name in zip(axes, ctc.DECODERS, strict=True):
         panel.plot([0, 1], [0, 1], color="0.8")
         for row in rows:
-            if row["decoder"] == name:
-                label = f"{'calibrated' if row['calibrated'] else 'as it is'}, ECE {row['calibration_error']:.3f}"
-                points = [(b["confidence"], b["right"]) for b in row["curve"]]
+            if row.decoder == name:
+                label = f"{'calibrated' if row.calibrated else 'as it is'}, ECE {row.calibration_error:.3f}"
+                points = [(b.confidence, b.right) for b in row.curve]
                 panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
         panel.set(title=name, xlabel="confidence", ylabel="share of words that are right" if name == "greedy" else "")
         panel.legend(frameon=False, fontsize=8)

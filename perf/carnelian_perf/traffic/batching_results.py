@@ -3,12 +3,10 @@
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from carnelian_perf.percentile import find_percentile
-from carnelian_perf.raw_file import RawFile
-
-SUBJECT = "batching"
+from carnelian_perf.raw_file import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +34,12 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement(RawFile):
+class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = SUBJECT
+    SUBJECT = "batching"
 
-    subject: str = SUBJECT
-    model: str
-    date: str
-    """UTC, ISO 8601."""
-    command: str
-    commit: str | None
-    machine: dict[str, Any]
-    versions: dict[str, str]
+    subject: Literal["batching"] = "batching"
     concurrency: int
     traffic: dict[str, Any]
     """Where the clips are from, and their durations in seconds."""

@@ -34,9 +34,10 @@ def loading(
 
     settings = load_config(config, tuple(overrides or ()))
     out = out or Path("perf/results") / f"{settings.name}_loading.json"
-    reading, training = measure(settings, batches, steps, out)
-    print(f"loading {reading.rate:.1f}, training {training.rate:.2f} seconds of audio per second of a core")
-    print(f"loading is {reading.rate / training.rate:.0f} times as fast\nwrote {out}")
+    measured = measure(settings, batches, steps, out)
+    read, trained = (part.audio_s_per_cpu_s for part in (measured.loading, measured.training))
+    print(f"loading {read:.1f}, training {trained:.2f} seconds of audio per second of a core")
+    print(f"loading is {read / trained:.0f} times as fast\nwrote {out}")
 
 
 @app.command()

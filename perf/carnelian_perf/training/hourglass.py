@@ -5,12 +5,11 @@ take turns, step by step, so that a machine that is busy is busy for all. A step
 takes. CPU seconds, summed over the threads of the process, are kept beside wall seconds.
 """
 
-import json
 import statistics
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from carnelian_training.checkpoint import build_network
@@ -26,10 +25,9 @@ from carnelian_training.task import Share
 from carnelian_training.train import optimise
 from torch import Tensor
 
-from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.raw_file import Record, describe_origin
 
-SUBJECT = "hourglass"
 PUBLISHED = {2: (1.25, 0.710), 3: (1.33, 0.643), 4: (1.37, 0.624), 5: (1.39, 0.600), 6: (1.40, 0.596)}
 """Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
 
@@ -56,6 +54,24 @@ class Form:
     """What a step's forward pass keeps for its backward pass, weights not counted; on a GPU the highest use of all."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "hourglass"
+
+    subject: Literal["hourglass"] = "hourglass"
+    busy_cores: float
+    """By other work, at the end."""
+    accelerator: str
+    """The GPU that took the steps, or `none`."""
+    precision: str
+    objective: str
+    """pre-training, fine-tuning."""
+    work: Work
+    forms: list[Form]
+
+
 def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[Form]:
     """Take the steps, write the raw file after every turn.
 
@@ -66,7 +82,7 @@ def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[F
         raise ValueError(f"an Hourglass is of wav2vec2, but {config.name} is a {config.model.name}")
     forms = [Form(factor) for factor in (1, *factors)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    origin = raw_file.describe_origin(find_commit())
+    origin = describe_origin(find_commit())
     with torch_threads(work.threads):
         takers: list[_Taker] = []
         for form in forms:
@@ -145,18 +161,17 @@ def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:
 def _write(
     out: Path, origin: dict[str, Any], config: Config, forms: list[Form], work: Work, device: torch.device
 ) -> None:
-    record = {
-        "subject": SUBJECT,
-        "model": config.name,
+    measurement = Measurement(
+        model=config.name,
         **origin,
-        "busy_cores": round(measure_busy_cores(), 2),
-        "accelerator": torch.cuda.get_device_name() if device.type == "cuda" else "none",
-        "precision": config.loop.precision,
-        "objective": "pre-training" if config.pretraining is not None else "fine-tuning",
-        "work": vars(work),
-        "forms": [vars(form) for form in forms],
-    }
-    raw_file.write(out, record)
+        busy_cores=round(measure_busy_cores(), 2),
+        accelerator=torch.cuda.get_device_name() if device.type == "cuda" else "none",
+        precision=config.loop.precision,
+        objective="pre-training" if config.pretraining is not None else "fine-tuning",
+        work=work,
+        forms=forms,
+    )
+    measurement.write(out)
 
 
 def render(path: Path) -> Path:
@@ -166,42 +181,38 @@ def render(path: Path) -> Path:
         ValueError: It is no raw file.
     """
     page = path.with_suffix(".md")
-    page.write_text(raw_file.read(path, SUBJECT, lambda content: render_page(json.loads(content))), encoding="utf-8")
+    page.write_text(render_page(Measurement.read(path)), encoding="utf-8")
     return page
 
 
-def render_page(record: dict[str, Any]) -> str:
-    """The Markdown page of a raw file's content."""
-    clock = "wall_s" if record["accelerator"] != "none" else "cpu_s"
-    forms = record["forms"]
-    plain = statistics.median(forms[0][clock])
-    audio_s = record["work"]["batch"] * record["work"]["duration_s"]
+def render_page(measurement: Measurement) -> str:
+    """The Markdown page."""
+    on_gpu = measurement.accelerator != "none"
+    work, machine, forms = measurement.work, measurement.machine, measurement.forms
+    medians = [statistics.median(form.wall_s if on_gpu else form.cpu_s) for form in forms]
+    audio_s = work.batch * work.duration_s
     rows = []
-    for form in forms:
-        seconds = statistics.median(form[clock])
-        speed, memory = PUBLISHED.get(form["factor"], (1.0, 1.0)) if form["factor"] > 1 else (1.0, 1.0)
-        name = "plain" if form["factor"] == 1 else f"factor {form['factor']}"
-        share = form["kept_bytes"] / forms[0]["kept_bytes"]
+    for form, seconds in zip(forms, medians, strict=True):
+        speed, memory = PUBLISHED.get(form.factor, (1.0, 1.0))
+        name = "plain" if form.factor == 1 else f"factor {form.factor}"
+        share = form.kept_bytes / forms[0].kept_bytes
         rows.append(
-            f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {plain / seconds:.2f} | {speed:.2f} "
-            f"| {form['kept_bytes'] / 2**20:.0f} | {share:.1%} | {memory:.1%} |"
+            f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {medians[0] / seconds:.2f} | {speed:.2f} "
+            f"| {form.kept_bytes / 2**20:.0f} | {share:.1%} | {memory:.1%} |"
         )
-    work, machine = record["work"], record["machine"]
-    unit, memory_of = (
-        ("wall", "the highest use") if clock == "wall_s" else ("CPU", "what is kept for the backward pass")
-    )
+    unit, memory_of = ("wall", "the highest use") if on_gpu else ("CPU", "what is kept for the backward pass")
     lines = [
-        f"# Hourglass: steps of {record['model']}, {record['objective']}",
+        f"# Hourglass: steps of {measurement.model}, {measurement.objective}",
         "",
         "| transformer | s/step | audio s/s | times as fast | published | MB | share | published |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
         *rows,
         "",
-        f"Medians of {work['steps']} steps of {work['batch']} x {work['duration_s']:g} s in {record['precision']}. "
-        f"Seconds are {unit} seconds, {work['threads']} thread(s); memory is {memory_of}. Published: NVIDIA "
+        f"Medians of {work.steps} steps of {work.batch} x {work.duration_s:g} s in {measurement.precision}. "
+        f"Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. Published: NVIDIA "
         "DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
         "",
-        f"{machine['cpu']}, accelerator {record['accelerator']}, {record['date']}, commit {record['commit']}; at the "
-        f"end {record['busy_cores']:g} cores were busy with other work. `{record['command']}`",
+        f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, commit {measurement.commit}; "
+        f"at the end {measurement.busy_cores:g} cores were busy with other work. `{measurement.command}`",
     ]
     return "\n".join(lines) + "\n"

@@ -3,8 +3,10 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from carnelian_training import checkpoint
 from carnelian_training.config import Config
@@ -14,11 +16,11 @@ from carnelian_training.data.manifest import read_manifest
 from carnelian_training.optim import build_optimizer
 from carnelian_training.transcription import ctc_loss
 
-from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit, torch_threads
+from carnelian_perf.raw_file import Record, describe_origin
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """What some batches cost."""
 
@@ -26,18 +28,41 @@ class Cost:
     """Without padding."""
     cpu_s: float
     """Of all threads together: other processes on the machine do not count."""
-
-    @property
-    def rate(self) -> float:
-        """Seconds of audio per second of one core."""
-        return self.audio_s / self.cpu_s
+    audio_s_per_cpu_s: float
+    """Seconds of audio per second of one core."""
 
 
-def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, Cost]:
+@dataclass(frozen=True, kw_only=True)
+class Loading(Cost):
+    """Of reading."""
+
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Cost):
+    """Of training."""
+
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "loading"
+
+    subject: Literal["loading"] = "loading"
+    augment: dict[str, str]
+    """The configuration's augmentation, which is a part of reading."""
+    batch_s: float
+    """Seconds of audio in a batch, at most."""
+    loading: Loading
+    training: Training
+
+
+def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
     """Read `batches` batches of a configuration's first epoch, train `steps` steps on them, write the raw file.
-
-    Returns:
-        The costs of loading and of training.
 
     Raises:
         ValueError: There are fewer batches than asked for, or fewer batches than steps.
@@ -58,19 +83,18 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> tuple[Cost, 
         return _audio_s(loaded[1:])
 
     with torch_threads(1):
-        loading = _cost(read)
-        training = _cost(_trainer(config, loaded[: steps + 1]))
-    record = {
-        "subject": "loading",
-        "model": config.name,
-        **raw_file.describe_origin(find_commit()),
-        "augment": {name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
-        "batch_s": config.data.batch_s,
-        "loading": {"batches": batches, **dataclasses.asdict(loading), "audio_s_per_cpu_s": loading.rate},
-        "training": {"steps": steps, **dataclasses.asdict(training), "audio_s_per_cpu_s": training.rate},
-    }
-    raw_file.write(out, record)
-    return loading, training
+        loading = Loading(batches=batches, **_cost(read))
+        training = Training(steps=steps, **_cost(_trainer(config, loaded[: steps + 1])))
+    measurement = Measurement(
+        model=config.name,
+        **describe_origin(find_commit()),
+        augment={name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
+        batch_s=config.data.batch_s,
+        loading=loading,
+        training=training,
+    )
+    measurement.write(out)
+    return measurement
 
 
 def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
@@ -93,10 +117,12 @@ def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
     return train
 
 
-def _cost(work: Callable[[], float]) -> Cost:
+def _cost(work: Callable[[], float]) -> dict[str, float]:
+    """The fields of :class:`Cost`."""
     started = time.process_time()
     audio_s = work()
-    return Cost(audio_s, time.process_time() - started)
+    cpu_s = time.process_time() - started
+    return {"audio_s": audio_s, "cpu_s": cpu_s, "audio_s_per_cpu_s": audio_s / cpu_s}
 
 
 def _audio_s(batches: list[Batch]) -> float:

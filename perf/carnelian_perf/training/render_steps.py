@@ -5,9 +5,8 @@ import dataclasses
 import statistics
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from carnelian_perf.training.steps import OURS, PLAIN, Result, read
+from carnelian_perf.training.steps import OURS, PLAIN, Measurement, Result
 
 SOURCE = "NVIDIA DeepLearningExamples, commit 729963dd"
 _OF_EPOCHS = (
@@ -26,24 +25,24 @@ def render(raw_path: Path) -> Path:
     Raises:
         ValueError: It is no raw file.
     """
-    facts, results = read(raw_path)
+    measurement = Measurement.read(raw_path)
     lines = [
-        f"# {facts['model']}: {_objective(facts)} throughput",
+        f"# {measurement.model}: {_objective(measurement)} throughput",
         "",
         "| | precision | clips per process | processes | utterances/s | utterances per CPU s | audio s/s "
         "| audio s per CPU s | ms/step | CPU ms/step | GFLOP | GB | floor ms | of it | weak scaling |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    lines += [_row(result, results, facts) for result in results]
-    lines += ["", *_ratios(results, facts), *_amp(results), *_notes(facts, raw_path)]
-    lines += _published(facts["model"], _objective(facts))
+    lines += [_row(result, measurement) for result in measurement.results]
+    lines += ["", *_ratios(measurement), *_amp(measurement.results), *_notes(measurement, raw_path)]
+    lines += _published(measurement.model, _objective(measurement))
     page = raw_path.with_suffix(".md")
     page.write_text("\n".join(lines) + "\n")
     return page
 
 
-def _objective(facts: dict[str, Any]) -> str:
-    return "pre-training" if facts.get("objective") == "pre-training" else "training"
+def _objective(measurement: Measurement) -> str:
+    return "pre-training" if measurement.objective == "pre-training" else "training"
 
 
 def _published(model: str, objective: str) -> list[str]:
@@ -91,23 +90,23 @@ def ratios(results: list[Result]) -> dict[tuple[str, int], tuple[float, float]]:
     }
 
 
-def _row(result: Result, results: list[Result], facts: dict[str, Any]) -> str:
+def _row(result: Result, measurement: Measurement) -> str:
     cell = result.cell
-    floor = next(f for f in facts["floors"] if (f["precision"], f["batch"]) == (cell.precision, cell.batch))
+    floor = next(f for f in measurement.floors if (f.precision, f.batch) == (cell.precision, cell.batch))
     start = f"| {cell.form} | {cell.precision} | {cell.batch} | {cell.processes} "
-    counts = f"| {floor['gflop']:.0f} | {floor['gbyte']:.1f} "
+    counts = f"| {floor.gflop:.0f} | {floor.gbyte:.1f} "
     if result.not_run:
         return f"{start}| {result.not_run} | | | | | {counts}| | | |"
-    by_cpu = facts["machine"]["accelerator"] == "none" and facts["work"]["threads"] == 1
+    by_cpu = measurement.machine["accelerator"] == "none" and measurement.work.threads == 1
     wall_s, cpu_s = statistics.median(result.wall_s), statistics.median(result.cpu_s)
-    least_s = max(floor["gflop"] / facts["gflop_per_s"][cell.precision], floor["gbyte"] / facts["gbyte_per_s"])
+    least_s = max(floor.gflop / measurement.gflop_per_s[cell.precision], floor.gbyte / measurement.gbyte_per_s)
     share = least_s / (cpu_s if by_cpu else wall_s)
-    duration_s = facts["work"]["duration_s"]
+    duration_s = measurement.work.duration_s
     per_s, per_cpu_s = result.utterances_per_s(), cell.batch / cpu_s
     rates = f"| {per_s:.2f} | {per_cpu_s:.2f} | {duration_s * per_s:.1f} | {duration_s * per_cpu_s:.1f} "
     return (
         f"{start}{rates}| {1000 * wall_s:.0f} | {1000 * cpu_s:.0f} {counts}"
-        f"| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, results)} |"
+        f"| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, measurement.results)} |"
     )
 
 
@@ -125,12 +124,12 @@ def _scaling(result: Result, results: list[Result]) -> str:
     return f"{by_wall:.0%} ({median(alone[0].cpu_s) / median(result.cpu_s):.0%})"
 
 
-def _ratios(results: list[Result], facts: dict[str, Any]) -> list[str]:
-    on_gpu = facts["machine"]["accelerator"] != "none"
+def _ratios(measurement: Measurement) -> list[str]:
+    on_gpu = measurement.machine["accelerator"] != "none"
     return [
         f"- **{precision}, {batch} clips: {by_wall if on_gpu else by_cpu:.2f} times as fast as plain `Conv1d` in "
         "PyTorch eager**" + (" by the wall." if on_gpu else f" by CPU seconds, {by_wall:.2f} by the wall.")
-        for (precision, batch), (by_cpu, by_wall) in ratios(results).items()
+        for (precision, batch), (by_cpu, by_wall) in ratios(measurement.results).items()
     ]
 
 
@@ -149,22 +148,22 @@ def _amp(results: list[Result]) -> list[str]:
     ]
 
 
-def _notes(facts: dict[str, Any], raw_path: Path) -> list[str]:
-    machine, work = facts["machine"], facts["work"]
-    peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in facts["gflop_per_s"].items())
+def _notes(measurement: Measurement, raw_path: Path) -> list[str]:
+    machine, work = measurement.machine, measurement.work
+    peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in measurement.gflop_per_s.items())
     return [
-        f"- Steps: those of `carnelian-train fit` on {work['duration_s']} s clips that are features already, all of "
-        f"one length; medians of {work['steps']} after {work['warm_up']}. Ours and the baseline take turns, and their "
+        f"- Steps: those of `carnelian-train fit` on {work.duration_s} s clips that are features already, all of "
+        f"one length; medians of {work.steps} after {work.warm_up}. Ours and the baseline take turns, and their "
         "losses are in the raw file.",
         "- CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
         "scaling: by the wall, which counts only where each process has a core or a GPU to itself, and in brackets by "
         "CPU time, which leaves out what other programs on the cores take.",
         f"- Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
-        f"and GB at {facts['gbyte_per_s']:.0f} GB/s (a copy in memory); caches can be faster than that.",
-        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work['threads']} thread(s) in a single process, "
-        f"accelerator: {machine['accelerator']}. Others kept {facts['others_busy_cores']:.1f} cores busy at the start. "
-        f"`torch.compile`: {'on' if facts['compiled'] else 'off'}.",
-        "- Versions: " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
-        f"- Raw file: [{raw_path.name}]({raw_path.name}), {facts['date']}, commit {facts['commit']}, by "
-        f"`{facts['command']}`.",
+        f"and GB at {measurement.gbyte_per_s:.0f} GB/s (a copy in memory); caches can be faster than that.",
+        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work.threads} thread(s) in a single process, "
+        f"accelerator: {machine['accelerator']}. Others kept {measurement.others_busy_cores:.1f} cores busy at the "
+        f"start. `torch.compile`: {'on' if measurement.compiled else 'off'}.",
+        "- Versions: " + ", ".join(f"{name} {version}" for name, version in measurement.versions.items()) + ".",
+        f"- Raw file: [{raw_path.name}]({raw_path.name}), {measurement.date}, commit {measurement.commit}, by "
+        f"`{measurement.command}`.",
     ]

@@ -8,9 +8,7 @@ summed over the threads of a process, are kept beside wall seconds: with one thr
 an idle machine.
 """
 
-import dataclasses
 import itertools
-import json
 import multiprocessing
 import random
 import socket
@@ -19,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from carnelian_training.config import Config
@@ -33,12 +31,11 @@ from carnelian_training.optim import build_optimizer
 from carnelian_training.state import State, new_state
 from carnelian_training.task import Share
 from carnelian_training.train import optimise
-from pydantic import TypeAdapter
 from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from carnelian_perf import raw_file
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.raw_file import Record, describe_origin
 from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 
@@ -103,6 +100,37 @@ class Work:
     warm_up: int = 1
     threads: int = 1
     """Of the CPU, where there is one process; several have one each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """What a step of a precision and batch takes at least, as :mod:`carnelian_perf.yardsticks.floors` counts it."""
+
+    precision: str
+    batch: int
+    gflop: float
+    gbyte: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """A raw file."""
+
+    SUBJECT = "training"
+
+    subject: Literal["training"] = "training"
+    objective: str = "transcription"
+    """transcription, pre-training."""
+    others_busy_cores: float
+    """Before the first step."""
+    compiled: bool
+    work: Work
+    gflop_per_s: dict[str, float]
+    """Precision -> the best rate of a 1x1 convolution on this machine."""
+    gbyte_per_s: float
+    """The best rate of a copy."""
+    floors: list[Floor]
+    results: list[Result]
 
 
 def grid(batches: list[int], precisions: list[str], processes: list[int], *, has_baseline: bool = True) -> list[Cell]:
@@ -224,37 +252,22 @@ def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
         results = measure(config, cells, work)
         ran = sorted({result.cell.precision for result in results if result.not_run is None})
         peaks, bandwidth = {precision: measure_peak(precision) for precision in ran}, measure_bandwidth()
-    facts = {
-        "subject": "training",
-        "model": config.name,
-        "objective": "transcription" if config.pretraining is None else "pre-training",
-        **raw_file.describe_origin(commit),
-        "others_busy_cores": busy,
-        "compiled": config.loop.compile,
-        "work": dataclasses.asdict(work),
-        "gflop_per_s": peaks,
-        "gbyte_per_s": bandwidth,
-        "floors": [
-            {"precision": p, "batch": b, **find_floor(config, work.duration_s, b, p)}
+    origin = describe_origin(commit)
+    if torch.cuda.is_available():
+        origin["machine"]["accelerator"] = torch.cuda.get_device_name()
+        origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+    Measurement(
+        model=config.name,
+        **origin,
+        objective="transcription" if config.pretraining is None else "pre-training",
+        others_busy_cores=busy,
+        compiled=config.loop.compile,
+        work=work,
+        gflop_per_s=peaks,
+        gbyte_per_s=bandwidth,
+        floors=[
+            Floor(precision=p, batch=b, **find_floor(config, work.duration_s, b, p))
             for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
         ],
-        "results": [dataclasses.asdict(result) for result in results],
-    }
-    if torch.cuda.is_available():
-        facts["machine"]["accelerator"] = torch.cuda.get_device_name()
-        facts["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
-    raw_file.write(out, facts)
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
-    """Read a raw file.
-
-    Raises:
-        ValueError: The file is not a raw file of this command.
-    """
-
-    def parse(content: bytes) -> tuple[dict[str, Any], list[Result]]:
-        facts = json.loads(content)
-        return facts, TypeAdapter(list[Result]).validate_python(facts.pop("results"))
-
-    return raw_file.read(path, "training", parse)
+        results=results,
+    ).write(out)

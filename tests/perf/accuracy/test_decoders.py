@@ -1,9 +1,8 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from carnelian_perf.accuracy.decoders import make_batch, measure_stage, rare_words, rate_hotwords
+from carnelian_perf.accuracy.decoders import Measurement, make_batch, measure_stage, rare_words, rate_hotwords
 from carnelian_perf.cli import app
 from carnelian_perf.load import LoadError, read_statistics
 from tritonclient import grpc
@@ -54,15 +53,15 @@ def test_the_demo_is_measured(arpa, tmp_path):
         app, ["decoding", *map(str, arguments), "--boosts", "6", "--out", str(tmp_path / "raw.json")]
     )
     assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "raw.json").read_text())
-    assert [row["decoder"] for row in record["decoders"]][:3] == ["greedy", "beam", "ngram"]
-    assert [(row["decoder"], row["boost"]) for row in record["hotwords"]] == [
+    measured = Measurement.read(tmp_path / "raw.json")
+    assert [row.decoder for row in measured.decoders][:3] == ["greedy", "beam", "ngram"]
+    assert [(row.decoder, row.boost) for row in measured.hotwords] == [
         ("beam", 0.0),
         ("beam", 6.0),
         ("ngram", 0.0),
         ("ngram", 6.0),
     ]
-    assert record["greedy_batch"]["median_cpu_ms"] > 0
+    assert measured.greedy_batch.median_cpu_ms > 0
 
 
 def test_a_server_that_is_not_there_is_named_before_anything_is_measured(arpa, tmp_path):
@@ -85,6 +84,6 @@ def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):
     batch = make_batch([clip, clip], 0.02)
     assert [part.shape for part in batch] == [(835, 29)] * 32
     measured = measure_stage(server.grpc_url, "quartznet_demo", batch)
-    assert (measured["clips"], measured["calls"]) == (32, 31)
-    assert 0 < measured["compute_infer_ms"] < measured["stage_ms"]
-    assert measured["stage_least_ms"] <= measured["stage_ms"]
+    assert (measured.clips, measured.calls) == (32, 31)
+    assert 0 < measured.compute_infer_ms < measured.stage_ms
+    assert measured.stage_least_ms <= measured.stage_ms

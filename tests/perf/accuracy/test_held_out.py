@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from carnelian_perf.accuracy.held_out import ClipErrors, deal, summarise
+from carnelian_perf.accuracy.held_out import ClipErrors, Measurement, deal, summarise
 from carnelian_perf.cli import app
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from typer.testing import CliRunner
@@ -31,10 +31,10 @@ def test_no_sentence_is_in_two_groups():
 def test_each_way_is_compared_with_the_one_before_in_pairs():
     rows = [ClipErrors(f"{i}.wav", "ada", 0, 10, {"greedy": 5, "n-gram": 3 + i % 2}) for i in range(8)]
     summary = summarise(rows)
-    assert summary["wer"] == {"greedy": 0.5, "n-gram": 0.35}
-    (gain,) = summary["gains"]
-    assert (gain["from"], gain["to"], gain["difference"]) == ("greedy", "n-gram", pytest.approx(-0.15))
-    assert -0.2 <= gain["low"] < -0.15 < gain["high"] <= -0.1
+    assert summary.wer == {"greedy": 0.5, "n-gram": 0.35}
+    (gain,) = summary.gains
+    assert (gain.before, gain.after, gain.difference) == ("greedy", "n-gram", pytest.approx(-0.15))
+    assert -0.2 <= gain.low < -0.15 < gain.high <= -0.1
 
 
 def test_the_demo_is_heard_with_weights_of_other_speakers(tmp_path):
@@ -48,8 +48,10 @@ def test_the_demo_is_heard_with_weights_of_other_speakers(tmp_path):
         app, ["held-out", *map(str, arguments), "--groups=2", "--out", str(tmp_path / "raw.json")]
     )
     assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "raw.json").read_text())
-    assert [row["group"] for row in record["clips"]] == [0, 1]
-    assert len(record["options"]) == 2
-    assert list(record["summary"]["wer"]) == ["greedy", "n-gram"]
+    measured = Measurement.read(tmp_path / "raw.json")
+    assert [row.group for row in measured.clips] == [0, 1]
+    assert len(measured.options) == 2
+    assert list(measured.summary.wer) == ["greedy", "n-gram"]
+    (gain,) = json.loads((tmp_path / "raw.json").read_text())["summary"]["gains"]
+    assert (gain["from"], gain["to"]) == ("greedy", "n-gram")
     assert "95 % interval" in result.output

@@ -18,13 +18,13 @@ def pair(words: int, errors_fp32: int, errors_int8: int) -> Pair:
 
 def test_differences_are_paired_and_counted_over_all_words():
     summary = summarise([pair(10, 5, 6), pair(30, 15, 16), pair(10, 0, 1)])
-    assert summary["wer_fp32"] == pytest.approx(20 / 50)
-    assert summary["difference"] == pytest.approx(3 / 50)
-    assert (summary["same_best"], summary["best_distance"], summary["times_as_fast"]) == pytest.approx((0.9, 0.1, 2))
+    assert summary.wer_fp32 == pytest.approx(20 / 50)
+    assert summary.difference == pytest.approx(3 / 50)
+    assert (summary.same_best, summary.best_distance, summary.times_as_fast) == pytest.approx((0.9, 0.1, 2))
 
 
 def test_the_interval_holds_the_difference_and_is_a_point_where_clips_agree():
     summary = summarise([pair(10, 2, 1), pair(10, 2, 4), pair(10, 2, 2), pair(10, 5, 6)])
-    assert summary["difference_low"] < summary["difference"] < summary["difference_high"]
+    assert summary.difference_low < summary.difference < summary.difference_high
     same = summarise([pair(10, 2, 2), pair(10, 5, 5)])
-    assert (same["difference_low"], same["difference"], same["difference_high"]) == (0, 0, 0)
+    assert (same.difference_low, same.difference, same.difference_high) == (0, 0, 0)

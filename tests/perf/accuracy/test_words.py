@@ -1,4 +1,4 @@
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,9 +44,8 @@ def test_words_that_are_all_right_do_not_run_away():
 def test_the_curve_and_its_error(tmp_path):
     words = [heard(0.95, i < 5, 1.0, (0.9, 1.3)) for i in range(10)] + [heard(0.15, False)] * 10
     row = rate(words, "greedy", False)
-    assert row["calibration_error"] == pytest.approx(0.5 * 0.45 + 0.5 * 0.15)
-    assert (row["start_error_ms"], row["end_error_ms"], row["timed_words"]) == (100.0, 0.0, 10)
-    assert [point["words"] for point in row["curve"]] == [10, 10]
-    draw([row | {"decoder": name} for name in DECODERS], tmp_path / "curve.png")
+    assert row.calibration_error == pytest.approx(0.5 * 0.45 + 0.5 * 0.15)
+    assert (row.start_error_ms, row.end_error_ms, row.timed_words) == (100.0, 0.0, 10)
+    assert [point.words for point in row.curve] == [10, 10]
+    draw([replace(row, decoder=name) for name in DECODERS], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
-    json.dumps(row)

@@ -1,9 +1,9 @@
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 from carnelian_perf.cli import app
+from carnelian_perf.training.loading import Measurement
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
@@ -28,10 +28,11 @@ def test_the_raw_file_holds_both_costs(tiny, tmp_path):
     arguments = ["loading", str(tiny), "--batches", "2", "--steps", "1", "--out", str(out)]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
-    record = json.loads(out.read_text())
-    for part in ("loading", "training"):
-        assert record[part]["audio_s_per_cpu_s"] == pytest.approx(record[part]["audio_s"] / record[part]["cpu_s"])
-        assert record[part]["audio_s"] > 0
+    measured = Measurement.read(out)
+    assert (measured.loading.batches, measured.training.steps) == (2, 1)
+    for part in (measured.loading, measured.training):
+        assert part.audio_s_per_cpu_s == pytest.approx(part.audio_s / part.cpu_s)
+        assert part.audio_s > 0
 
 
 def test_more_batches_than_there_are_is_an_error(tiny, tmp_path):
@@ -41,5 +42,5 @@ def test_more_batches_than_there_are_is_an_error(tiny, tmp_path):
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*_loading.json")), ids=lambda path: path.stem)
 def test_the_loader_is_at_least_three_times_as_fast_as_training(path):
-    record = json.loads(path.read_text())
-    assert record["loading"]["audio_s_per_cpu_s"] > 3 * record["training"]["audio_s_per_cpu_s"]
+    measured = Measurement.read(path)
+    assert measured.loading.audio_s_per_cpu_s > 3 * measured.training.audio_s_per_cpu_s

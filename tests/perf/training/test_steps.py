@@ -9,7 +9,7 @@ import pytest
 import torch
 from carnelian_perf.cli import main
 from carnelian_perf.training.render_steps import published, ratios, render
-from carnelian_perf.training.steps import OURS, PLAIN, Cell, Result, Work, grid, measure, read, take_steps
+from carnelian_perf.training.steps import OURS, PLAIN, Cell, Measurement, Result, Work, grid, measure, take_steps
 from carnelian_perf.yardsticks.floors import find_floor
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
@@ -80,8 +80,9 @@ def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, 
     raw = tmp_path / "raw.json"
     arguments = ["--processes", processes, "--precisions", "bf16,fp16", "--batches", "2", "--duration", "1"]
     assert run(monkeypatch, tmp_path / "tiny.yaml", *arguments, "--steps", "2", "--out", raw) == 0
-    facts, results = read(raw)
-    assert facts["objective"] == objective
+    measured = Measurement.read(raw)
+    results = measured.results
+    assert measured.objective == objective
     cells = [(r.cell.form, r.cell.precision, r.cell.processes) for r in results]
     assert cells == [(OURS, precision, processes) for precision in ("bf16", "fp16")]
     assert len(results[0].wall_s) == 2
@@ -96,15 +97,14 @@ def test_what_is_no_raw_file_is_refused(tmp_path):
     path = tmp_path / "raw.json"
     path.write_text('{"results": [{}]}')
     with pytest.raises(ValueError, match="must be a raw file"):
-        read(path)
+        Measurement.read(path)
 
 
 def test_two_processes_scale_weakly(tiny, tmp_path, monkeypatch):
     raw = tmp_path / "raw.json"
     arguments = ["--processes", "1,2", "--precisions", "fp32", "--batches", "2", "--duration", "1", "--steps", "2"]
     assert run(monkeypatch, tiny, *arguments, "--out", raw) == 0
-    results = read(raw)[1]
-    together = next(result for result in results if result.cell.processes == 2)
+    together = next(result for result in Measurement.read(raw).results if result.cell.processes == 2)
     assert len(together.wall_s) == len(together.losses) == 2
     rows = raw.with_suffix(".md").read_text().splitlines()
     row = next(line for line in rows if line.startswith(f"| {OURS} | fp32 | 2 | 2"))
@@ -213,20 +213,20 @@ def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch):
         overrides = [f"model={json.dumps(WAV2VEC2 | {'hourglass': pooled})}"]
     small += [word for override in overrides for word in ("--set", override)]
     assert run(monkeypatch, *arguments, *small) == 0
-    facts, results = read(raw)
-    ran = {result.cell.precision for result in results if result.not_run is None}
+    measured = Measurement.read(raw)
+    ran = {result.cell.precision for result in measured.results if result.not_run is None}
     assert ran == ({"tf32", "fp16", "bf16"} if torch.cuda.is_available() else {"bf16"})
-    assert all(floor["gflop"] > 0 for floor in facts["floors"])
+    assert all(floor.gflop > 0 for floor in measured.floors)
 
 
 @pytest.mark.parametrize("name", ["quartznet_15x5_training", "quartznet_15x5_batch16_training"])
 def test_a_step_is_at_least_three_times_as_fast_as_plain_conv1d(name):
-    facts, results = read(RESULTS / f"{name}.json")
-    assert facts["machine"]["accelerator"] == "none"
-    for (precision, batch), (by_cpu, _) in ratios(results).items():
+    measured = Measurement.read(RESULTS / f"{name}.json")
+    assert measured.machine["accelerator"] == "none"
+    for (precision, batch), (by_cpu, _) in ratios(measured.results).items():
         assert by_cpu >= 3
         ours, plain = (
-            next(r.losses[0] for r in results if r.cell == Cell(form=form, precision=precision, batch=batch))
+            next(r.losses[0] for r in measured.results if r.cell == Cell(form=form, precision=precision, batch=batch))
             for form in (OURS, PLAIN)
         )
         assert ours == pytest.approx(plain, rel=1e-3 if precision == "fp32" else 0.02)

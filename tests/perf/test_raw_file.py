@@ -1,0 +1,56 @@
+"""Every raw file that is checked in is read by its command's own class, and written as it was."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+MODULES = {
+    "batching": "traffic.batching_results",
+    "decoding": "accuracy.decoders",
+    "held-out": "accuracy.held_out",
+    "hourglass": "training.hourglass",
+    "infer": "inference.results",
+    "int8": "accuracy.int8",
+    "loading": "training.loading",
+    "memory": "server.memory_results",
+    "mixed": "traffic.mixed_results",
+    "overhead": "server.overhead_results",
+    "training": "training.steps",
+    "tune": "server.tune_results",
+    "words": "accuracy.words",
+}
+"""Subject -> where its class `Measurement` is."""
+RAW_FILES = sorted((Path(__file__).parents[2] / "perf" / "results").glob("*.json"))
+
+each_raw_file = pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
+
+
+def class_of(content):
+    subject = content.get("facts", content)["subject"]
+    return import_module(f"carnelian_perf.{MODULES[subject]}").Measurement
+
+
+@each_raw_file
+def test_it_is_read_and_written_as_it_was(path, tmp_path):
+    content = json.loads(path.read_text())
+    class_of(content).read(path).write(tmp_path / "raw.json")
+    again = json.loads((tmp_path / "raw.json").read_text())
+    assert {key: again[key] for key in content} == content
+
+
+@each_raw_file
+def test_a_key_that_is_not_its_own_is_refused(path, tmp_path):
+    content = json.loads(path.read_text())
+    (tmp_path / "raw.json").write_text(json.dumps(content | {"colour": "red"}))
+    with pytest.raises(ValueError, match="but is not: colour: "):
+        class_of(content).read(tmp_path / "raw.json")
+
+
+def test_a_raw_file_of_another_command_is_refused(tmp_path):
+    path = next(path for path in RAW_FILES if path.stem.endswith("_words"))
+    content = json.loads(path.read_text())
+    (tmp_path / "raw.json").write_text(json.dumps(content | {"subject": "int8"}))
+    with pytest.raises(ValueError, match="`carnelian-perf words`, but is not: subject: "):
+        class_of(content).read(tmp_path / "raw.json")
