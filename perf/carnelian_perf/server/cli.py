@@ -136,9 +136,9 @@ def overhead(
                 clients=clients,
                 batch=batch,
             )
-            measurement = measure(plan)
-        render = out or Path("perf/results") / f"{model}_overhead.json"
-        measurement.write(render)
+            render = out or Path("perf/results") / f"{model}_overhead.json"
+            for measurement in measure(plan):
+                measurement.write(render)  # after each round, so that it is not lost if a later one fails
     check_file("--render", render)
     page = render_table(render)
     print(f"{page.read_text()}\nwrote {page}")
@@ -180,7 +180,8 @@ def memory(
             concurrency=concurrency,
         )
         render = out or Path("perf/results") / f"{model}_memory.json"
-        measure(plan).write(render)
+        for measurement in measure(plan):
+            measurement.write(render)  # after each sample, so that it is not lost if a later request fails
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_pages(render)))
     trend = trend_of(Measurement.read(render))

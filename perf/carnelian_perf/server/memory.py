@@ -5,7 +5,7 @@ every `Plan.every` requests.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,17 @@ class Plan:
     concurrency: int
 
 
-def measure(plan: Plan) -> Measurement:
+def measure(plan: Plan) -> Iterator[Measurement]:
     """Serve, send, and look at the processes.
+
+    Yields:
+        After each sample but the one at rest, what was measured so far.
 
     Raises:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    commit, busy = find_commit(), measure_busy_cores()
+    facts = _describe(plan)
     order = shuffle_order(plan.num_requests, len(plan.clips), 0)
     wall_s = 0.0
     with Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
@@ -66,18 +69,20 @@ def measure(plan: Plan) -> Measurement:
                     wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
                     samples.append(take_sample(server, start + len(part)))
                     bar.update(len(part))
+                    yield Measurement(facts={**facts, "wall_s": round(wall_s, 2)}, samples=list(samples))
         finally:
             client.close()
-    facts = {
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    return {
         "subject": SUBJECT,
         "model": plan.model,
-        **raw_file.describe_origin(commit),
-        "others_busy_cores": round(busy, 2),
+        **raw_file.describe_origin(find_commit()),
+        "others_busy_cores": round(measure_busy_cores(), 2),
         "concurrency": plan.concurrency,
-        "wall_s": round(wall_s, 2),
         "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
     }
-    return Measurement(facts=facts, samples=samples)
 
 
 def take_sample(server: Server, requests: int) -> Sample:

@@ -82,8 +82,16 @@ def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
     Args:
         requests: Answered so far, ascending, at least two.
         sizes: Bytes, one for each.
+
+    Raises:
+        ValueError: There are fewer.
     """
     count = len(requests)
+    if count < 2:
+        raise ValueError(
+            f"a trend must be of at least two samples after the first {SETTLING_SHARE:.0%} of the requests, but there "
+            f"is {count}: the measurement ended early; measure again"
+        )
     slopes = sorted(
         (sizes[later] - sizes[earlier]) / (requests[later] - requests[earlier])
         for earlier in range(count)

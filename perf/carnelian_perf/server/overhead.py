@@ -7,7 +7,7 @@ clients that send single clips, whose batches form on the server, beside batches
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,18 @@ class Way:
     """The number of a request to its seconds."""
 
 
-def measure(plan: Plan) -> Measurement:
+def measure(plan: Plan) -> Iterator[Measurement]:
     """Take turns.
+
+    Yields:
+        After each round, in which every way has had its turn, what was measured so far.
 
     Raises:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    commit, busy = find_commit(), measure_busy_cores()
+    facts = _describe(plan)
     runs: list[Run] = []
-    titles: dict[str, str] = {}
     with Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
         client = grpc.InferenceServerClient(server.grpc_url)
         try:
@@ -84,7 +86,6 @@ def measure(plan: Plan) -> Measurement:
             with tqdm(total=total, desc=SUBJECT, unit="round", disable=None) as bar:
                 for duration_s in plan.durations_s:
                     ways = build_ways(plan, client, session, duration_s)
-                    titles = {name: way.title for name, way in ways.items()}
                     for way in ways.values():
                         send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
                     for round_number in range(1, plan.rounds + 1):
@@ -94,18 +95,22 @@ def measure(plan: Plan) -> Measurement:
                             clock = _clock(client, server, stages, name)
                             runs.append(_measure_once(plan, clock, name, ways[name], duration_s, round_number))
                         bar.update()
+                        titles = {name: way.title for name, way in ways.items()}
+                        yield Measurement(facts=facts, ways=titles, runs=list(runs))
         finally:
             client.close()
-    facts = {
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    return {
         "subject": SUBJECT,
         "model": plan.model,
-        **raw_file.describe_origin(commit),
-        "others_busy_cores": round(busy, 2),
+        **raw_file.describe_origin(find_commit()),
+        "others_busy_cores": round(measure_busy_cores(), 2),
         "clients": plan.clients,
         "batch": plan.batch,
         "speech": {"manifest": str(plan.manifest), "format": plan.file_format, "clips": plan.num_clips},
     }
-    return Measurement(facts=facts, ways=titles, runs=runs)
 
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:

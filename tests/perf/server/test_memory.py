@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import pytest
 from carnelian_perf.clips import cut_clips
 from carnelian_perf.server.memory import Plan, measure
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
@@ -32,6 +33,11 @@ def test_a_leak_of_a_few_kilobytes_a_request_is_seen_and_measured():
 
 def test_too_few_samples_are_unclear():
     assert find_trend([1, 2, 3], [100, 300, 200]).verdict == "unclear"
+
+
+def test_a_measurement_that_ended_at_once_has_no_trend():
+    with pytest.raises(ValueError, match="at least two samples after the first 20% of the requests, but there is 1"):
+        find_trend([250], [100])
 
 
 def test_page_and_plot_are_made_of_the_raw_file(tmp_path):
@@ -77,7 +83,8 @@ def test_every_instance_of_a_real_server_is_looked_at(repository):
         every=2,
         concurrency=2,
     )
-    measurement = measure(plan)
+    *earlier, measurement = measure(plan)
+    assert [found.samples for found in earlier] == [measurement.samples[:2], measurement.samples[:3]]
     assert [sample.requests for sample in measurement.samples] == [0, 2, 4, 6]
     names = set(measurement.samples[0].processes)
     stages = ("audio_decode", "quartznet_demo_features", "quartznet_demo_acoustic", "quartznet_demo_ctc")

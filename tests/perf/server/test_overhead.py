@@ -22,8 +22,9 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
         clients=2,
         batch=2,
     )
-    measurement = measure(plan)
+    first, measurement = measure(plan)
     assert len(measurement.ways) == 7
+    assert first.runs == measurement.runs[:7]
     assert len(measurement.runs) == 2 * len(measurement.ways)
     for run in measurement.runs:
         assert len(run.latencies_s) == (2 if run.way == STATIC else 3), run.way
