@@ -94,6 +94,8 @@ class StageStatistics:
     """Those that were answered; each has the whole time of the batch that it was in."""
     executions: dict[int, Work]
     """By batch size, ascending; a batch does not queue, its requests do."""
+    answered_ns: int
+    """From arrival to answer, all requests together: of an ensemble its stages and what lies between them."""
 
     @property
     def batches(self) -> dict[int, int]:
@@ -109,7 +111,7 @@ class StageStatistics:
         """What was done after `earlier`."""
         executions = {size: work.since(earlier.executions.get(size, NOTHING)) for size, work in self.executions.items()}
         done = {size: work for size, work in executions.items() if work.count}
-        return StageStatistics(self.requests.since(earlier.requests), done)
+        return StageStatistics(self.requests.since(earlier.requests), done, self.answered_ns - earlier.answered_ns)
 
 
 def read_statistics(client: Any, model: str) -> StageStatistics:
@@ -130,7 +132,21 @@ def read_statistics(client: Any, model: str) -> StageStatistics:
     return StageStatistics(
         work(found.success.count, found.queue.ns, found),
         {batch.batch_size: work(batch.compute_infer.count, 0, batch) for batch in batches},
+        found.success.ns,
     )
+
+
+def await_statistics(client: Any, model: str, before: StageStatistics) -> StageStatistics:
+    """Ask again until a stage has answered more requests than `before`: Triton counts a request after its answer.
+
+    Raises:
+        LoadError: It has counted nothing in all the time that a request may take.
+    """
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (now := read_statistics(client, model)).requests.count > before.requests.count:
+            return now
+    raise LoadError(f"{model} must count the requests that it answers, but has counted none in {REQUEST_TIMEOUT_S:g} s")
 
 
 def drive(

@@ -47,6 +47,8 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["overhead", "--durations", "0"], "--durations"),
         (["overhead", "--clips", "4"], "--clips"),
         (["overhead", "--random-weights", "nowhere.yaml"], "nowhere.yaml"),
+        (["first-request", "--requests", "3"], "--requests"),
+        (["first-request", "--format", "mp3"], "mp3"),
         (["memory", "--manifest", "nowhere.jsonl"], "nowhere.jsonl"),
         (["memory", "--requests", "100", "--every", "50"], "--every"),
     ],
@@ -58,7 +60,9 @@ def test_wrong_use_is_status_2_and_named(arguments, words):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["batching", "tune", "overhead", "memory"])
+@pytest.mark.parametrize(
+    "command", ["batching", "tune", "overhead", "first-request", "memory", "training", "hourglass"]
+)
 def test_what_is_no_raw_file_is_status_1(tmp_path, command):
     path = tmp_path / "raw.json"
     path.write_text("{}")

@@ -9,6 +9,7 @@ import pytest
 MODULES = {
     "batching": "traffic.batching_results",
     "decoding": "accuracy.decoders",
+    "first-request": "server.first_request_results",
     "held-out": "accuracy.held_out",
     "hourglass": "training.hourglass",
     "infer": "inference.results",

@@ -1,1 +1,1 @@
-"""A server on this machine: its settings, its cost, its memory."""
+"""A server on this machine: its settings, its cost, its first requests, its memory."""

@@ -1,4 +1,4 @@
-"""Commands of `carnelian-perf` about a server on this machine: tune, overhead, memory."""
+"""Commands of `carnelian-perf` about a server on this machine: tune, overhead, first-request, memory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -139,6 +139,55 @@ def overhead(
             render = out or Path("perf/results") / f"{model}_overhead.json"
             for measurement in measure(plan):
                 measurement.write(render)  # after each round, so that it is not lost if a later one fails
+    check_file("--render", render)
+    page = render_table(render)
+    print(f"{page.read_text()}\nwrote {page}")
+
+
+@app.command()
+def first_request(
+    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    random_weights: Annotated[
+        OptionalPath,
+        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
+    ] = None,
+    manifest: SpeechManifest = DEMO_MANIFEST,
+    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,7,16.7",
+    file_format: Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")] = "flac",
+    rounds: Annotated[int, typer.Option(help="Servers for each duration.", min=1)] = 5,
+    requests: Annotated[int, typer.Option(help="Requests to each server, one after another.", min=4)] = 100,
+    out: Annotated[
+        OptionalPath, raw_file_option("MODEL_first_request.json", "Raw file; the table goes beside it.")
+    ] = None,
+    render: Annotated[OptionalPath, render_option("the table")] = None,
+) -> None:
+    """Measure whether the first request to a fresh server is as fast as later ones, as a whole and stage by stage.
+
+    Starts a server on 127.0.0.1 for each duration and round, one after the other.
+    """
+    from carnelian_perf.server.render_first_request import render as render_table
+
+    if render is None:
+        from carnelian_perf.server.first_request import Plan, measure
+
+        check_words("--format", [file_format], ("flac", "wav"))
+        durations_s = durations_of("--durations", durations)
+        check_file("--manifest", manifest)
+        with served_repository(repository, model, random_weights) as (repository, model):
+            check_model_and_clips(repository, model, manifest)
+            plan = Plan(
+                repository=repository,
+                model=model,
+                manifest=manifest,
+                file_format=file_format,
+                durations_s=durations_s,
+                rounds=rounds,
+                num_requests=requests,
+            )
+            render = out or Path("perf/results") / f"{model}_first_request.json"
+            for measurement in measure(plan):
+                measurement.write(render)  # after each server, so that it is not lost if a later one fails
     check_file("--render", render)
     page = render_table(render)
     print(f"{page.read_text()}\nwrote {page}")

@@ -1,0 +1,116 @@
+"""Is the first request to a fresh server as fast as the hundredth?
+
+In: a model repository and speech, cut to exact lengths. Out: a raw file with every request to servers that have only
+just become ready, as the client and as Triton times it. A server for each duration and round, and none takes two turns.
+"""
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from carnelian_serving.launcher import Server
+from tqdm import tqdm
+from tritonclient import grpc
+
+from carnelian_perf.clips import SEED
+from carnelian_perf.cuts import cut_equal
+from carnelian_perf.load import ask, await_statistics, read_statistics
+from carnelian_perf.machine import find_commit, measure_busy_cores
+from carnelian_perf.raw_file import describe_origin
+from carnelian_perf.repository import read_config
+from carnelian_perf.server.first_request_results import SUBJECT, Measurement, Run
+
+LOGGER = logging.getLogger(__name__)
+
+NUM_CLIPS = 16
+"""Distinct ones of each duration; each round begins with another."""
+OUTPUTS = ("TRANSCRIPT", "RESULT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    repository: Path
+    model: str
+    manifest: Path
+    """Speech, cut to the durations."""
+    file_format: str
+    """flac or wav."""
+    durations_s: Sequence[float]
+    rounds: int
+    num_requests: int
+    """To each server."""
+
+
+def measure(plan: Plan) -> Iterator[Measurement]:
+    """Start a server, send its first requests, stop it; so for each duration, in another order in each round.
+
+    Yields:
+        After each server what was measured so far.
+
+    Raises:
+        ServerError: The repository could not be served.
+        LoadError: A request failed.
+    """
+    origin = describe_origin(find_commit())
+    files = {
+        duration_s: [cut.file for cut in cut_equal(plan.manifest, duration_s, NUM_CLIPS, plan.file_format)]
+        for duration_s in plan.durations_s
+    }
+    runs: list[Run] = []
+    with tqdm(total=plan.rounds * len(files), desc=SUBJECT, unit="server", disable=None) as bar:
+        for round_number in range(1, plan.rounds + 1):
+            order = list(files)
+            random.Random(SEED + round_number).shuffle(order)
+            for duration_s in order:
+                runs.append(_measure_once(plan, files[duration_s], duration_s, round_number))
+                bar.update()
+                yield Measurement(
+                    model=plan.model,
+                    **origin,
+                    speech={"manifest": str(plan.manifest), "format": plan.file_format, "clips": NUM_CLIPS},
+                    requests=plan.num_requests,
+                    runs=list(runs),
+                )
+
+
+def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_number: int) -> Run:
+    ensemble = read_config(plan.repository / plan.model).ensemble_scheduling
+    stages = [step.model_name for step in ensemble.step]
+    client_ms: list[float] = []
+    server_ms: dict[str, list[float]] = {name: [] for name in (plan.model, *stages)}
+    busy = measure_busy_cores()
+    with (
+        Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
+        grpc.InferenceServerClient(server.grpc_url) as client,
+    ):
+        # Asked of the same connection, so that it is open before the first clip is sent.
+        before = {name: read_statistics(client, name) for name in server_ms}
+        for number in range(plan.num_requests):
+            file = files[(round_number - 1 + number) % len(files)]
+            client_ms.append(_send(client, plan.model, file, number))
+            for name, times in server_ms.items():
+                now = await_statistics(client, name, before[name])
+                done, before[name] = now.since(before[name]), now
+                spent_ms = done.answered_ns / 1e6 if name == plan.model else done.requests.mean().total
+                times.append(round(spent_ms, 4))
+    run = Run(
+        duration_s=duration_s,
+        round=round_number,
+        others_busy_cores=round(busy, 2),
+        client_ms=client_ms,
+        ensemble_ms=server_ms.pop(plan.model),
+        stages_ms=server_ms,
+    )
+    LOGGER.info("%g s, round %d: first %.1f ms, last %.1f ms", duration_s, round_number, client_ms[0], client_ms[-1])
+    return run
+
+
+def _send(client: Any, model: str, file: bytes, number: int) -> float:
+    audio = np.frombuffer(file, np.uint8)[np.newaxis]
+    return round(1e3 * ask(client, model, {"AUDIO": audio}, OUTPUTS, f"request {number + 1}")[1], 4)

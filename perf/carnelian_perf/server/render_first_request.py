@@ -1,0 +1,73 @@
+"""The raw file of a measurement of a server's first requests as a Markdown page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from carnelian_perf.server.first_request_results import Measurement, Run
+
+COLUMNS = "| duration s | time of | first ms | second ms | later ms | first over later |\n|--:|---|--:|--:|--:|--:|\n"
+
+
+def render(raw_path: Path) -> Path:
+    """Write the page beside a raw file.
+
+    Returns:
+        Its path: the raw file's name with `.md`.
+
+    Raises:
+        ValueError: the file is no raw file.
+    """
+    page = raw_path.with_suffix(".md")
+    page.write_text(render_page(Measurement.read(raw_path), raw_path.name), encoding="utf-8")
+    return page
+
+
+def render_page(measurement: Measurement, raw_name: str) -> str:
+    """The Markdown page: a row for the request as a whole and for each stage, by duration."""
+    machine, speech = measurement.machine, measurement.speech
+    rounds = len({run.round for run in measurement.runs})
+    busy = sorted(run.others_busy_cores for run in measurement.runs)
+    notes = [
+        f"Each duration and round has a server of its own, which takes {measurement.requests} single clips as "
+        f"{speech['format'].upper()} files, one after another, once it says that it is ready. Medians of {rounds} "
+        "rounds. Later: the median of the last half of a round's requests. First over later: of the same round; the "
+        "median, and in brackets the least and the greatest.",
+        "The connection is open before the first clip is sent: what connecting costs a client is not in these times.",
+        "Request: from the call to its answer, as the client measures it. Ensemble: from arrival to answer, as Triton "
+        "counts it. Stages: queue, input, infer and output, as Triton counts them; their counts may overlap, so "
+        "that they do not add up to the ensemble's.",
+        f"Speech of {speech['manifest']}, cut to the duration; {speech['clips']} clips, and each round begins with "
+        "another.",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
+        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the servers were "
+        "started.",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in measurement.versions.items())}.",
+        f"Raw file: [{raw_name}]({raw_name}), {measurement.date}, commit {measurement.commit}, by "
+        f"`{measurement.command}`.",
+    ]
+    rows = [row for duration_s in measurement.durations_s() for row in _rows(measurement, duration_s)]
+    return f"# {measurement.model}: the first requests to a fresh server\n\n{COLUMNS}{''.join(rows)}\n" + "".join(
+        f"- {note}\n" for note in notes
+    )
+
+
+def _rows(measurement: Measurement, duration_s: float) -> list[str]:
+    times: dict[str, Callable[[Run], list[float]]] = {
+        "**request**": lambda run: run.client_ms,
+        "ensemble": lambda run: run.ensemble_ms,
+    }
+    for stage in measurement.runs[0].stages_ms:
+        times[stage.removeprefix(f"{measurement.model}_")] = _of_stage(stage)
+    rows = []
+    for name, of_run in times.items():
+        summary = measurement.summarise(duration_s, of_run)
+        middle, low, high = summary.ratio
+        cells = [f"{duration_s:g}", name]
+        cells += [f"{ms:.2f}" for ms in (summary.first_ms, summary.second_ms, summary.settled_ms)]
+        cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return rows
+
+
+def _of_stage(stage: str) -> Callable[[Run], list[float]]:
+    return lambda run: run.stages_ms[stage]
