@@ -16,6 +16,14 @@ Overrides = Annotated[
     typer.Option("--set", help="a.b=value, over the file; repeatable."),
 ]
 
+Repository = Annotated[Path, typer.Option(help="The repository under test.")]
+Recogniser = Annotated[str, typer.Option(help="The recogniser.")]
+RandomWeights = Annotated[
+    OptionalPath,
+    typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
+]
+Durations = Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")]
+FileFormat = Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")]
 ClipsManifest = Annotated[
     OptionalPath,
     typer.Option(help="Manifest whose clips are sent whole.", show_default="the demo's, cut to log-normal durations"),

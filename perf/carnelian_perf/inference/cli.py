@@ -7,6 +7,7 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    Durations,
     OptionalPath,
     SpeechManifest,
     check_file,
@@ -34,7 +35,7 @@ def infer(
         str,
         typer.Option(help="Comma-separated: plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8."),
     ] = "plain,eager,onnx_conv1d,onnx",
-    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,7,16.7",
+    durations: Durations = "2,7,16.7",
     batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16",
     steps: Annotated[int, typer.Option(help="Steps that are counted.", min=1)] = 20,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,

@@ -8,7 +8,12 @@ import typer
 from carnelian_perf.options import (
     DEMO_MANIFEST,
     ClipsManifest,
+    Durations,
+    FileFormat,
     OptionalPath,
+    RandomWeights,
+    Recogniser,
+    Repository,
     SpeechManifest,
     check_file,
     check_model_and_clips,
@@ -28,11 +33,8 @@ def tune(
     repository: Annotated[Path, typer.Option(help="The repository that other settings are compared with.")] = Path(
         "model_repository"
     ),
-    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
-    random_weights: Annotated[
-        OptionalPath,
-        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
-    ] = None,
+    model: Recogniser = "quartznet_demo",
+    random_weights: RandomWeights = None,
     manifest: ClipsManifest = None,
     objective: Annotated[
         str, typer.Option(help="throughput (within --target), or latency (one request at a time).")
@@ -96,15 +98,12 @@ def tune(
 
 @app.command()
 def overhead(
-    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
-    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
-    random_weights: Annotated[
-        OptionalPath,
-        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
-    ] = None,
+    repository: Repository = Path("model_repository"),
+    model: Recogniser = "quartznet_demo",
+    random_weights: RandomWeights = None,
     manifest: SpeechManifest = DEMO_MANIFEST,
-    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,16.7",
-    file_format: Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")] = "flac",
+    durations: Durations = "2,16.7",
+    file_format: FileFormat = "flac",
     clips: Annotated[int, typer.Option(help="Clips in each turn.", min=1)] = 32,
     rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
@@ -146,15 +145,12 @@ def overhead(
 
 @app.command()
 def first_request(
-    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
-    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
-    random_weights: Annotated[
-        OptionalPath,
-        typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
-    ] = None,
+    repository: Repository = Path("model_repository"),
+    model: Recogniser = "quartznet_demo",
+    random_weights: RandomWeights = None,
     manifest: SpeechManifest = DEMO_MANIFEST,
-    durations: Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")] = "2,7,16.7",
-    file_format: Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")] = "flac",
+    durations: Durations = "2,7,16.7",
+    file_format: FileFormat = "flac",
     rounds: Annotated[int, typer.Option(help="Servers for each duration.", min=1)] = 5,
     requests: Annotated[int, typer.Option(help="Requests to each server, one after another.", min=4)] = 100,
     out: Annotated[
@@ -195,8 +191,8 @@ def first_request(
 
 @app.command()
 def memory(
-    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
-    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    repository: Repository = Path("model_repository"),
+    model: Recogniser = "quartznet_demo",
     manifest: ClipsManifest = None,
     requests: Annotated[int, typer.Option(help="Clips to send.", min=2)] = 10_000,
     every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,

@@ -9,6 +9,8 @@ from carnelian_perf.options import (
     DEMO_MANIFEST,
     ClipsManifest,
     OptionalPath,
+    Recogniser,
+    Repository,
     check_file,
     check_model_and_clips,
     describe_clips,
@@ -25,7 +27,7 @@ def batching(
     repository: Annotated[Path, typer.Option(help="The repository that the candidates are variants of.")] = Path(
         "model_repository"
     ),
-    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    model: Recogniser = "quartznet_demo",
     checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
         "demo/quartznet_demo.pt"
     ),
@@ -81,8 +83,8 @@ def batching(
 
 @app.command()
 def mixed(
-    repository: Annotated[Path, typer.Option(help="The repository under test.")] = Path("model_repository"),
-    model: Annotated[str, typer.Option(help="The recogniser.")] = "quartznet_demo",
+    repository: Repository = Path("model_repository"),
+    model: Recogniser = "quartznet_demo",
     checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
         "demo/quartznet_demo.pt"
     ),
