@@ -115,10 +115,10 @@ def _describe(plan: Plan) -> dict[str, Any]:
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:
     """An acoustic stage's graph with the options that the server gives it."""
+    parameters = {name: value.string_value for name, value in read_config(folder).parameters.items()}
     options = onnxruntime.SessionOptions()
-    options.enable_mem_pattern = False
-    threads = read_config(folder).parameters.get("intra_op_thread_count")
-    options.intra_op_num_threads = int(threads.string_value) if threads else 0
+    options.enable_mem_pattern = parameters.get("enable_mem_pattern", "true").lower() not in ("0", "false")
+    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     path = folder / "1" / "model.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,13 +1,27 @@
 """All ways through a real server, small; and the page."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-from carnelian_perf.server.overhead import FILE, IN_PROCESS, PCM, STATIC, Plan, measure
+from carnelian_perf.repository import read_config, write_config
+from carnelian_perf.server.overhead import FILE, IN_PROCESS, PCM, STATIC, Plan, measure, open_session
 from carnelian_perf.server.overhead_results import Measurement, Run
 from carnelian_perf.server.render_overhead import render
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+
+
+def test_the_model_in_process_has_the_options_that_its_configuration_gives_the_served_one(repository, tmp_path):
+    folder = tmp_path / "acoustic"
+    shutil.copytree(repository / "quartznet_demo_acoustic", folder)
+    assert not open_session(folder).get_session_options().enable_mem_pattern
+    config = read_config(folder)
+    config.parameters.clear()
+    config.parameters["intra_op_thread_count"].string_value = "1"
+    write_config(folder, config)
+    options = open_session(folder).get_session_options()
+    assert (options.enable_mem_pattern, options.intra_op_num_threads) == (True, 1)
 
 
 def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_path):
