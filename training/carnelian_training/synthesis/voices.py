@@ -1,5 +1,6 @@
 """The voices of a corpus: who speaks, how often, how fast and how high."""
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,30 @@ ESPEAK_SPEAKERS = tuple(
     for variant in ("m1", "m3", "m4", "m7", "f1", "f2", "f3", "f4", "f5", "klatt2")
 )
 
+KOKORO_SPEAKERS = tuple(
+    f"{kind}_{name}"
+    for kind, names in (  # who say English phonemes here, more or less with the accents of their languages
+        ("af", "alloy aoede bella heart jessica kore nicole nova river sarah sky"),  # American women
+        ("am", "adam echo eric fenrir liam michael onyx puck santa"),  # American men
+        ("bf", "alice emma isabella lily"),  # British
+        ("bm", "daniel fable george lewis"),
+        ("ef", "dora"),  # Spanish
+        ("em", "alex santa"),
+        ("ff", "siwis"),  # French
+        ("hf", "alpha beta"),  # Hindi
+        ("hm", "omega psi"),
+        ("if", "sara"),  # Italian
+        ("im", "nicola"),
+        ("jf", "alpha gongitsune nezumi tebukuro"),  # Japanese
+        ("jm", "kumo"),
+        ("pf", "dora"),  # Portuguese
+        ("pm", "alex santa"),
+        ("zf", "xiaobei xiaoni xiaoxiao xiaoyi"),  # Chinese
+        ("zm", "yunjian yunxi yunxia yunyang"),
+    )
+    for name in names.split()
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Voice:
@@ -32,7 +57,7 @@ class Voice:
     speakers: tuple[str, ...]
     """The engine's own names; each clip draws one."""
     share: float
-    """Percent of the clips when every voice is installed."""
+    """How many of the clips, beside the shares of the other voices that are used."""
     speed: tuple[float, float]
     """Range of the pace; 1.0 is the speaker's own."""
     pitch: tuple[float, float]
@@ -153,6 +178,16 @@ VOICES = (
         speed=(0.85, 1.2),
         pitch=(0.88, 1.15),
         licence="GPL-3.0 program; voice MIT, its data CC0",
+    ),
+    Voice(
+        name="kokoro",
+        engine="kokoro",
+        speakers=tuple(map("+".join, itertools.combinations_with_replacement(KOKORO_SPEAKERS, 2))),
+        # On top of the others' 100, so that a corpus without this voice stays what it was.
+        share=8,
+        speed=(0.85, 1.2),
+        pitch=(0.88, 1.15),
+        licence=APACHE,
     ),
 )
 
