@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from carnelian_perf.inference.results import Measurement, Timing, find_common
-from carnelian_perf.percentile import find_percentile
 from carnelian_perf.yardsticks.published import PublishedLatency, choose
 
 BASELINE = "plain"
@@ -72,7 +73,7 @@ def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
     features_ms, decoding_ms = median(common.features_ms), median(common.decoding_ms)
     network_ms = median(timing.network_ms)
     all_ms = features_ms + network_ms + decoding_ms
-    percentiles = [find_percentile(timing.network_ms, percent) for percent in (90, 95, 99)]
+    percentiles = np.percentile(timing.network_ms, (90, 95, 99), method="inverted_cdf")
     numbers = [*percentiles, statistics.fmean(timing.network_ms), network_ms, median(timing.network_cpu_ms)]
     floor_ms = 1e3 * common.gflop / measurement.facts["gflop_per_s"]
     numbers += [floor_ms, features_ms, decoding_ms, all_ms]

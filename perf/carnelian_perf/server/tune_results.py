@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from carnelian_perf.percentile import find_percentile
+import numpy as np
+
 from carnelian_perf.raw_file import RawFile
 
 SUBJECT = "tune"
@@ -44,7 +45,7 @@ class Run:
 
     def percentile_ms(self, percent: float) -> float:
         """Of the latencies."""
-        return 1e3 * find_percentile(self.latencies_s, percent)
+        return 1e3 * float(np.percentile(self.latencies_s, percent, method="inverted_cdf"))
 
 
 @dataclass(frozen=True, kw_only=True)

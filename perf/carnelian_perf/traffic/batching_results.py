@@ -5,7 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from carnelian_perf.percentile import find_percentile
+import numpy as np
+
 from carnelian_perf.raw_file import Record
 
 
@@ -92,9 +93,8 @@ def _summarise_group(candidate: str, queue_delay_ms: float, runs: list[Run]) -> 
     for run in runs:
         batches.update(run.acoustic_batches)
     clips = sum(size * count for size, count in batches.items())
-    p50, p95, p99 = (
-        1000 * statistics.median(find_percentile(run.latencies_s, percent) for run in runs) for percent in (50, 95, 99)
-    )
+    each_run = [np.percentile(run.latencies_s, (50, 95, 99), method="inverted_cdf") for run in runs]
+    p50, p95, p99 = (1000 * float(np.median(latencies_s)) for latencies_s in zip(*each_run, strict=True))
     return Summary(
         candidate=candidate,
         queue_delay_ms=queue_delay_ms,
