@@ -210,6 +210,72 @@ def test_what_todays_transformers_writes_about_samples_is_read(tmp_path, caplog)
     assert "must say in preprocessor_config.json whether samples are normalised" in caplog.text
 
 
+def changed(path: Path, **options) -> None:
+    """Set keys of a JSON file, which is made if it is not there; None removes one."""
+    content = (json.loads(path.read_text()) if path.is_file() else {}) | options
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("file", "added"),
+    [
+        ("added_tokens.json", {"Z": 9, "<noise>": 10}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {"content": "Z"}, "10": {"content": "<noise>"}}}),
+    ],
+)
+def test_letters_that_were_added_to_a_vocabulary_are_labels(tmp_path, file, added):
+    """As `tokenizer.add_tokens` leaves them; their rows were dropped without a word."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    config, weights = sources.read(folder, "same")
+    changed(folder / "vocab.json", Z=None)
+    changed(folder / file, **added)
+    found, same = sources.read(folder, "same")
+    assert found.labels == config.labels == LABELS
+    assert torch.equal(same["head.weight"], weights["head.weight"])
+
+
+def test_special_tokens_of_any_spelling_are_no_labels(tmp_path):
+    """A string, or an entry that says more; in the tokenizer's file or in that of special tokens."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    expected = sources.read(folder, "same")[1]["head.weight"]
+    vocabulary = {"<pad>": None, "PAD": 0, "<unk>": None, "UNKNOWN": 3, "|": None, "_": 4, "<s>": None, "~": 1}
+    changed(folder / "vocab.json", **vocabulary)
+    changed(folder / "tokenizer_config.json", pad_token=None, unk_token=None, bos_token=None)
+    changed(folder / "special_tokens_map.json", pad_token="PAD", unk_token={"content": "UNKNOWN", "lstrip": False})
+    changed(folder / "tokenizer_config.json", word_delimiter_token={"content": "_"}, additional_special_tokens=["~"])
+    config, weights = sources.read(folder, "same")
+    assert config.labels == LABELS
+    assert torch.equal(weights["head.weight"], expected)
+
+
+def test_the_blank_is_the_tokenizers_padding_and_there_is_one(tmp_path):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    expected = sources.read(folder, "same")[1]["head.weight"]
+    changed(folder / "config.json", pad_token_id=None)
+    assert torch.equal(sources.read(folder, "same")[1]["head.weight"], expected)
+    changed(folder / "config.json", pad_token_id=4)
+    with pytest.raises(CheckpointError, match=r"row 4 \(`pad_token_id`\), '\|', and the .* padding '<pad>' is row 0"):
+        sources.read(folder)
+    changed(folder / "config.json", pad_token_id=None)
+    changed(folder / "vocab.json", **{"<pad>": None})
+    with pytest.raises(CheckpointError, match=r"which row of the head is the blank"):
+        sources.read(folder)
+    changed(folder / "vocab.json", E="5")
+    with pytest.raises(CheckpointError, match=r"a number, but holds \{'E': '5'\}"):
+        sources.read(folder)
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.nemo", "x/model.safetensors", "x/pytorch_model.bin"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    (folder / "model.safetensors").unlink()
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 377607901\n")
+    path = folder if name.startswith("x/") else tmp_path / name
+    for read in (sources.read, sources.load_model):
+        with pytest.raises(CheckpointError, match=r"is a pointer of Git LFS: fetch them, `git lfs pull`"):
+            read(path)
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_in_shards_are_read(tmp_path, file):
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")

@@ -245,6 +245,27 @@ def test_unmasked_convolutions_are_read_with_a_warning(tmp_path, caplog):
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
+class DictConfig:
+    """Stands where OmegaConf's class stands in such a file: of another module, its content in its state."""
+
+    def __init__(self, content):
+        self._content = content
+
+
+def test_checkpoints_of_nemos_training_are_read(tmp_path):
+    """PyTorch Lightning's `.ckpt`, whose configuration is an object of a package that is not here."""
+    tree, tensors = nemo.read(REFERENCES / "quartznet.nemo")
+    content = {"epoch": 3, "state_dict": tensors, "hyper_parameters": DictConfig({"cfg": DictConfig(tree)})}
+    torch.save(content, tmp_path / "last.ckpt")
+    config, model = sources.load_model(tmp_path / "last.ckpt")
+    expected, weights = sources.read(REFERENCES / "quartznet.nemo", "last")
+    assert config == expected
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights.items())
+    torch.save(content | {"hyper_parameters": None}, tmp_path / "bare.ckpt")
+    with pytest.raises(CheckpointError, match=r"bare\.ckpt must hold NeMo's configuration in `hyper_parameters`"):
+        sources.read(tmp_path / "bare.ckpt")
+
+
 class Foreign:
     """What an archive must not be able to make us load."""
 

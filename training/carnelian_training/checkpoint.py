@@ -19,6 +19,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 from carnelian_training.run_config import RunConfig, run_from_dict
 
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
+_POINTER = b"version https://git-lfs.github.com/"
 
 
 class CheckpointError(ValueError):
@@ -101,12 +102,26 @@ def save(
         partial.unlink(missing_ok=True)
 
 
+def check_is_fetched(path: Path) -> None:
+    """Refuse the few lines that Git leaves in a file's place where Git LFS is missing.
+
+    Raises:
+        CheckpointError: The file holds them.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            start = file.read(len(_POINTER))
+        if start == _POINTER:
+            raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
+
+
 def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
     Raises:
         CheckpointError: The file cannot be read or is not a checkpoint of ours.
     """
+    check_is_fetched(path)
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
             damaged = archive.testzip()

@@ -8,7 +8,7 @@ import typer
 
 def import_(
     source: Annotated[
-        Path, typer.Argument(help="A NeMo .nemo, DLE .pt or fairseq .pt file, or a Hugging Face folder.")
+        Path, typer.Argument(help="A NeMo .nemo or .ckpt, DLE .pt or fairseq .pt file, or a Hugging Face folder.")
     ],
     target: Annotated[Path, typer.Argument(help="The checkpoint to write, for example quartznet_de.pt.")],
     dle_config: Annotated[Path | None, typer.Option(help="DLE's YAML, if not one of its published models.")] = None,

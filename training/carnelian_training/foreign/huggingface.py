@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.checkpoint import CheckpointError, check_is_fetched
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
@@ -140,6 +140,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _weights_file(path: Path) -> dict[str, Tensor]:
+    check_is_fetched(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -172,15 +173,54 @@ def _features(path: Path) -> Options:
 
 
 def _alphabet(path: Path, options: Options) -> Alphabet:
-    tokens = _json(path / "vocab.json")
-    file = path / "tokenizer_config.json"
-    tokenizer = _json(file) if file.is_file() else {}
+    """The labels of `vocab.json` and of the tokens that were added to it, and the blank."""
+    file = path / "vocab.json"
+    tokens = _json(file)
     if any(isinstance(row, dict) for row in tokens.values()):
-        raise CheckpointError(f"{path / 'vocab.json'} must be of one language, but is of {', '.join(tokens)}")
-    special = {str(value) for name, value in tokenizer.items() if name.endswith("_token") and isinstance(value, str)}
-    delimiter = tokenizer.get("word_delimiter_token") or WORD_DELIMITER
+        raise CheckpointError(f"{file} must be of one language, but is of {', '.join(tokens)}")
+    tokenizer = _json_if_there(path / "special_tokens_map.json") | _json_if_there(path / "tokenizer_config.json")
+    added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
+    tokens |= _json_if_there(path / "added_tokens.json") | added
+    wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
+    if wrong:
+        raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
+    named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
+    delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
+    special = {*named.values(), *map(_content, tokenizer.get("additional_special_tokens") or [])}
+    blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
     kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
-    return fold(kept, options.get("pad_token_id", 0), str(path / "vocab.json"), delimiter)
+    return fold(kept, blank, str(file), delimiter)
+
+
+def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path) -> int:
+    """The blank's row: that of the padding token, which the loss takes from `config.json`, decoding from the tokenizer.
+
+    Raises:
+        CheckpointError: The two differ, or neither says.
+    """
+    row = tokens.get(pad, configured)
+    if row is None:
+        raise CheckpointError(
+            f"{path} must say which row of the head is the blank: config.json has no `pad_token_id`, and no token is "
+            f"{pad!r}, the tokenizer's padding"
+        )
+    if configured not in (None, row):
+        name = next((token for token, other in tokens.items() if other == configured), "no token")
+        raise CheckpointError(
+            f"{path} must have one blank, but config.json says that it is row {configured} (`pad_token_id`), {name!r}, "
+            f"and the tokenizer's padding {pad!r} is row {row}: correct `pad_token_id` there, if transformers decodes "
+            "this model well"
+        )
+    return row
+
+
+def _content(token: Any) -> str:
+    """The text of a token, which may be an entry of `{content, special, ...}`."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _json_if_there(path: Path) -> Options:
+    return _json(path) if path.is_file() else {}
 
 
 def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:

@@ -1,5 +1,7 @@
 """NeMo's `.nemo` files: a tar archive, compressed or not, of `model_config.yaml` and `model_weights.ckpt`.
 
+Also the `.ckpt` files of its training, which hold the same two.
+
 The features are those of today's NeMo (3.0), whatever version wrote the file: zeros beyond a clip's ends, n // hop
 frames, 1e-5 added to the standard deviation. Its first versions reflected at the ends and had ceil(n / hop) frames.
 """
@@ -21,6 +23,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
+from carnelian_training.foreign import inert
 from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.options import Options, check, samples, section
 from carnelian_training.foreign.stages import block_list, model_tree
@@ -90,6 +93,24 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     if not isinstance(tree, dict) or not isinstance(tensors, dict):
         raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
     return tree.get("model", tree) if "encoder" not in tree else tree, tensors
+
+
+def is_training_checkpoint(content: Any) -> bool:
+    """Whether what a `.ckpt` file holds is a checkpoint that NeMo wrote while it trained, through PyTorch Lightning."""
+    return isinstance(content, dict) and "hyper_parameters" in content and "state_dict" in content
+
+
+def training_options(content: Any, where: str) -> Options:
+    """NeMo's configuration in such a checkpoint.
+
+    Raises:
+        CheckpointError: It holds none.
+    """
+    found = inert.plain(content["hyper_parameters"])
+    tree = found.get("cfg", found) if isinstance(found, dict) else None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{where} must hold NeMo's configuration in `hyper_parameters`, but does not")
+    return tree
 
 
 def config_tree(tree: Options, where: str) -> Options:

@@ -24,7 +24,7 @@ def read(
     labels: Path | None = None,
     overrides: tuple[str, ...] = (),
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Read a checkpoint of another toolkit: a Hugging Face folder, a `.nemo` file, else a `.pt` of fairseq or DLE.
+    """Read a checkpoint of another toolkit: a Hugging Face folder, a `.nemo`, a `.ckpt` of NeMo, a `.pt` of fairseq or DLE.
 
     Args:
         path: the file or folder.
@@ -39,6 +39,7 @@ def read(
         ConfigError: What it describes is no network of ours; every mistake is named.
     """
     where = str(path)
+    checkpoint.check_is_fetched(path)
     weights: Callable[[Config], dict[str, Tensor]]
     if path.is_dir():
         tree, tensors, alphabet = huggingface.read(path)
@@ -54,6 +55,9 @@ def read(
         if fairseq.is_fairseq(content):
             tree, alphabet = fairseq.config_tree(content, labels, where)
             weights = partial(fairseq.weights, content, alphabet=alphabet, path=path)
+        elif nemo.is_training_checkpoint(content):
+            tree = nemo.config_tree(nemo.training_options(content, where), where)
+            weights = partial(nemo.weights, content["state_dict"], path=path)
         else:
             tensors = dle.tensors(content, is_raw=is_raw, where=where)
             tree = dle.config_tree(tensors, dle_config, where)
