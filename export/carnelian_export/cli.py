@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def export(
     source: Annotated[
         Path,
-        typer.Argument(help="A checkpoint of ours, a .nemo or .ckpt, a .pt of DLE or fairseq, or a Hugging Face folder."),
+        typer.Argument(help="A checkpoint of ours, a .nemo or .ckpt, a DLE or fairseq .pt, or a Hugging Face folder."),
     ],
     name: Annotated[
         str | None,
