@@ -49,6 +49,14 @@ def half(file: np.ndarray) -> np.ndarray:
     return file[:, : file.size // 2]
 
 
+def piped(file: np.ndarray) -> np.ndarray:
+    """The FLAC file that an encoder writes which cannot go back and fill in the number of samples."""
+    file = file.copy()
+    file[0, 21] &= 0xF0
+    file[0, 22:26] = 0
+    return file
+
+
 def hour_of_silence(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     path = tmp_path_factory.mktemp("hour") / "hour.flac"
     with soundfile.SoundFile(path, "w", RATE_HZ, 1, format="FLAC", subtype="PCM_16") as file:
@@ -74,6 +82,11 @@ BAD_FILES = {
     ),
     "truncated": BadFile(lambda s, e: half(e(s, container="FLAC")), CUT_SHORT, "damaged or cut short"),
     "corrupt": BadFile(lambda s, e: damaged(e(s, container="FLAC")), CUT_SHORT, "damaged or cut short"),
+    "written to a pipe": BadFile(
+        lambda s, e: piped(e(s, container="FLAC")),
+        "too long: .* as FLAC written to a pipe, does not say; write FLAC to a file first, or send WAV",
+        "or send WAV",
+    ),
     "zero samples": BadFile(lambda s, e: e(s[:0]), NO_SAMPLES, NO_SAMPLES),
     "over the limit": BadFile(
         lambda s, e: e(np.zeros(LIMIT_SAMPLES + RATE_HZ), container="FLAC"),

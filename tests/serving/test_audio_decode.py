@@ -166,6 +166,16 @@ def test_a_forged_flac_length_is_an_error_and_not_an_outage(served: Any) -> None
     assert decode(served, WAV)[1] == RATE // 2
 
 
+@pytest.mark.parametrize(("rate", "channels"), [(RATE, 1), (44_100, 1), (44_100, 2)])
+def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served: Any, rate: int, channels: int) -> None:
+    piped = encode(np.stack([tone(0.5, rate)] * channels, axis=1), rate, "FLAC").copy()
+    piped[21] &= 0xF0  # STREAMINFO's 36-bit number of samples: 0 is unknown
+    piped[22:26] = 0
+    signal, length = decode(served, piped)
+    assert (signal.tolist(), length) == ([0.0], 2**31 - 1)
+    assert decode(served, FLAC)[1] == RATE // 2
+
+
 def test_more_requests_than_the_queue_holds_are_turned_away_at_once(served: Any) -> None:
     slow = encode(np.random.default_rng(0).uniform(-1, 1, 50 * RATE), container="OGG", subtype="OPUS")
     answers = served.infer_at_once("audio_decode", [{"AUDIO": slow[None]}] * 120)

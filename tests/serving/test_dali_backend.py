@@ -1,6 +1,11 @@
+import io
 from typing import Any
 
 import numpy as np
+import pytest
+import soundfile
+from carnelian_serving.backends.dali.pipeline import PipelineRunner
+from nvidia.dali import fn, pipeline_def, types
 from tritonclient.utils import InferenceServerException
 
 
@@ -44,6 +49,24 @@ def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(
     assert "DALI operator nvidia.dali.fn.slice: Slice can't be placed out of bounds" in bad.message()
     assert "dali.py" not in bad.message()  # no paths of the server
     np.testing.assert_array_equal(client.infer("cut", **requests[0])["CUT"], first["CUT"])
+
+
+def test_an_error_of_cplusplus_costs_the_next_batch_nothing() -> None:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def decode() -> tuple[Any, ...]:
+        file = fn.external_source(name="FILE", dtype=types.UINT8, ndim=1)
+        return tuple(fn.decoders.audio(file, downmix=True, dtype=types.FLOAT))
+
+    stream = io.BytesIO()
+    soundfile.write(stream, np.zeros((800, 2)), 16_000, format="FLAC")
+    file = np.frombuffer(stream.getvalue(), np.uint8)
+    endless = file.copy()  # as many samples as no vector can hold
+    endless[21] &= 0xF0
+    endless[22:26] = 0
+    runner = PipelineRunner(decode().serialize(), max_batch_size=1, num_threads=1, device_id=None)
+    with pytest.raises(RuntimeError, match=r"^DALI operator nvidia\.dali\.fn\.decoders\.audio: vector::"):
+        runner.run({"FILE": [endless]})
+    assert runner.run({"FILE": [file]})[0][0].shape == (800,)
 
 
 def test_rows_of_unequal_shape_within_a_request_are_refused(client: Any) -> None:

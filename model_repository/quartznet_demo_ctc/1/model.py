@@ -21,6 +21,7 @@ from .metrics import Metrics
 
 SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
 CALIBRATION_FILE = "calibration.json"  # optional: corrections of times and confidences
+UNKNOWN_S = 134_217  # the seconds of audio_decode's UNKNOWN_LENGTH
 MAX_LOG_PROB = 1e-2  # float16 may round a log-probability to a little above 0
 LANGUAGE_MODELS = ("language_model", "neural_language_model")  # parameters that name files; the others are options
 _quote = json.encoder.encode_basestring
@@ -147,7 +148,11 @@ class TritonPythonModel:
         if length <= 0:
             return "no samples: a clip must hold at least one sample, but SIGNAL_LENGTH is 0 or less"
         if length > self._max_frames:
-            return f"too long: {limit}, but this one has {length * self._frame_s:.1f} s; send it in parts"
+            seconds = length * self._frame_s
+            remedy = "; send it in parts"
+            if seconds > UNKNOWN_S:
+                remedy = " or, as FLAC written to a pipe, does not say; write FLAC to a file first, or send WAV"
+            return f"too long: {limit}, but this one has {seconds:.1f} s{remedy}"
         # A frame of zeros is no distribution: the acoustic stage had no features there.
         if length > len(row) or not row[length - 1].any():
             return (

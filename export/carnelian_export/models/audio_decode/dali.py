@@ -9,6 +9,15 @@ from nvidia.dali.plugin.triton import autoserialize
 
 SAMPLE_RATE_HZ = 16_000
 MAX_AUDIO_S = 60
+UNKNOWN_LENGTH = 2**31 - 1
+"""SIGNAL_LENGTH of a FLAC file that does not say how many samples it has, because it was written to a pipe.
+
+libsndfile makes 2^63 - 1 of the count that such a file has, 0, and the operator (DALI 2.4) then decodes into too little
+memory, which ends the server. So the file is not decoded, and the last stage says why.
+"""
+FLAC_HEAD = list(b"fLaC".ljust(26, b"\0"))
+FLAC_HEAD_MASK = [255] * 4 + [0] * 17 + [15] + [255] * 4
+"""The magic number, and the 36 bits that count the samples."""
 
 
 @autoserialize
@@ -16,23 +25,29 @@ MAX_AUDIO_S = 60
 def decode() -> tuple[DataNode, DataNode]:
     """Build the graph.
 
-    SIGNAL_LENGTH is always the clip's own length. A clip over the limit is cut to a sample or two before the
-    resampling, so that an hour of audio costs no more than its decoding. The last stage reports the error.
+    SIGNAL_LENGTH is always the clip's own length, or UNKNOWN_LENGTH. A clip over the limit is cut to a sample or two
+    before the resampling, so that an hour of audio costs no more than its decoding. The last stage reports the error.
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
-    clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)
-    size = clip.shape(dtype=types.INT32)
-    samples = size[0]
-    # Most files have this rate and need nothing: every further operator costs time, and resampling them to the rate
-    # that they have would cost more than decoding them.
-    if (rate_hz == SAMPLE_RATE_HZ) & (samples > 0) & (samples <= MAX_AUDIO_S * SAMPLE_RATE_HZ):
-        signal, length = clip, size
+    head = fn.slice(audio, start=0, shape=len(FLAC_HEAD), axes=[0], out_of_bounds_policy="pad")
+    flac, mask = (types.Constant(values, dtype=types.UINT8, device="cpu") for values in (FLAC_HEAD, FLAC_HEAD_MASK))
+    if fn.reductions.max((head ^ flac) & mask) == 0:
+        signal = types.Constant([0.0], device="cpu")
+        length = types.Constant([UNKNOWN_LENGTH], dtype=types.INT32, device="cpu")
     else:
-        rate = fn.cast(rate_hz, dtype=types.INT64)
-        # Rounded up, as audio_resample does.
-        resampled = (fn.cast(size, dtype=types.INT64) * SAMPLE_RATE_HZ + rate - 1) // rate
-        is_short = resampled <= MAX_AUDIO_S * SAMPLE_RATE_HZ
-        kept = fn.slice(clip, start=0, shape=math.max(size * is_short, 1), axes=[0], out_of_bounds_policy="pad")
-        signal = fn.audio_resample(kept, in_rate=rate_hz, out_rate=SAMPLE_RATE_HZ)
-        length = fn.cast(resampled, dtype=types.INT32)
+        clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)
+        size = clip.shape(dtype=types.INT32)
+        samples = size[0]
+        # Most files have this rate and need nothing: every further operator costs time, and resampling them to the
+        # rate that they have would cost more than decoding them.
+        if (rate_hz == SAMPLE_RATE_HZ) & (samples > 0) & (samples <= MAX_AUDIO_S * SAMPLE_RATE_HZ):
+            signal, length = clip, size
+        else:
+            rate = fn.cast(rate_hz, dtype=types.INT64)
+            # Rounded up, as audio_resample does.
+            resampled = (fn.cast(size, dtype=types.INT64) * SAMPLE_RATE_HZ + rate - 1) // rate
+            is_short = resampled <= MAX_AUDIO_S * SAMPLE_RATE_HZ
+            kept = fn.slice(clip, start=0, shape=math.max(size * is_short, 1), axes=[0], out_of_bounds_policy="pad")
+            signal = fn.audio_resample(kept, in_rate=rate_hz, out_rate=SAMPLE_RATE_HZ)
+            length = fn.cast(resampled, dtype=types.INT32)
     return signal, length

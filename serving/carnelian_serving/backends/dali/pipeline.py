@@ -86,7 +86,7 @@ class PipelineRunner:
             for name, rows in inputs.items():
                 self._pipeline.feed_input(name, list(rows))
             return [self._rows(output) for output in self._pipeline.run()]
-        except RuntimeError as error:
+        except Exception as error:  # C++'s own too: too little memory is a MemoryError, an absurd size a ValueError
             self._pipeline = None  # DALI: "Current pipeline object is no longer valid."
             raise RuntimeError(summarise_error(str(error))) from error
 
