@@ -24,7 +24,7 @@ def read(
     labels: Path | None = None,
     overrides: tuple[str, ...] = (),
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Read a checkpoint of another toolkit: a Hugging Face folder, NeMo's `.nemo` or `.ckpt`, a `.pt` of fairseq or DLE.
+    """Read a checkpoint of another toolkit: a Hugging Face folder, NeMo's `.nemo` or `.ckpt`, fairseq's or DLE's `.pt`.
 
     Args:
         path: the file or folder.
