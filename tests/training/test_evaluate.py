@@ -103,6 +103,12 @@ def test_mistakes_are_aligned_and_counted(heard):
     assert "  heard      four five" in table
 
 
+def test_white_space_is_no_error():
+    clips = [Clip(Path("a.wav"), 1.0, " go  forward\n"), Clip(Path("b.wav"), 1.0, "ten")]
+    rates = Evaluation(clips, ["go forward", "ten"]).error_rates()
+    assert (rates.wer, rates.cer) == (0, 0)
+
+
 def test_no_words_at_all_cannot_be_evaluated(tiny_config, tmp_path):
     (tmp_path / "silent.jsonl").write_text('{"audio_filepath": "a.wav", "duration": 1.0, "text": ""}\n')
     with pytest.raises(ValueError, match="at least one word"):

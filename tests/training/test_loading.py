@@ -1,4 +1,5 @@
 import dataclasses
+import io
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import soundfile
 import torch
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import AugmentConfig
+from carnelian_training.data.audio import encoded
 from carnelian_training.data.augment import spec_augment, warp_frequency
 from carnelian_training.data.defects import Limits, text_defect
 from carnelian_training.data.loading import Item, deal, group, load, plan_epoch, trainable
@@ -189,6 +191,19 @@ def test_mp3_files_are_read(tmp_path):
         list(load([[Item(Clip(tmp_path / "text.mp3", 3.0, "a"))]], FeatureSettings(), 1))
 
 
+def test_a_segment_of_an_mp3_file_is_what_the_whole_file_has_there(tmp_path):
+    """Where a decoder begins, it lacks the bits that frames before it kept for those after."""
+    noise = np.cumsum(np.random.default_rng(0).standard_normal(128_000)) * (1 + np.sin(np.arange(128_000) / 3000))
+    path = tmp_path / "long.mp3"
+    sound = 0.5 * (noise - noise.mean()) / np.abs(noise).max()
+    soundfile.write(path, sound, 16_000, bitrate_mode="VARIABLE", compression_level=0.9)
+    whole, _ = soundfile.read(path, dtype="float32")
+    for offset in np.arange(0.5, 7, 0.37):
+        found, _ = soundfile.read(io.BytesIO(encoded(Clip(path, 0.5, "a", offset=offset)).tobytes()), dtype="float32")
+        begin = round(offset * 16_000)
+        np.testing.assert_allclose(found, whole[begin : begin + 8000], atol=1e-6)  # 0.35 was seen
+
+
 def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplog):
     good = Clip(Path("good.wav"), 2.0, "hello")
     bad = [
@@ -208,6 +223,7 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     ("text", "words"),
     [
         ("Hello", " (the text's lower case is within them): 'H'"),
+        ("ж", " (the text's upper case is within them): 'ж'"),
         (
             "e\N{COMBINING ACUTE ACCENT}",
             " (the text's composed form, NFC, is within them): '\N{COMBINING ACUTE ACCENT}'",
@@ -216,7 +232,7 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     ],
 )
 def test_other_characters_come_with_what_would_mend_them(tiny_config, text, words):
-    limits = Limits.of(dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "é")))
+    limits = Limits.of(dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "é", "Ж")))
     assert text_defect(Clip(Path("a.wav"), 2.0, text), limits) == f"characters outside the labels{words}"
 
 

@@ -22,6 +22,12 @@ def test_absolute_paths_stay(tmp_path):
     assert clip.audio_filepath.as_posix() == "/data/b.ogg"
 
 
+def test_a_tilde_is_the_home_folder_as_in_nemo(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"audio_filepath": "~/b.ogg"})))
+    assert clip.audio_filepath == tmp_path / "home" / "b.ogg"
+
+
 def test_other_fields_travel_along(tmp_path):
     [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"speaker": "p225", "source": "vctk"})))
     assert clip.extra == {"speaker": "p225", "source": "vctk"}

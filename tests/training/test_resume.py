@@ -190,6 +190,17 @@ def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, co
         resume(state, dataclasses.replace(config, labels=("_", *config.labels[1:])), tmp_path)
 
 
+def test_the_best_on_other_dev_clips_is_no_bar(state, config, tmp_path):
+    state.best_error = 0.1
+    write_at(state, config, tmp_path, 1)
+    same = new_state(config, state.process)
+    assert resume(same, config, tmp_path)
+    assert same.best_error == 0.1
+    harder = changed(config, data={"dev": tmp_path / "harder.jsonl"})
+    assert resume(same, harder, tmp_path)
+    assert same.best_error == float("inf")
+
+
 def test_an_average_may_be_switched_on_and_off(state, config, tmp_path):
     state.average.update(1)
     write_at(state, config, tmp_path, 1)

@@ -75,7 +75,7 @@ class Evaluation:
         words = jiwer.process_words(references, transcripts)
         return ErrorRates(
             wer=words.wer,
-            cer=jiwer.cer(references, transcripts),
+            cer=jiwer.cer(*([" ".join(text.split()) for text in texts] for texts in (references, transcripts))),
             clips=len(pairs),
             words=words.hits + words.substitutions + words.deletions,
             substitutions=words.substitutions,

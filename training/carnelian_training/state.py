@@ -9,6 +9,7 @@ number of processes.
 import fnmatch
 import glob
 import logging
+import math
 import os
 import shutil
 import time
@@ -246,6 +247,8 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
     before, content = checkpoint.load(directory / name)
     compare(before, config, directory / name)
     state.restore(content)
+    if before.data.dev != config.data.dev:
+        state.best_error = math.inf  # of other clips: the weights would have to beat what they are not compared with
     logger.info("resuming %s at step %d", directory / name, state.step)
     return True
 

@@ -31,15 +31,17 @@ def encoded(clip: Clip) -> Encoded:
     if clip.offset is None and clip.audio_filepath.suffix.lower() != ".mp3":
         return np.fromfile(clip.audio_filepath, np.uint8)
     with soundfile.SoundFile(clip.audio_filepath) as file:
-        frames = -1
+        lead, frames = 0, -1
         if clip.offset is not None:
             start = round(clip.offset * file.samplerate)
             if start >= file.frames:
                 lasts_s = file.frames / file.samplerate
                 raise RuntimeError(f"begins {clip.offset:g} s into a file that lasts {lasts_s:.2f} s")
-            file.seek(start)
-            frames = round(clip.duration * file.samplerate)
-        return _wav(file.read(frames, dtype="float32", always_2d=True), file.samplerate)
+            # A frame of MP3 may need bits of those before it, which a decoder that begins there does not have.
+            lead = min(start, file.samplerate) if file.format == "MP3" else 0
+            file.seek(start - lead)
+            frames = lead + round(clip.duration * file.samplerate)
+        return _wav(file.read(frames, dtype="float32", always_2d=True)[lead:], file.samplerate)
 
 
 def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:

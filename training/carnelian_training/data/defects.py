@@ -83,6 +83,8 @@ def text_defect(clip: Clip, limits: Limits) -> str | None:
     hint = ""
     if not set(clip.text.lower()) - limits.labels:
         hint = " (the text's lower case is within them)"
+    elif not set(clip.text.upper()) - limits.labels:
+        hint = " (the text's upper case is within them)"
     elif not set(unicodedata.normalize("NFC", clip.text)) - limits.labels:
         hint = " (the text's composed form, NFC, is within them)"
     return f"characters outside the labels{hint}: {''.join(sorted(unknown))!r}"

@@ -28,7 +28,7 @@ class Clip:
 
 
 def read_manifest(path: Path) -> list[Clip]:
-    """Read a manifest; relative audio paths are taken from the manifest's own folder.
+    """Read a manifest; relative audio paths are taken from the manifest's own folder, ``~`` is the user's.
 
     Raises:
         ValueError: The file cannot be read, or a line is not a clip; the message names the file, the line and what was
@@ -105,7 +105,7 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
-    return Clip(folder / audio, float(duration), text, row, offset=None if offset is None else float(offset))
+    return Clip(folder / os.path.expanduser(audio), float(duration), text, row, offset=None if offset is None else float(offset))
 
 
 def _is_number(value: object) -> bool:
