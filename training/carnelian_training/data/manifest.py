@@ -105,7 +105,8 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
-    return Clip(folder / os.path.expanduser(audio), float(duration), text, row, offset=None if offset is None else float(offset))
+    file = Path(audio).expanduser() if Path(audio).parts[:1] == ("~",) else Path(audio)
+    return Clip(folder / file, float(duration), text, row, offset=None if offset is None else float(offset))
 
 
 def _is_number(value: object) -> bool:
