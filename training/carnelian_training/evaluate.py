@@ -75,7 +75,7 @@ class Evaluation:
         words = jiwer.process_words(references, transcripts)
         return ErrorRates(
             wer=words.wer,
-            cer=jiwer.cer(*([" ".join(text.split()) for text in texts] for texts in (references, transcripts))),
+            cer=jiwer.cer(_single_spaced(references), _single_spaced(transcripts)),
             clips=len(pairs),
             words=words.hits + words.substitutions + words.deletions,
             substitutions=words.substitutions,
@@ -132,6 +132,10 @@ class Evaluation:
 
     def _pairs(self) -> list[tuple[Clip, str]]:
         return list(zip(self.clips, self.transcripts, strict=True))
+
+
+def _single_spaced(texts: Sequence[str]) -> list[str]:
+    return [" ".join(text.split()) for text in texts]
 
 
 def count_errors(reference: str, heard: str) -> int:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import ConfigError, config_to_dict, flat
+from carnelian_training.config import Config, ConfigError, config_to_dict, flat
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
@@ -247,7 +247,7 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
     before, content = checkpoint.load(directory / name)
     compare(before, config, directory / name)
     state.restore(content)
-    if before.data.dev != config.data.dev:
+    if isinstance(before, Config) and isinstance(config, Config) and before.data.dev != config.data.dev:
         state.best_error = math.inf  # of other clips: the weights would have to beat what they are not compared with
     logger.info("resuming %s at step %d", directory / name, state.step)
     return True
