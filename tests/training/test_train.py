@@ -8,11 +8,12 @@ import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.cli import main
+from carnelian_training.cli import app, main
 from carnelian_training.config import ManifestConfig
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluate import evaluate
 from carnelian_training.train import train
+from typer.testing import CliRunner
 
 
 def losses(folder) -> list[float]:
@@ -145,6 +146,33 @@ def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_confi
     assert content["results"]["dev_wer"] > 0
     _, exact = checkpoint.load_model(tmp_path / "tiny.pt")
     torch.testing.assert_close(model.head.weight, exact.head.weight, atol=1e-3, rtol=1e-3)
+
+
+def test_an_average_is_the_mean_of_the_weights_and_statistics(tiny_config, tmp_path):
+    models = [checkpoint.build_model(tiny_config).eval() for _ in range(3)]
+    paths = [tmp_path / f"{i}.pt" for i in range(3)]
+    for i, (model, path) in enumerate(zip(models, paths, strict=True)):
+        model.blocks[0].sub_blocks[0].norm.running_var.fill_(1 + i)
+        checkpoint.save(path, tiny_config, model.state_dict(), results={"step": i})
+    runner = CliRunner()
+    done = runner.invoke(app, ["average", *map(str, paths), "--out", str(tmp_path / "mean.pt")])
+    assert done.exit_code == 0, done.output
+    config, mean = checkpoint.load_model(tmp_path / "mean.pt")
+    assert config == tiny_config
+    torch.testing.assert_close(mean.head.weight, sum(model.head.weight for model in models) / 3)
+    assert mean.blocks[0].sub_blocks[0].norm.running_var.eq(2).all()
+    assert checkpoint.load(tmp_path / "mean.pt")[1]["results"] == {"average_of": ["0.pt", "1.pt", "2.pt"]}
+
+
+def test_an_average_of_different_networks_is_refused(tiny_config, tmp_path):
+    german = dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "ä"))
+    for name, config in (("a", tiny_config), ("b", german)):
+        checkpoint.save(tmp_path / f"{name}.pt", config, checkpoint.build_model(config).state_dict(), results={})
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    with pytest.raises(CheckpointError, match=r"a\.pt must be of the same network as .*b\.pt, .* head\.bias, .*labels"):
+        checkpoint.average(paths, tmp_path / "mean.pt")
+    with pytest.raises(CheckpointError, match="two checkpoints or more, found 1"):
+        checkpoint.average(paths[:1], tmp_path / "mean.pt")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):

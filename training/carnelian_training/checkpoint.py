@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,40 @@ def publish(source: Path, target: Path) -> None:
         half = tensor.half() if tensor.is_floating_point() else tensor
         weights[name] = half if half.isfinite().all() else tensor
     save(target, config, weights, results=content["results"])
+
+
+def average(sources: Sequence[Path], target: Path) -> None:
+    """Write the mean of the weights of several checkpoints of one network, batch-norm statistics included.
+
+    Where they lie in one basin, as the checkpoints of a run do and the ends of runs that each began at the one before,
+    the mean errs less than any of them (stochastic weight averaging, Izmailov et al. 2018).
+
+    Args:
+        sources: at least two; the configuration is taken from the last one.
+        target: in float32, without what resuming needs.
+
+    Raises:
+        CheckpointError: There are fewer, or one differs from the last in labels, features, text or a tensor's shape.
+    """
+    if len(sources) < 2:
+        raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")
+    config, content = load(sources[-1])
+    sums = {name: tensor.double() for name, tensor in content["weights"].items() if tensor.is_floating_point()}
+    for path in sources[:-1]:
+        other, more = load(path)
+        differences = {
+            *(key for key in ("labels", "features", "text") if getattr(other, key, None) != getattr(config, key, None)),
+            *(name for name, _ in _shapes(content["weights"]) ^ _shapes(more["weights"])),
+        }
+        if differences:
+            raise CheckpointError(
+                f"{path} must be of the same network as {sources[-1]}, but differs in {', '.join(sorted(differences))}"
+            )
+        for name, tensor in sums.items():
+            tensor += more["weights"][name]
+    means = {name: (tensor / len(sources)).float() for name, tensor in sums.items()}
+    save(target, config, content["weights"] | means, results={"average_of": [path.name for path in sources]})
+
+
+def _shapes(weights: dict[str, Tensor]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(tensor.shape)) for name, tensor in weights.items()}

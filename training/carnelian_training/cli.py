@@ -275,6 +275,17 @@ def perplexity(
 
 
 @app.command(rich_help_panel=MODELS)
+def average(
+    checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoints of one network: of a run, or of several.")],
+    target: Annotated[Path, typer.Option("--out", help="Where to write it.")],
+) -> None:
+    """Average the weights of checkpoints, which often hears better than any of them."""
+    from carnelian_training.checkpoint import average as run
+
+    run(checkpoints, target)
+
+
+@app.command(rich_help_panel=MODELS)
 def publish(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `fit`.")],
     target: Annotated[Path, typer.Argument(help="Where to write it.")],
