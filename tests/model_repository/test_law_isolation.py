@@ -84,8 +84,8 @@ BAD_FILES = {
     "corrupt": BadFile(lambda s, e: damaged(e(s, container="FLAC")), CUT_SHORT, "damaged or cut short"),
     "written to a pipe": BadFile(
         lambda s, e: piped(e(s, container="FLAC")),
-        "too long: .* as FLAC written to a pipe, does not say; write FLAC to a file first, or send WAV",
-        "or send WAV",
+        "too long: .* as FLAC written to a pipe and files behind an ID3 tag, does not say; send WAV, or FLAC that was",
+        "send WAV, or FLAC that was written to a file",
     ),
     "zero samples": BadFile(lambda s, e: e(s[:0]), NO_SAMPLES, NO_SAMPLES),
     "over the limit": BadFile(

@@ -13,11 +13,13 @@ UNKNOWN_LENGTH = 2**31 - 1
 """SIGNAL_LENGTH of a FLAC file that does not say how many samples it has, because it was written to a pipe.
 
 libsndfile makes 2^63 - 1 of the count that such a file has, 0, and the operator (DALI 2.4) then decodes into too little
-memory, which ends the server. So the file is not decoded, and the last stage says why.
+memory, which ends the server. So the file is not decoded, and the last stage says why. Nor is a file behind an ID3v2
+tag, which would hide the count.
 """
-FLAC_HEAD = list(b"fLaC".ljust(26, b"\0"))
-FLAC_HEAD_MASK = [255] * 4 + [0] * 17 + [15] + [255] * 4
-"""The magic number, and the 36 bits that count the samples."""
+HEAD_BYTES = 26
+REFUSED_HEADS = [*b"fLaC".ljust(HEAD_BYTES, b"\0"), *b"ID3".ljust(HEAD_BYTES, b"\0")]
+REFUSED_HEADS_MASK = [255] * 4 + [0] * 17 + [15] + [255] * 4 + [255] * 3 + [0] * 23
+"""Their magic numbers, and the 36 bits in which FLAC counts its samples."""
 
 
 @autoserialize
@@ -29,9 +31,10 @@ def decode() -> tuple[DataNode, DataNode]:
     before the resampling, so that an hour of audio costs no more than its decoding. The last stage reports the error.
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
-    head = fn.slice(audio, start=0, shape=len(FLAC_HEAD), axes=[0], out_of_bounds_policy="pad")
-    flac, mask = (types.Constant(values, dtype=types.UINT8, device="cpu") for values in (FLAC_HEAD, FLAC_HEAD_MASK))
-    if fn.reductions.max((head ^ flac) & mask) == 0:
+    head = fn.slice(audio, start=0, shape=HEAD_BYTES, axes=[0], out_of_bounds_policy="pad")
+    refused = types.Constant(REFUSED_HEADS, dtype=types.UINT8, shape=(2, HEAD_BYTES), device="cpu")
+    mask = types.Constant(REFUSED_HEADS_MASK, dtype=types.UINT8, shape=(2, HEAD_BYTES), device="cpu")
+    if fn.reductions.min(fn.reductions.max((head ^ refused) & mask, axes=[1])) == 0:
         signal = types.Constant([0.0], device="cpu")
         length = types.Constant([UNKNOWN_LENGTH], dtype=types.INT32, device="cpu")
     else:

@@ -151,7 +151,10 @@ class TritonPythonModel:
             seconds = length * self._frame_s
             remedy = "; send it in parts"
             if seconds > UNKNOWN_S:
-                remedy = " or, as FLAC written to a pipe, does not say; write FLAC to a file first, or send WAV"
+                remedy = (
+                    " or, as FLAC written to a pipe and files behind an ID3 tag, does not say; "
+                    "send WAV, or FLAC that was written to a file"
+                )
             return f"too long: {limit}, but this one has {seconds:.1f} s{remedy}"
         # A frame of zeros is no distribution: the acoustic stage had no features there.
         if length > len(row) or not row[length - 1].any():
