@@ -331,6 +331,27 @@ def test_networks_that_transformers_has_not_are_refused(tmp_path, tiny_config):
             huggingface.write(tmp_path / "x", wrong, weights)
 
 
+def test_the_folder_of_another_model_is_no_target(tmp_path):
+    """Its added tokens would have got rows of the new head."""
+    config, weights = sources.read(REFERENCES / "wav2vec2_base")
+    for _ in range(2):
+        huggingface.write(tmp_path / "mine", config, weights)
+    changed(tmp_path / "mine" / "added_tokens.json", é=10)
+    with pytest.raises(CheckpointError, match=r"must be a new folder.* would read its added_tokens\.json"):
+        huggingface.write(tmp_path / "mine", config, weights)
+
+
+def test_a_checkpoint_is_not_written_over_its_source(tmp_path, monkeypatch, caplog):
+    source = shutil.copy(REFERENCES / "quartznet.nemo", tmp_path / "x.nemo")
+    before = source.read_bytes()
+    assert run_command(monkeypatch, "import", source, tmp_path / "." / "x.nemo") == 1
+    assert "must be another file than the source" in caplog.text
+    assert run_command(monkeypatch, "import", source, tmp_path / "x.pt") == 0
+    assert run_command(monkeypatch, "to-nemo", tmp_path / "x.pt", tmp_path / "x.pt") == 1
+    assert source.read_bytes() == before
+    assert sources.is_ours(tmp_path / "x.pt")
+
+
 def test_a_label_that_would_pass_for_the_space_is_refused(tmp_path):
     config, weights = sources.read(REFERENCES / "wav2vec2_base")
     config = dataclasses.replace(config, labels=(" ", "|", *config.labels[2:]))

@@ -223,11 +223,15 @@ def _json_if_there(path: Path) -> Options:
     return _json(path) if path.is_file() else {}
 
 
+_READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")
+"""Files that :func:`write` does not write, and that would contradict those that it does."""
+
+
 def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
 
     Raises:
-        CheckpointError: The network is of a kind that `transformers` has not.
+        CheckpointError: The network is of a kind that `transformers` has not, or the folder is of another model.
     """
     from safetensors.torch import save_file
 
@@ -238,6 +242,11 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
         raise CheckpointError("`model.hourglass` must be none, for `transformers` has no such layers")
     if config.pretraining is None and {" ", WORD_DELIMITER} <= set(config.labels):
         raise CheckpointError(f"`labels` must not hold {WORD_DELIMITER!r}, which stands for the space in such folders")
+    if stale := [name for name in _READ_FIRST if (path / name).exists()]:
+        raise CheckpointError(
+            f"{path} must be a new folder, or one that was written here: transformers would read its "
+            f"{', '.join(stale)}, of another model"
+        )
     tensors = give(weights, config, HUGGING_FACE)
     options: Options = dict(FIXED) | {theirs: getattr(config.model, ours) for ours, (theirs, _) in MODEL.items()}
     options |= {theirs: getattr(config.augment.spans, ours) for ours, (theirs, _) in SPANS.items()}
