@@ -29,6 +29,8 @@ OTHERS = FeatureSettings(
     log_guard_by="clamp",
 )
 
+ODD = FeatureSettings(window_samples=401, edges="zero")
+
 
 def log_mel_reference(signal: np.ndarray, settings: FeatureSettings = DEFAULTS) -> np.ndarray:
     """Plain torch: [samples] -> [num_mels, frames]."""
@@ -94,7 +96,9 @@ def serving_graph(folder, settings):
     return run
 
 
-@pytest.mark.parametrize("settings", [DEFAULTS, AS_NEMO, AS_DLE, OTHERS], ids=["defaults", "nemo", "dle", "others"])
+@pytest.mark.parametrize(
+    "settings", [DEFAULTS, AS_NEMO, AS_DLE, OTHERS, ODD], ids=["defaults", "nemo", "dle", "others", "odd"]
+)
 def test_equal_a_plain_stft_on_a_ragged_batch(settings):
     @pipeline_def(batch_size=8, num_threads=1, device_id=None, prefetch_queue_depth=1)
     def graph():

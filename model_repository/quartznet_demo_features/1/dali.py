@@ -84,12 +84,14 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
     emphasised = signal
     if settings.preemphasis:
         emphasised = fn.preemphasis_filter(signal, preemph_coeff=settings.preemphasis, border="zero")
+    # An odd window gets a zero at its end, or DALI would centre it one sample later than PyTorch does.
+    window = hann(settings.window_samples) + [0.0] * (settings.window_samples % 2)
     power = fn.spectrogram(
         emphasised,
         nfft=settings.fft_size,
-        window_length=settings.window_samples,
+        window_length=len(window),
         window_step=settings.hop_samples,
-        window_fn=hann(settings.window_samples),
+        window_fn=window,
         center_windows=True,
         reflect_padding=settings.edges == "reflect",
         power=settings.magnitude_power,
