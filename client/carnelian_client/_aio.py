@@ -60,6 +60,7 @@ class AsyncCarnelianClient:
             api_key=api_key,
         )
         self._opened: AsyncTransport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     async def transcribe(
@@ -199,6 +200,12 @@ class AsyncCarnelianClient:
 
         if self._is_closed:
             raise RuntimeError("the client is closed; make a new one.")
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError(
+                "the client belongs to the event loop of its first call, and this is another; make a new one."
+            )
+        self._loop = loop
         if self._opened is None:
             self._opened = AsyncTransport(self._settings.url, self._settings.tls, self._settings.metadata)
         return self._opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from enum import Enum
@@ -82,6 +83,8 @@ def transcribe(
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # one name that it cannot spell must not cost the other files
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
@@ -114,7 +117,7 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     text = render(outcome, kind, file)
     try:
         if target is not None:
-            target.write_text(text, encoding="utf-8")
+            target.write_text(text, encoding="utf-8", errors="surrogateescape")  # a file's name as the system has it
         else:
             print(name + text, end="", flush=True)
     except BrokenPipeError:  # nobody reads on, as after `| head`

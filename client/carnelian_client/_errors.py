@@ -167,7 +167,8 @@ _WORDINGS = (
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
     _wording("too long|too short", InvalidAudio),
-    _wording("error decoding|malformed|chunk marker|flac decoder", InvalidAudio, "the file is damaged or cut short"),
+    _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
+    _wording("flac decoder", InvalidAudio, f"the file is damaged, or FLAC within Ogg; {CONVERT_ADVICE}"),
     # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.
     _wording(
         "encoded data|(unsupported|unimplemented|unknown) .*format|format not recogni[sz]ed",

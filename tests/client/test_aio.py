@@ -57,6 +57,13 @@ def test_a_clip_becomes_a_transcript(run, triton, wav):
     assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.05)
 
 
+def test_another_event_loop_needs_a_client_of_its_own(endpoint, wav):
+    client = AsyncCarnelianClient(endpoint.url)
+    asyncio.run(client.transcribe(wav))
+    with pytest.raises(RuntimeError, match="belongs to the event loop of its first call, and this is another"):
+        asyncio.run(client.transcribe(wav))
+
+
 def test_a_busy_server_is_asked_again(run, triton, wav):
     triton.script = [BUSY] * 2
     assert run(lambda client: client.transcribe(wav)).text

@@ -1,4 +1,5 @@
 import io
+import struct
 import sys
 
 import numpy as np
@@ -34,6 +35,20 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path):
     path.write_bytes(data)
     for audio in (path, str(path), data, bytearray(data), memoryview(data)):
         assert encode_audio(audio) == data
+
+
+@pytest.mark.parametrize("riff_size", [0, 36])
+def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_size):
+    whole = file_of(noise, "WAV", "PCM_16")
+    assert whole[36:40] == b"data"
+    left_open = whole[:4] + struct.pack("<I", riff_size) + whole[8:40] + bytes(4) + whole[44:]
+    np.testing.assert_array_equal(read(encode_audio(left_open))[0], read(whole)[0])
+
+
+def test_a_closed_recording_without_samples_keeps_none():
+    tagged = file_of(np.zeros(0), "WAV", "PCM_16") + b"LIST\4\0\0\0INFO"
+    tagged = tagged[:4] + struct.pack("<I", len(tagged) - 8) + tagged[8:]
+    assert encode_audio(tagged) == tagged
 
 
 @pytest.mark.parametrize(("subtype", "bits"), [("PCM_S8", 8), ("PCM_16", 16), ("PCM_24", 24)])

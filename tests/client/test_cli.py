@@ -53,6 +53,18 @@ def test_json_is_one_object_a_line(endpoint, clip, wav):
     assert first["request_id"] != second["request_id"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
+def test_a_name_that_cannot_be_spelled_costs_no_file_its_transcript(endpoint, clip, wav):
+    odd = clip.with_name(os.fsdecode(b"od\xffd.wav"))
+    odd.write_bytes(wav)
+    status, out, err = transcribe(odd, clip, "--url", endpoint.url, env={"PYTHONIOENCODING": "utf-8:strict"})
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0].endswith(f"od\\udcffd.wav\t{len(wav)} bytes")
+    folder = clip.parent / "out"
+    assert transcribe(odd, "--url", endpoint.url, "--format", "ctm", "--out", folder) == (0, "", "")
+    assert (folder / os.fsdecode(b"od\xffd.ctm")).read_bytes().startswith(b"od\xffd 1 0.00")
+
+
 def test_dash_is_the_standard_input(endpoint, wav):
     assert transcribe("-", "--url", endpoint.url, stdin=wav) == (0, f"{len(wav)} bytes\n", "")
     status, out, err = transcribe("-", "--url", endpoint.url, stdin=b"")

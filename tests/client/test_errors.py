@@ -88,6 +88,7 @@ ANSWERS = [
     ("INTERNAL", "Error decoding file . Error: Requested 16000 samples but got 4096 samples.", InvalidAudio),
     ("UNAVAILABLE", "failed to connect to all addresses; last error: Connection refused", ConnectError),
     ("UNAVAILABLE", "Socket closed", ConnectError),
+    ("INTERNAL", "Failed to open encoded data: Error : unknown error in flac decoder.", InvalidAudio),
     ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded),
     (None, "no samples", InvalidAudio),
 ]
