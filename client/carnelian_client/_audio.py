@@ -95,15 +95,20 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
 
     Raises:
         InvalidAudio: no samples, a NaN or an infinity, or a shape that is no clip.
-        TypeError: a sample type other than these.
+        TypeError: a sample type other than these, or a rate that is no whole number.
     """
     import numpy as np
 
     array = np.asarray(samples)
-    rate = operator.index(rate)
+    try:
+        rate = operator.index(rate)
+    except TypeError:  # some libraries have the rate first
+        raise TypeError(
+            f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}"
+        ) from None
     clip = describe_audio((array, rate))
-    if rate < 1:
-        raise InvalidAudio(f"`rate` must be at least 1 Hz, but is {rate}", clip=clip)
+    if not 1 <= rate < 2**32:
+        raise InvalidAudio(f"`rate` must be at least 1 Hz and fit into a WAV file, but is {rate}", clip=clip)
     if array.ndim not in (1, 2) or (array.ndim == 2 and not 1 <= array.shape[1] <= MAX_CHANNELS):
         raise InvalidAudio(
             f"samples must be [samples] or [samples, channels] with up to {MAX_CHANNELS} channels, "

@@ -43,7 +43,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         # gRPC would take the first for a name to resolve, and add port 443 to the second.
-        if _OTHER_SCHEME.match(self.url) or ":" not in self.url:
+        if _OTHER_SCHEME.match(self.url) or ":" not in self.url.rstrip(":"):
             raise ValueError(
                 f"`url` must be the host:port of Triton's gRPC endpoint, but is {self.url!r}; "
                 "write for example localhost:8001, and turn encryption on with `tls`."

@@ -123,10 +123,12 @@ def test_samples_that_are_no_clip_are_invalid(samples, words):
 
 
 def test_a_rate_must_be_a_whole_positive_number():
-    with pytest.raises(InvalidAudio, match="at least 1 Hz"):
-        encode_audio((np.zeros(10), 0))
-    with pytest.raises(TypeError):
-        encode_audio((np.zeros(10), 16000.5))
+    for rate in (0, 2**32):
+        with pytest.raises(InvalidAudio, match="at least 1 Hz"):
+            encode_audio((np.zeros(10), rate))
+    for clip in ((np.zeros(10), 16000.5), (16000, np.zeros(10))):
+        with pytest.raises(TypeError, match=r"must be `\(samples, rate\)`, the rate a whole number of Hz"):
+            encode_audio(clip)
 
 
 @pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),), (np.zeros(3, np.int32), 16000)])

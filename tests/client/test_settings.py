@@ -15,6 +15,7 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"url": "http://localhost:8000"}, "host:port of Triton's gRPC endpoint"),
         ({"url": "grpcs://localhost:8001"}, "host:port"),
         ({"url": "localhost"}, "host:port"),
+        ({"url": "localhost:"}, "host:port"),
         ({"timeout_s": 0}, "`timeout_s` must be above 0"),
         ({"timeout_s": float("nan")}, "`timeout_s` must be above 0"),
         ({"timeout_s": float("inf")}, "at most 1e[+]09"),
