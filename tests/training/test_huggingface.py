@@ -210,6 +210,21 @@ def test_what_todays_transformers_writes_about_samples_is_read(tmp_path, caplog)
     assert "must say in preprocessor_config.json whether samples are normalised" in caplog.text
 
 
+def test_weights_that_are_no_numbers_are_named(tmp_path):
+    """They gave empty transcripts, and a fine-tuning whose every step was skipped."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    config, weights = sources.read(folder, "x")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.bias"][4] = float("inf")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"  lm_head\.bias: holds numbers that are not finite"):
+        sources.read(folder)
+    weights["head.bias"][1] = float("nan")
+    checkpoint.save(tmp_path / "x.pt", config, weights, results={})
+    with pytest.raises(CheckpointError, match=r"finite weights, but 1 tensor\(s\) do not, head\.bias first"):
+        checkpoint.load_model(tmp_path / "x.pt")
+
+
 def changed(path: Path, **options) -> None:
     """Set keys of a JSON file, which is made if it is not there; None removes one."""
     content = (json.loads(path.read_text()) if path.is_file() else {}) | options

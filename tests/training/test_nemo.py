@@ -210,6 +210,10 @@ def break_tensors(tree, tensors):
             r"(?s)3 tensor\(s\).*decoder_layers\.0\.bias: missing.*encoder\.9\.mconv\.0\.conv\.weight: unexpected"
             r".*encoder\.1\.res\.0\.0\.conv\.weight: must be \[16, 16, 1\], but is \[16, 15, 1\]",
         ),
+        (
+            lambda _, tensors: tensors["decoder.decoder_layers.0.bias"].fill_(float("nan")),
+            r"decoder_layers\.0\.bias: holds numbers that are not finite",
+        ),
         (lambda tree, _: tree["preprocessor"].update(sample_rate=8000), "`sample_rate` must be 16000"),
         (
             lambda tree, _: tree["preprocessor"].update(window="hamming", a=1),

@@ -116,6 +116,11 @@ def check_is_fetched(path: Path) -> None:
             raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether it holds neither NaN nor infinity, which a whole file may hold that was written by a run gone wrong."""
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
 def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
@@ -133,6 +138,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
+    if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:
+        raise CheckpointError(f"{path} must hold finite weights, but {len(broken)} tensor(s) do not, {broken[0]} first")
     return run_from_dict(content["config"], str(path)), content
 
 

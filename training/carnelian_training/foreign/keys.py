@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, build_model
+from carnelian_training.checkpoint import CheckpointError, build_model, is_finite
 from carnelian_training.config import Config
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.network import StackNetwork
@@ -97,6 +97,8 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
             expected = [size for axis, size in enumerate(shape) if axis != 2]
             mistakes.append(f"  {theirs}: must be {expected}, but is {list(tensor.shape)}")
             continue
+        if not is_finite(tensor):
+            mistakes.append(f"  {theirs}: holds numbers that are not finite")
         # A copy: what was loaded may be one storage of everything.
         weights[ours] = tensor.reshape(shape).to(wanted[ours].dtype, copy=True)
     check_fit(mistakes, path)

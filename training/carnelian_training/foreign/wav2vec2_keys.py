@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import build_network
+from carnelian_training.checkpoint import build_network, is_finite
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
 from carnelian_training.foreign.keys import check_fit
@@ -135,6 +135,8 @@ def take(
         if list(tensor.shape) != shape:
             mistakes.append(f"  {theirs}: must be {shape}, but is {list(tensor.shape)}")
             continue
+        if not is_finite(tensor):
+            mistakes.append(f"  {theirs}: holds numbers that are not finite")
         weights[ours] = tensor.to(torch.float32, copy=True)
     check_fit(mistakes, path)
     return weights
