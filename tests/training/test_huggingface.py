@@ -95,6 +95,22 @@ def test_pretraining_compares_what_transformers_compares(source):
     assert float(loss) == pytest.approx(float(said["loss"]), rel=1e-4)
 
 
+def test_a_hubert_is_read_by_its_own_names(tmp_path):
+    """HubertForCTC of transformers 5.23 is the same network: log-probabilities within 4e-6, of either norm layout."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    config, weights = sources.read(folder, "same")
+    tensors = load_file(folder / "model.safetensors")
+    theirs = {name.replace("wav2vec2.", "hubert.", 1): tensor for name, tensor in tensors.items()}
+    save_file(theirs, folder / "model.safetensors")
+    changed(folder / "config.json", model_type="hubert", conv_pos_batch_norm=False, feat_proj_layer_norm=True)
+    found, same = sources.read(folder, "same")
+    assert found == config
+    assert all(torch.equal(same[name], tensor) for name, tensor in weights.items())
+    save_file({name: tensor for name, tensor in theirs.items() if "q_proj" not in name}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"hubert\.encoder\.layers\.0\.attention\.q_proj\.weight: missing"):
+        sources.read(folder)
+
+
 def test_parameters_of_base_in_pretraining():
     with torch.device("meta"):
         model = Wav2Vec2Pretraining(Wav2Vec2Config(), PretrainingConfig())
@@ -167,7 +183,8 @@ def test_no_code_of_a_file_runs(tmp_path, new_form):
     ("change", "message"),
     [
         ({"hidden_act": "relu"}, "`hidden_act` must be 'gelu', but is 'relu'"),
-        ({"model_type": "hubert"}, "`model_type` must be 'wav2vec2', but is 'hubert'"),
+        ({"model_type": "wavlm"}, "`model_type` must be 'wav2vec2', but is 'wavlm'"),
+        ({"model_type": "hubert", "conv_pos_batch_norm": True}, "`conv_pos_batch_norm` must be False, but is True"),
         ({"num_hidden_layers": 3}, r"wav2vec2\.encoder\.layers\.2\.attention\.q_proj\.weight: missing"),
         ({"hidden_size": 12}, r"masked_spec_embed: must be \[12\], but is \[24\]"),
     ],

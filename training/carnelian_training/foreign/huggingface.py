@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's `transformers`: Wav2Vec2ForCTC and Wav2Vec2ForPreTraining, read and written.
+"""Folders of Hugging Face's `transformers`: Wav2Vec2ForCTC and Wav2Vec2ForPreTraining, read and written; HubertForCTC.
 
 Weights only: `model.safetensors`, or `pytorch_model.bin` without unpickling any class, each in one piece or in shards.
 The recogniser's special tokens are dropped from its head, so log-probabilities are those among characters and blank.
@@ -17,7 +17,7 @@ from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
 from carnelian_training.foreign.options import Options
-from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, give, take
+from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.run_config import RunConfig
@@ -32,6 +32,8 @@ FIXED: Options = {
     "add_adapter": False,
     "adapter_attn_dim": None,
 }
+HUBERT: Options = FIXED | {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
+"""A fine-tuned HuBERT is a wav2vec 2.0 with these options, by another name."""
 MODEL: dict[str, tuple[str, Any]] = {
     "conv_channels": ("conv_dim", [512] * 7),
     "conv_kernels": ("conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
@@ -80,9 +82,10 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
         CheckpointError: It is no such folder, or has options that ours have not.
     """
     options = _json(path / "config.json")
-    wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in FIXED.items() if options.get(k, v) != v]
+    fixed = HUBERT if options.get("model_type") == HUBERT["model_type"] else FIXED
+    wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in fixed.items() if options.get(k, v) != v]
     if "model_type" not in options or wrong:
-        raise CheckpointError("\n".join([f"{path / 'config.json'} must be of a wav2vec 2.0 model:", *wrong]))
+        raise CheckpointError("\n".join([f"{path / 'config.json'} must be of a wav2vec 2.0 or HuBERT model:", *wrong]))
     tensors = _tensors(path)
     tree: Options = {
         "model": {"name": Wav2Vec2Config.name} | _carry(MODEL, options),
@@ -95,7 +98,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     if any(name.startswith("quantizer.") for name in tensors):
         return tree | {"pretraining": _carry(PRETRAINING, options)}, tensors, None
     raise CheckpointError(
-        f"{path} must be a Wav2Vec2ForCTC or a Wav2Vec2ForPreTraining, but has neither `lm_head` nor `quantizer`"
+        f"{path} must be a Wav2Vec2ForCTC, HubertForCTC or Wav2Vec2ForPreTraining, but has no `lm_head` nor `quantizer`"
     )
 
 
@@ -105,7 +108,8 @@ def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | Non
     Raises:
         CheckpointError: Tensors do not fit; each is named.
     """
-    return take(tensors, config, HUGGING_FACE, alphabet, path)
+    is_hubert = any(name.startswith(HUGGING_FACE_HUBERT.body) for name in tensors)
+    return take(tensors, config, HUGGING_FACE_HUBERT if is_hubert else HUGGING_FACE, alphabet, path)
 
 
 def _carry(table: dict[str, tuple[str, Any]], options: Options) -> Options:

@@ -54,6 +54,7 @@ class Naming:
 
 
 HUGGING_FACE = Naming(0, "wav2vec2.", "lm_head", "masked_spec_embed")
+HUGGING_FACE_HUBERT = Naming(0, "hubert.", "lm_head", "masked_spec_embed")
 FAIRSEQ = Naming(1, "", "proj", "mask_emb")
 FAIRSEQ_FINE_TUNED = Naming(1, "w2v_encoder.w2v_model.", "w2v_encoder.proj", "mask_emb")
 
