@@ -164,7 +164,9 @@ class Server:
         """
         check_repository(self.repository, self._models)
         self._ports = choose_ports(self._host, self._ports)
-        self._scratch = Path(tempfile.mkdtemp(prefix="carnelian-serve-"))
+        # Not where there are spaces: Triton splits the command of its stubs, which lie in here, at them.
+        folder = "/tmp" if " " in tempfile.gettempdir() else None
+        self._scratch = Path(tempfile.mkdtemp(prefix="carnelian-serve-", dir=folder))
         try:
             installation = find_installation(self._scratch)
             if not installation.is_native:

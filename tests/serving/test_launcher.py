@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -133,8 +134,9 @@ def test_an_ipv6_address_is_served(cut_repository: Path, connect: Callable[[str]
         assert b"nv_inference_request_success" in urllib.request.urlopen(server.metrics_url).read()
 
 
-def test_a_path_with_spaces_is_served(cut_repository: Path, tmp_path: Path) -> None:
+def test_paths_with_spaces_are_served(cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(cut_repository, tmp_path / "my models")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my models"))  # what TMPDIR says
     with Server(tmp_path / "my models", http_port=0, grpc_port=0, metrics_port=0) as server:
         assert server.pid
 
