@@ -125,7 +125,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
     Raises:
-        CheckpointError: The file cannot be read or is not a checkpoint of ours.
+        CheckpointError: The file cannot be read, is not a checkpoint of ours, or holds weights that are not finite.
     """
     check_is_fetched(path)
     try:
