@@ -191,6 +191,17 @@ def test_mp3_files_are_read(tmp_path):
         list(load([[Item(Clip(tmp_path / "text.mp3", 3.0, "a"))]], FeatureSettings(), 1))
 
 
+def test_flac_that_was_written_to_a_pipe_is_refused_before_dali_sees_it(tmp_path):
+    path = tmp_path / "piped.flac"
+    soundfile.write(path, np.zeros(1600), 16_000)
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(RuntimeError, match="FLAC must count its samples"):
+        encoded(Clip(path, 0.1, "a"))
+
+
 def test_a_segment_of_an_mp3_file_is_what_the_whole_file_has_there(tmp_path):
     """Where a decoder begins, it lacks the bits that frames before it kept for those after."""
     noise = np.cumsum(np.random.default_rng(0).standard_normal(128_000)) * (1 + np.sin(np.arange(128_000) / 3000))

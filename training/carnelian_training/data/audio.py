@@ -27,9 +27,16 @@ def encoded(clip: Clip) -> Encoded:
     Raises:
         OSError: The file cannot be read.
         RuntimeError: A segment begins behind the file's end, or libsndfile cannot read it, or an MP3 file; its words.
+            Or the file is FLAC that was written to a pipe.
     """
     if clip.offset is None and clip.audio_filepath.suffix.lower() != ".mp3":
-        return np.fromfile(clip.audio_filepath, np.uint8)
+        data = np.fromfile(clip.audio_filepath, np.uint8)
+        # Of 0 libsndfile makes 2^63 - 1, and DALI (2.4) then decodes into too little memory.
+        if data[:4].tobytes() == b"fLaC" and not (data[21:22] & 15).any() and not data[22:26].any():
+            raise RuntimeError(
+                "FLAC must count its samples, but this file, as if written to a pipe, does not; convert it"
+            )
+        return data
     with soundfile.SoundFile(clip.audio_filepath) as file:
         lead, frames = 0, -1
         if clip.offset is not None:
