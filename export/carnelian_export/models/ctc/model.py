@@ -157,14 +157,14 @@ class TritonPythonModel:
                 )
             return f"too long: {limit}, but this one has {seconds:.1f} s{remedy}"
         # A frame of zeros is no distribution: the acoustic stage had no features there.
-        if length > len(row) or not row[length - 1].any():
+        if length > len(row) or (row[length - 1, -1] == 0 and not row[length - 1].any()):
             return (
                 f"too long or too few samples: {limit} and SIGNAL hold all that SIGNAL_LENGTH counts, but it "
                 f"counts {length * self._frame_s:.2f} s and SIGNAL is over the limit or holds less"
             )
         # The maximum is NaN if any value is, and above 0 if these are no log-probabilities. The sum in log-softmax
         # carries infinity to every label, so looking at one, the blank, is enough.
-        if not (row[:length].max() <= MAX_LOG_PROB and np.isfinite(row[:length, -1]).all()):
+        if not (row[:length].max() <= MAX_LOG_PROB and row[:length, -1].min() > -np.inf):
             return "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones"
         return None
 
