@@ -2,10 +2,14 @@
 
 In: a model repository and speech, cut to exact lengths. Out: a raw file with every request to servers that have only
 just become ready, as the client and as Triton times it. A server for each duration and round, and none takes two turns.
+
+A request that comes after a rest is slower than one in a row of them, however many came before it: caches and the
+cores' clocks have gone to others. So a few come after rests at the end, as the first one does.
 """
 
 import logging
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +33,9 @@ LOGGER = logging.getLogger(__name__)
 NUM_CLIPS = 16
 """Distinct ones of each duration; each round begins with another."""
 OUTPUTS = ("TRANSCRIPT", "RESULT")
+NUM_RESTED = 5
+"""Requests to a server after all others, each after a rest."""
+REST_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +51,13 @@ class Plan:
     durations_s: Sequence[float]
     rounds: int
     num_requests: int
-    """To each server."""
+    """To each server in a row; a rest comes before the first."""
 
 
 def measure(plan: Plan) -> Iterator[Measurement]:
-    """Start a server, send its first requests, stop it; so for each duration, in another order in each round.
+    """Start a server, send its first requests, and some after rests, stop it; so for each duration in each round.
+
+    Each round has another order.
 
     Yields:
         After each server what was measured so far.
@@ -75,6 +84,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     **origin,
                     speech={"manifest": str(plan.manifest), "format": plan.file_format, "clips": NUM_CLIPS},
                     requests=plan.num_requests,
+                    rest_s=REST_S,
                     runs=list(runs),
                 )
 
@@ -91,7 +101,9 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
     ):
         # Asked of the same connection, so that it is open before the first clip is sent.
         before = {name: read_statistics(client, name) for name in server_ms}
-        for number in range(plan.num_requests):
+        for number in range(plan.num_requests + NUM_RESTED):
+            if number == 0 or number >= plan.num_requests:
+                time.sleep(REST_S)
             file = files[(round_number - 1 + number) % len(files)]
             client_ms.append(_send(client, plan.model, file, number))
             for name, times in server_ms.items():
@@ -107,7 +119,10 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
         ensemble_ms=server_ms.pop(plan.model),
         stages_ms=server_ms,
     )
-    LOGGER.info("%g s, round %d: first %.1f ms, last %.1f ms", duration_s, round_number, client_ms[0], client_ms[-1])
+    last_ms = client_ms[plan.num_requests - 1]
+    LOGGER.info(
+        "%g s, round %d: first %.1f ms, last in the row %.1f ms", duration_s, round_number, client_ms[0], last_ms
+    )
     return run
 
 

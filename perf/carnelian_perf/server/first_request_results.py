@@ -1,7 +1,7 @@
 """The raw file of a measurement of a server's first requests, and what it says: is the first as fast as later ones?"""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,10 @@ SUBJECT = "first-request"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The requests of a fresh server, one after another; milliseconds of each, in the order in which they were sent."""
+    """The requests of a fresh server; milliseconds of each, in the order in which they were sent.
+
+    First those in a row, then those after a rest each.
+    """
 
     duration_s: float
     """Of each clip."""
@@ -37,7 +40,9 @@ class Measurement(Record):
     speech: dict[str, Any]
     """Manifest and format of the clips, and how many there are of each duration."""
     requests: int
-    """Of each server."""
+    """Of each server, in a row."""
+    rest_s: float
+    """Before the first request, and before each after the row."""
     runs: list[Run]
 
     def durations_s(self) -> list[float]:
@@ -47,14 +52,36 @@ class Measurement(Record):
     def summarise(self, duration_s: float, times: Callable[[Run], list[float]]) -> "Summary":
         """The rounds of one duration, by one of the times that they hold."""
         found = [times(run) for run in self.runs if run.duration_s == duration_s]
-        settled = [statistics.median(each[len(each) // 2 :]) for each in found]
-        ratios = [each[0] / max(usual, 1e-9) for each, usual in zip(found, settled, strict=True)]
+        first = [each[0] for each in found]
+        settled = [statistics.median(each[self.requests // 2 : self.requests]) for each in found]
+        rested = [statistics.median(each[self.requests :]) for each in found]
         return Summary(
-            first_ms=statistics.median(each[0] for each in found),
+            first_ms=statistics.median(first),
             second_ms=statistics.median(each[1] for each in found),
             settled_ms=statistics.median(settled),
-            ratio=(statistics.median(ratios), min(ratios), max(ratios)),
+            rested_ms=statistics.median(rested),
+            over_settled=Ratio.of(first, settled),
+            over_rested=Ratio.of(first, rested),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Of two times, round by round."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, times: Sequence[float], others: Sequence[float]) -> "Ratio":
+        """The first over the second; one of each for each round."""
+        ratios = [time / max(other, 1e-9) for time, other in zip(times, others, strict=True)]
+        return cls(median=statistics.median(ratios), least=min(ratios), greatest=max(ratios))
+
+    def __str__(self) -> str:
+        """As the page shows it."""
+        return f"{self.median:.2f} ({self.least:.2f} to {self.greatest:.2f})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +91,9 @@ class Summary:
     first_ms: float
     second_ms: float
     settled_ms: float
-    """Of a round: the median of the last half of its requests."""
-    ratio: tuple[float, float, float]
-    """First over settled, round by round: the median, the least and the greatest."""
+    """Of a round: the median of the last half of the row."""
+    rested_ms: float
+    """Of a round: the median of the requests after a rest."""
+    over_settled: Ratio
+    """First over settled."""
+    over_rested: Ratio

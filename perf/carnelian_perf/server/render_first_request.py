@@ -5,7 +5,10 @@ from pathlib import Path
 
 from carnelian_perf.server.first_request_results import Measurement, Run
 
-COLUMNS = "| duration s | time of | first ms | second ms | later ms | first over later |\n|--:|---|--:|--:|--:|--:|\n"
+COLUMNS = (
+    "| duration s | time of | first ms | second ms | later ms | rested ms | first over later | first over rested |\n"
+    "|--:|---|--:|--:|--:|--:|--:|--:|\n"
+)
 
 
 def render(raw_path: Path) -> Path:
@@ -29,9 +32,12 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     busy = sorted(run.others_busy_cores for run in measurement.runs)
     notes = [
         f"Each duration and round has a server of its own, which takes {measurement.requests} single clips as "
-        f"{speech['format'].upper()} files, one after another, once it says that it is ready. Medians of {rounds} "
-        "rounds. Later: the median of the last half of a round's requests. First over later: of the same round; the "
-        "median, and in brackets the least and the greatest.",
+        f"{speech['format'].upper()} files in a row, {measurement.rest_s:g} s after it says that it is ready. Medians "
+        f"of {rounds} rounds. Later: the median of the row's last half.",
+        f"Rested: the median of {len(measurement.runs[0].client_ms) - measurement.requests} requests after the row, "
+        f"each after a rest of {measurement.rest_s:g} s. A rest makes a request slower, whatever came before it, and "
+        "the first one comes after a rest.",
+        "First over later, over rested: of the same round; the median, and in brackets the least and the greatest.",
         "The connection is open before the first clip is sent: what connecting costs a client is not in these times.",
         "Request: from the call to its answer, as the client measures it. Ensemble: from arrival to answer, as Triton "
         "counts it. Stages: queue, input, infer and output, as Triton counts them; their counts may overlap, so "
@@ -61,10 +67,9 @@ def _rows(measurement: Measurement, duration_s: float) -> list[str]:
     rows = []
     for name, of_run in times.items():
         summary = measurement.summarise(duration_s, of_run)
-        middle, low, high = summary.ratio
-        cells = [f"{duration_s:g}", name]
-        cells += [f"{ms:.2f}" for ms in (summary.first_ms, summary.second_ms, summary.settled_ms)]
-        cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        times_ms = (summary.first_ms, summary.second_ms, summary.settled_ms, summary.rested_ms)
+        cells = [f"{duration_s:g}", name, *(f"{ms:.2f}" for ms in times_ms)]
+        cells += [str(summary.over_settled), str(summary.over_rested)]
         rows.append(f"| {' | '.join(cells)} |\n")
     return rows
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from carnelian_perf.server import first_request
 from carnelian_perf.server.first_request import Plan, measure
-from carnelian_perf.server.first_request_results import Measurement, Run
+from carnelian_perf.server.first_request_results import Measurement, Ratio, Run
 from carnelian_perf.server.render_first_request import render
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -25,7 +26,7 @@ def make(round_number: int, client_ms: list[float]) -> Run:
 
 @pytest.fixture
 def measurement():
-    runs = [make(1, [30, 9, 10, 10]), make(2, [40, 12, 20, 20]), make(3, [5, 7, 10, 10])]
+    runs = [make(1, [30, 9, 10, 10, 20]), make(2, [40, 12, 20, 20, 50]), make(3, [5, 7, 10, 10, 5])]
     return Measurement(
         model="tiny",
         date="2026-01-01T00:00:00+00:00",
@@ -35,27 +36,31 @@ def measurement():
         versions={"python": "3.11"},
         speech={"manifest": "clips.jsonl", "format": "flac", "clips": 16},
         requests=4,
+        rest_s=2,
         runs=runs,
     )
 
 
-def test_the_first_is_compared_with_the_last_half_of_its_own_round(measurement):
+def test_the_first_is_compared_with_the_last_half_of_its_own_row_and_with_those_after_a_rest(measurement):
     summary = measurement.summarise(2, lambda run: run.client_ms)
-    assert (summary.first_ms, summary.second_ms, summary.settled_ms) == (30, 9, 10)
-    assert summary.ratio == (2, 0.5, 3)
+    assert (summary.first_ms, summary.second_ms, summary.settled_ms, summary.rested_ms) == (30, 9, 10, 20)
+    assert summary.over_settled == Ratio(median=2, least=0.5, greatest=3)
+    assert summary.over_rested == Ratio(median=1, least=0.8, greatest=1.5)
 
 
 def test_the_page_has_a_row_for_the_request_and_each_stage(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
     page = render(tmp_path / "raw.json").read_text()
-    assert "| 2 | **request** | 30.00 | 9.00 | 10.00 | 2.00 (0.50 to 3.00) |" in page
-    assert "| 2 | ensemble | 15.00 | 4.50 | 5.00 | 2.00 (0.50 to 3.00) |" in page
-    assert "| 2 | ctc | 1.00 | 1.00 | 1.00 | 1.00 (1.00 to 1.00) |" in page
+    assert "| 2 | **request** | 30.00 | 9.00 | 10.00 | 20.00 | 2.00 (0.50 to 3.00) | 1.00 (0.80 to 1.50) |" in page
+    assert "| 2 | ensemble | 15.00 | 4.50 | 5.00 | 10.00 | 2.00 (0.50 to 3.00) | 1.00 (0.80 to 1.50) |" in page
+    assert "| 2 | ctc | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) |" in page
     assert "Medians of 3 rounds" in page
+    assert "the median of 1 requests after the row" in page
 
 
-def test_every_request_to_a_fresh_server_is_timed_by_client_and_stage(repository):
+def test_every_request_to_a_fresh_server_is_timed_by_client_and_stage(repository, monkeypatch):
+    monkeypatch.setattr(first_request, "REST_S", 0.01)
     plan = Plan(
         repository=repository,
         model="quartznet_demo",
@@ -69,5 +74,5 @@ def test_every_request_to_a_fresh_server_is_timed_by_client_and_stage(repository
     (run,) = measurement.runs
     assert set(run.stages_ms) == set(STAGES)
     for times in (run.client_ms, run.ensemble_ms, *run.stages_ms.values()):
-        assert len(times) == 4
+        assert len(times) == 4 + first_request.NUM_RESTED
         assert min(times) > 0
