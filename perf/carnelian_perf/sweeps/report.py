@@ -155,7 +155,7 @@ def render_split(rows: Sequence[Row]) -> str:
             _show(row.client_ms),
             *(str(found[stage]) for stage in stages),
         ]
-        lines.append([*cells, _show(everything), f"+{over:.0%}"])
+        lines.append([*cells, _show(everything), f"{over:+.0%}"])
     legend = "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
     return legend + _table(head, lines)
 
