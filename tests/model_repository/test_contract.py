@@ -1,11 +1,14 @@
 """What the checked-in repository promises to Triton, without a server."""
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import carnelian_export.repository
 import carnelian_training.ctc
 import carnelian_training.features
+import carnelian_training.waveform
 import onnxruntime
 import pytest
 from carnelian_export.repository import SOURCES, read_config
@@ -17,6 +20,18 @@ MODELS = sorted(path.name for path in REPOSITORY.iterdir() if path.is_dir())
 ENSEMBLES = ["quartznet_demo", "quartznet_demo_pcm"]
 # A file of each backend that native Triton loads; an ensemble needs the folder alone.
 MODEL_FILES = {"dali": "dali.py", "onnxruntime": "model.onnx", "python": "model.py", "": ""}
+# What the native DALI backend runs, and before it what makes DALI 1.42, of Triton 24.10, out of a later one.
+SERIALISE = """
+import importlib.util, sys
+from nvidia.dali._utils.autoserialize import invoke_autoserialize
+from nvidia.dali.pipeline import DataNode
+del DataNode.shape
+spec = importlib.util.spec_from_file_location("autoserialize_mod", sys.argv[1])
+head_module = importlib.util.module_from_spec(spec)
+sys.modules["autoserialize_mod"] = head_module
+spec.loader.exec_module(head_module)
+invoke_autoserialize(head_module, sys.argv[2])
+"""
 
 
 def config_of(model: str) -> pb.ModelConfig:
@@ -84,6 +99,23 @@ def test_the_graph_declares_its_tensors_as_triton_compares_them_with_the_configu
     assert declared[length.name] == [-1, *length.dims]
     for output in config.output:
         assert declared[output.name] == [-1, *output.dims]
+
+
+@pytest.mark.parametrize(
+    ("graph", "settings"),
+    [
+        (SOURCES / "audio_decode" / "dali.py", {}),
+        (carnelian_training.features.__file__, {}),
+        (carnelian_training.features.__file__, {"frame_count": "ceil"}),
+        (carnelian_training.waveform.__file__, {}),
+    ],
+)
+def test_the_dali_of_triton_24_10_can_build_the_graphs(graph, settings, tmp_path):
+    source, target = tmp_path / "dali.py", tmp_path / "serialised"
+    source.write_bytes(Path(graph).read_bytes())
+    (tmp_path / "features.json").write_text(json.dumps({"max_audio_s": 60.0, **settings}))
+    subprocess.run([sys.executable, "-c", SERIALISE, str(source), str(target)], check=True)
+    assert b"Shapes" in target.read_bytes()
 
 
 def test_the_public_tensors():

@@ -21,6 +21,8 @@ from nvidia.dali.plugin.triton import autoserialize
 
 SAMPLE_RATE_HZ = 16_000
 SETTINGS_FILE = "features.json"  # beside this file in the model repository: "max_audio_s" and FeatureSettings
+# DALI 1.42, in Triton 24.10, has no `DataNode.shape`; from 1.44 on, the operator is deprecated.
+shape_of = DataNode.shape if hasattr(DataNode, "shape") else fn.shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
     guard = settings.log_guard
     energy = graph_math.log(mel + guard if settings.log_guard_by == "add" else graph_math.max(mel, guard))
     if settings.frame_count != "floor + 1":  # what the spectrogram makes
-        energy = fn.slice(energy, start=0, shape=settings.frames(signal.shape(dtype=types.INT32)), axes=[1])
+        energy = fn.slice(energy, start=0, shape=settings.frames(shape_of(signal, dtype=types.INT32)), axes=[1])
     if not settings.std_guard:
         return fn.normalize(energy, axes=[1], ddof=1)
     centred = energy - fn.reductions.mean(energy, axes=[1], keep_dims=True)
@@ -136,7 +138,7 @@ def serve() -> tuple[DataNode, DataNode]:
     signal = fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1)
     length = fn.external_source(name="SIGNAL_LENGTH", dtype=types.INT32, ndim=1)
 
-    samples = signal.shape(dtype=types.INT32)
+    samples = shape_of(signal, dtype=types.INT32)
     samples = samples * (samples <= limit)
     kept = graph_math.clamp(length, 1, graph_math.max(samples, 1))
     # Empty signals get one sample: the pre-emphasis operator crashes on none. Slicing before framing lets the

@@ -16,6 +16,8 @@ from nvidia.dali.plugin.triton import autoserialize
 
 SAMPLE_RATE_HZ = 16_000
 SETTINGS_FILE = "features.json"  # beside this file in the model repository: "max_audio_s" and WaveformSettings
+# DALI 1.42, in Triton 24.10, has no `DataNode.shape`; from 1.44 on, the operator is deprecated.
+shape_of = DataNode.shape if hasattr(DataNode, "shape") else fn.shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def serve() -> tuple[DataNode, DataNode]:
     signal = fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1)
     length = fn.external_source(name="SIGNAL_LENGTH", dtype=types.INT32, ndim=1)
 
-    samples = signal.shape(dtype=types.INT32)
+    samples = shape_of(signal, dtype=types.INT32)
     samples = graph_math.max(samples * (samples <= limit), 1)
     kept = graph_math.clamp(length, 1, samples)
     clip = fn.slice(signal, start=0, shape=kept, axes=[0], out_of_bounds_policy="pad")

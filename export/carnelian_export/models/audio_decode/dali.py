@@ -7,6 +7,9 @@ from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.pipeline import DataNode
 from nvidia.dali.plugin.triton import autoserialize
 
+# DALI 1.42, in Triton 24.10, has no `DataNode.shape`; from 1.44 on, the operator is deprecated.
+shape_of = DataNode.shape if hasattr(DataNode, "shape") else fn.shapes
+
 SAMPLE_RATE_HZ = 16_000
 MAX_AUDIO_S = 60
 UNKNOWN_LENGTH = 2**31 - 1
@@ -39,7 +42,7 @@ def decode() -> tuple[DataNode, DataNode]:
         length = types.Constant([UNKNOWN_LENGTH], dtype=types.INT32, device="cpu")
     else:
         clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)
-        size = clip.shape(dtype=types.INT32)
+        size = shape_of(clip, dtype=types.INT32)
         samples = size[0]
         # Most files have this rate and need nothing: every further operator costs time, and resampling them to the
         # rate that they have would cost more than decoding them.
