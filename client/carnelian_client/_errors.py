@@ -182,15 +182,15 @@ _WORDINGS = (
 )
 
 # "in ensemble 'demo', [request id: 7] Failed to process the request(s) for model 'demo_0_0', message: words
-#  At: model.py(9): execute", and from DALI "Critical error in pipeline: ... encountered: words
+#  At: model.py(9): execute", and from DALI "Runtime error: Critical error in pipeline: ... encountered: words
 #  C++ context: ...": people need the words.
 _WRAPPING = re.compile(
     r"^(?:in ensemble '[^']*',\s*"
     r"|\[request id: [^\]]*\]\s*"
     r"|Failed to process the request\(s\) for model '[^']*',\s*message:\s*"
-    r"|(?:RuntimeError: )?Critical error in pipeline:.*?encountered:\s*"
+    r"|(?:RuntimeError: |Runtime error: |DALI error: )?Critical error in pipeline:.*?encountered:\s*"
     r"|DALI operator [\w.]+:\s*)*"
-    r"(?P<words>.*?)(?:\s*\n\s*(?:At:\n|C\+\+ context:).*)?$",
+    r"(?P<words>.*?)(?:\s*\n\s*(?:At:\n|C\+\+ context:|Current pipeline object).*)?$",
     re.DOTALL,
 )
 

@@ -116,6 +116,22 @@ def test_the_message_is_the_words_without_their_wrapping_and_says_what_to_do():
     assert str(error).endswith("[model m, request 7, INTERNAL]")
 
 
+def test_the_native_dali_backends_message_loses_the_servers_traceback():
+    details = (
+        "in ensemble 'm', Runtime error: Critical error in pipeline:\n"
+        "Error in CPU operator `nvidia.dali.fn.decoders.audio`,\n"
+        "which was used in the pipeline definition with the following traceback:\n\n"
+        '  File "/models/audio_decode/1/dali.py", line 42, in decode\n'
+        "    clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)\n\n"
+        "encountered:\n\n"
+        "Failed to open encoded data: Format not recognised.\n"
+        "C++ context: [generic_decoder.cc:208] \nCurrent pipeline object is no longer valid."
+    )
+    error = error_from_answer("UNKNOWN", details)
+    assert type(error) is InvalidAudio
+    assert error.message.startswith("Failed to open encoded data: Format not recognised; convert the file")
+
+
 def test_a_deadline_is_also_pythons_timeout_error():
     assert issubclass(DeadlineExceeded, TimeoutError)
 

@@ -135,7 +135,7 @@ def test_http_answers_errors_with_the_documented_statuses(post):
     says("no samples", 400, failure("quartznet_demo", request_of(clip[:44]), clip[:44]))
     says("wrong option: decoder", 400, failure("quartznet_demo", request_of(clip, {"decoder": "x"}), clip))
     says("data-type is 'INT8'", 400, failure("quartznet_demo", request_of(clip, datatype="INT8"), clip))
-    says("Failed to open encoded data", 500, failure("quartznet_demo", request_of(b"hello"), b"hello"))
+    says("Failed to open encoded data", 400, failure("quartznet_demo", request_of(b"hello"), b"hello"))
     says("unknown model", 404, failure("nothing", request_of(clip), clip))
     says("Request timeout expired", 503, failure("quartznet_demo", request_of(clip, {"timeout": 1}), clip))
     says("failed to parse the request JSON", 500, failure("quartznet_demo", b"{"))

@@ -48,6 +48,7 @@ def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(
     assert isinstance(bad, InferenceServerException)
     assert "DALI operator nvidia.dali.fn.slice: Slice can't be placed out of bounds" in bad.message()
     assert "dali.py" not in bad.message()  # no paths of the server
+    assert bad.status() == "StatusCode.UNKNOWN"  # as the native backend answers
     np.testing.assert_array_equal(client.infer("cut", **requests[0])["CUT"], first["CUT"])
 
 

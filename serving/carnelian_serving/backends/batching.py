@@ -21,6 +21,7 @@ def execute(
     requests: Sequence[Any],
     run_batch: RunBatch,
     split: Callable[[Rows], Iterable[slice]] | None = None,
+    error_code: str = "INTERNAL",
 ) -> list[Any]:
     """Runs all requests as one batch, or as several; after an error each one by itself, so that it fails alone.
 
@@ -31,6 +32,7 @@ def execute(
             call overwrites: Triton has copied them by then, but for the single runs.
         split: From the input arrays to consecutive requests that run together. They are answered as soon as they
             have run, the last ones by what this returns.
+        error_code: Of the answer to a request that fails, the native backend's; a name in `pb_utils.TritonError`.
 
     Returns:
         For each request, in their order, a response, or None where it has been answered.
@@ -39,7 +41,7 @@ def execute(
     parts = split(_transpose(inputs)) if split else [slice(0, len(requests))]
     responses: list[Any] = []
     for part in parts:
-        answers = _answer(config, requests[part], inputs[part], run_batch)
+        answers = _answer(config, requests[part], inputs[part], run_batch, error_code)
         if part.stop < len(requests):
             for request, answer in zip(requests[part], answers, strict=True):
                 request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -68,13 +70,17 @@ def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], d
 
 
 def _answer(
-    config: ModelConfig, requests: Sequence[Any], inputs: Sequence[dict[str, Array]], run_batch: RunBatch
+    config: ModelConfig,
+    requests: Sequence[Any],
+    inputs: Sequence[dict[str, Array]],
+    run_batch: RunBatch,
+    error_code: str,
 ) -> list[Any]:
     try:
         return _respond(config, requests, run_batch(_transpose(inputs)))
     except Exception as error:
         if len(requests) == 1:
-            return [_refuse(error)]
+            return [_refuse(error, error_code)]
     responses = []
     for request, arrays in zip(requests, inputs, strict=True):
         try:
@@ -82,7 +88,7 @@ def _answer(
             copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
             responses += _respond(config, [request], copies)
         except Exception as error:
-            responses.append(_refuse(error))
+            responses.append(_refuse(error, error_code))
     return responses
 
 
@@ -111,5 +117,5 @@ def _respond(config: ModelConfig, requests: Sequence[Any], outputs: Rows) -> lis
     return responses
 
 
-def _refuse(error: Exception) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+def _refuse(error: Exception, error_code: str) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, error_code)))

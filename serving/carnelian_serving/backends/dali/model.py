@@ -54,7 +54,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers requests as one batch."""
-        return execute(self._config, requests, self._run)
+        return execute(self._config, requests, self._run, error_code="UNKNOWN")
 
     def finalize(self) -> None:
         """Frees the pipeline."""
