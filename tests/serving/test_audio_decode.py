@@ -127,6 +127,21 @@ def test_no_model_takes_longer_clips_than_are_decoded() -> None:
     assert max(limits) <= stage.MAX_AUDIO_S == LIMIT_SAMPLES / RATE
 
 
+def forge_ogg_length(file: bytes, samples: int) -> bytes:
+    """The file, whose last page says that it ends after so many samples."""
+    start = file.rindex(b"OggS")
+    page = bytearray(file[start:])
+    page[6:14] = samples.to_bytes(8, "little")
+    page[22:26] = bytes(4)
+    checksum = 0  # CRC-32 of Ogg: polynomial 0x04C11DB7, bits not reflected, from 0
+    for byte in page:
+        checksum ^= byte << 24
+        for _ in range(8):
+            checksum = checksum << 1 ^ (0x1_04C1_1DB7 if checksum >> 31 else 0)
+    page[22:26] = checksum.to_bytes(4, "little")
+    return file[:start] + page
+
+
 WAV = encode(tone(0.5))
 FLAC = encode(tone(0.5), container="FLAC")
 BROKEN = {
@@ -163,6 +178,14 @@ def test_a_forged_flac_length_is_an_error_and_not_an_outage(served: Any) -> None
     forged[22:26] = 0xFF
     (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
     assert isinstance(answer, Exception)
+    assert decode(served, WAV)[1] == RATE // 2
+
+
+@pytest.mark.parametrize("samples", [2**30, 2**33])
+def test_an_opus_file_that_claims_hours_is_refused_before_memory_is_taken_for_them(served: Any, samples: int) -> None:
+    forged = forge_ogg_length(encode(tone(5, 48_000), 48_000, "OGG", "OPUS").tobytes(), samples)
+    (answer,) = served.infer_together("audio_decode", [{"AUDIO": np.frombuffer(forged, np.uint8)[None]}])
+    assert "too little memory for an input of this length, or of the length that it claims" in str(answer)
     assert decode(served, WAV)[1] == RATE // 2
 
 

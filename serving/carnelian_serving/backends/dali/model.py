@@ -7,6 +7,7 @@ answer; here they are an error.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from carnelian_serving.backends.dali.pipeline import PipelineRunner, load_serial
 from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
 from carnelian_serving.backends.threads import thread_count
 
-PARAMETERS = ("num_threads",)
+PARAMETERS = ("num_threads", "memory_mib")
 
 
 class TritonPythonModel:
@@ -51,6 +52,8 @@ class TritonPythonModel:
             device_id=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None,
         )
         self._check_pipeline()
+        if memory_mib := self._config.integer("memory_mib", 0):
+            _limit_memory(memory_mib << 20)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers requests as one batch."""
@@ -105,3 +108,10 @@ class TritonPythonModel:
                 f"{config.name!r} must have the {self._pipeline.num_outputs} outputs of the pipeline, in its "
                 f"order, but the configuration has {len(config.outputs)}"
             )
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Bounds what this process may allocate from now on: a file may claim any length, and decoders believe it."""
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + more_bytes, hard))

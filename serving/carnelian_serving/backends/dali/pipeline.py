@@ -105,7 +105,10 @@ def summarise_error(text: str) -> str:
     match = _OPERATOR_ERROR.search(text)
     if match is None:
         return text
-    return f"DALI operator {match['operator']}: {match['words'].strip()}"
+    words = match["words"].strip()
+    if words == "std::bad_alloc":
+        words = "too little memory for an input of this length, or of the length that it claims; send less at once"
+    return f"DALI operator {match['operator']}: {words}"
 
 
 def load_serialized(config: ModelConfig) -> bytes:
