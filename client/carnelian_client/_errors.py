@@ -175,10 +175,18 @@ _WORDINGS = (
         InvalidAudio,
         CONVERT_ADVICE,
     ),
-    _wording("socket closed|http1", ConnectError, "8001 is Triton's usual gRPC port; 8000 speaks HTTP"),
+    _wording(
+        "socket closed|http1",
+        ConnectError,
+        "the server ended, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP)",
+    ),
     _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
     _wording("resolv", ConnectError, "check the host name in `url`"),
-    _wording("failed to connect", ConnectError, "check `url` and that the server runs"),
+    _wording(
+        "failed to connect|connection attempt timed out|handshaker shutdown",
+        ConnectError,
+        "check `url` and that the server runs",
+    ),
 )
 
 # "in ensemble 'demo', [request id: 7] Failed to process the request(s) for model 'demo_0_0', message: words

@@ -6,9 +6,11 @@ build each request, errors that keep the status as text, and a destructor that c
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import struct
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +31,14 @@ _CHANNEL_OPTIONS = (
     ("grpc.lb_policy_name", "round_robin"),
     # Reconnect at the pace of the retries: by default nothing is tried for a second after a refusal.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5000),
+    # In spite of its name, the time that one attempt to connect may take; 20 s by default.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A connection that the network has dropped without a word, as NAT does with idle ones, is given up when what was
+    # sent is not acknowledged in 20 s: without keepalive, calls fail on it for 15 minutes. Its pings themselves must be
+    # rarer than every 5 minutes, or the server ends the connection.
+    ("grpc.keepalive_time_ms", 600_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_receive_message_length", -1),
 )
 # gRPC would ask the proxy of the environment for this machine's own address, too.
@@ -47,6 +55,7 @@ class Transport:
         else:
             self._channel = grpc.secure_channel(url, _credentials(tls), options=_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._is_closed = False
 
     def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """Transcribe one clip, in one attempt.
@@ -75,6 +84,7 @@ class Transport:
 
     def close(self) -> None:
         """Close the connection; calls in flight end with an error."""
+        self._is_closed = True
         self._channel.close()
 
     def _call(self, method: str, message: Any, deadline: Deadline, request: Request | None = None) -> Any:
@@ -82,6 +92,10 @@ class Transport:
             return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise _error(error, deadline, request) from error
+        except ValueError as error:  # of a channel that was closed between two attempts
+            if not self._is_closed:
+                raise
+            raise _closed(request) from error
 
 
 class AsyncTransport:
@@ -96,6 +110,7 @@ class AsyncTransport:
         else:
             self._channel = grpc.aio.secure_channel(url, _credentials(tls), options=_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._is_closed = False
 
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """See `Transport.infer`."""
@@ -120,6 +135,7 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """See `Transport.close`."""
+        self._is_closed = True
         await self._channel.close()
 
     async def _call(self, method: str, message: Any, deadline: Deadline, request: Request | None = None) -> Any:
@@ -128,6 +144,11 @@ class AsyncTransport:
             return await call(message, timeout=deadline.left_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise _error(error, deadline, request) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as error:
+            # A channel that is closed cancels its calls, which would look as if their tasks had been cancelled.
+            if not self._is_closed or _is_cancelled(asyncio.current_task()):
+                raise
+            raise _closed(request) from error
 
 
 def _options(url: str) -> tuple[tuple[str, str | int], ...]:
@@ -195,11 +216,24 @@ def _models(answer: service_pb2.RepositoryIndexResponse) -> tuple[Model, ...]:
     return tuple(Model(m.name, m.version, m.state == "READY", m.state, m.reason) for m in answer.models)
 
 
+def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
+    """Whether somebody has cancelled the task itself, of which Python tells since 3.11."""
+    return task is not None and sys.version_info >= (3, 11) and task.cancelling() > 0
+
+
+def _closed(request: Request | None) -> CarnelianClientError:
+    return _error_for(request, "CANCELLED", "the client was closed before the answer came")
+
+
 def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
     # Whatever a call raises is a grpc.Call as well, which the base class does not say.
     status, details = error.code().name, error.details() or ""
     if status == "DEADLINE_EXCEEDED":
         details = f"no answer within {deadline.timeout_s:g} s"
+    return _error_for(request, status, details)
+
+
+def _error_for(request: Request | None, status: str, details: str) -> CarnelianClientError:
     if request is None:
         return error_from_answer(status, details)
     return error_from_answer(status, details, clip=request.clip, model=request.model, request_id=request.request_id)

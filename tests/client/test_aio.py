@@ -1,8 +1,10 @@
 import asyncio
 import contextlib
 import inspect
+import sys
 import time
 
+import grpc
 import numpy as np
 import pytest
 from carnelian_client import (
@@ -16,6 +18,7 @@ from carnelian_client import (
     RetryPolicy,
     ServerBusy,
     Transcript,
+    TransportError,
 )
 
 FAST = RetryPolicy(num_attempts=4, first_wait_s=0.01, longest_wait_s=0.02)
@@ -146,6 +149,47 @@ def test_a_closed_client_says_so(endpoint, wav):
 
     with pytest.raises(RuntimeError, match="closed"):
         asyncio.run(main())
+
+
+def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, make_result):
+    async def use(client):
+        task = asyncio.create_task(client.transcribe(wav))
+        while not triton.requests:
+            await asyncio.sleep(0.01)
+        await client.close()
+        with pytest.raises(TransportError, match="closed"):
+            await task
+
+    triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
+    run(use)
+
+
+def test_closing_ends_calls_between_two_attempts(run, triton, wav):
+    async def use(client):
+        task = asyncio.create_task(client.transcribe(wav))
+        while not triton.requests:
+            await asyncio.sleep(0.001)
+        await client.close()
+        with pytest.raises(TransportError, match="closed"):
+            await task
+
+    triton.answer = lambda request, context: context.abort(grpc.StatusCode.UNAVAILABLE, BUSY[1])
+    run(use)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before, a task does not say that it was cancelled")
+def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, make_result):
+    async def use(client):
+        task = asyncio.create_task(client.transcribe(wav))
+        while not triton.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
+    run(use)
 
 
 async def listed(outcomes):

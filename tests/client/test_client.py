@@ -1,5 +1,9 @@
+import contextlib
 import json
 import logging
+import os
+import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -243,6 +247,62 @@ def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
         client.transcribe(wav)
     assert time.monotonic() - start < 1
     closer.join()
+
+
+def test_closing_ends_calls_between_two_attempts(start_endpoint, wav):
+    endpoint = start_endpoint()
+    endpoint.stop()
+    client = CarnelianClient(endpoint.url, retry=RetryPolicy(num_attempts=1000, longest_wait_s=0.2))
+    closer = threading.Timer(0.5, client.close)
+    closer.start()
+    with pytest.raises(TransportError, match="closed"):
+        client.transcribe(wav)
+    closer.join()
+
+
+def carry(source, target, delay_s):
+    """Hands on what arrives at one socket to another, late."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(2**16):
+            time.sleep(delay_s)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def test_a_server_may_be_far_away(endpoint, wav):
+    """A handshake of half a second, as with TLS between continents, is not given up."""
+    host, _, port = endpoint.url.rpartition(":")
+    with socket.create_server((host, 0)) as listening:
+
+        def connect():
+            with listening.accept()[0] as near, socket.create_connection((host, int(port))) as far:
+                back = threading.Thread(target=carry, args=(far, near, 0.25))
+                back.start()
+                carry(near, far, 0.25)
+                back.join()
+
+        road = threading.Thread(target=connect)
+        road.start()
+        once = RetryPolicy(num_attempts=1)
+        with CarnelianClient(f"{host}:{listening.getsockname()[1]}", retry=once) as client:
+            assert client.is_ready()
+            assert client.transcribe(wav).text == f"{len(wav)} bytes"
+        road.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the process's sockets in /proc")
+def test_a_connection_that_the_network_has_dropped_is_given_up(endpoint, client, wav):
+    """The kernel ends it when what was sent is not acknowledged, so that calls do not fail on it for 15 minutes."""
+    client.transcribe(wav)
+    _, _, port = endpoint.url.rpartition(":")
+    timeouts_ms = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(link.name))) as found:
+                    if found.family in (socket.AF_INET, socket.AF_INET6) and str(found.getpeername()[1]) == port:
+                        timeouts_ms.add(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    assert timeouts_ms == {20_000}
 
 
 def test_many_keep_their_order_and_their_number(client, triton, wav, make_result):

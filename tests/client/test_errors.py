@@ -88,6 +88,11 @@ ANSWERS = [
     ("INTERNAL", "Error decoding file . Error: Requested 16000 samples but got 4096 samples.", InvalidAudio),
     ("UNAVAILABLE", "failed to connect to all addresses; last error: Connection refused", ConnectError),
     ("UNAVAILABLE", "Socket closed", ConnectError),
+    (
+        "UNAVAILABLE",
+        "connections to all backends failing; last error: UNKNOWN: ipv4:127.0.0.1:1: connection attempt timed out",
+        ConnectError,
+    ),
     ("INTERNAL", "Failed to open encoded data: Error : unknown error in flac decoder.", InvalidAudio),
     ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded),
     (None, "no samples", InvalidAudio),
@@ -130,6 +135,17 @@ def test_the_native_dali_backends_message_loses_the_servers_traceback():
     error = error_from_answer("UNKNOWN", details)
     assert type(error) is InvalidAudio
     assert error.message.startswith("Failed to open encoded data: Format not recognised; convert the file")
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("Stream removed (Socket closed)", "the server ended, or `url` is not its gRPC port"),
+        ("connection attempt timed out before receiving SETTINGS frame", "check `url`"),
+    ],
+)
+def test_a_broken_connection_says_what_may_be_the_reason(words, advice):
+    assert error_from_answer("UNAVAILABLE", words).message.startswith(f"{words}; {advice}")
 
 
 def test_a_deadline_is_also_pythons_timeout_error():
