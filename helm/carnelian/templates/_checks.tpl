@@ -71,6 +71,10 @@
 {{- if and (eq .mode "hpa") (lt (int .minReplicas) 1) -}}
 {{- fail "autoscaling.minReplicas is 0, but an HPA keeps at least one pod; set 1, or autoscaling.mode: keda" -}}
 {{- end -}}
+{{- $cpu := or (dig "requests" "cpu" "" $.Values.resources) (dig "limits" "cpu" "" $.Values.resources) -}}
+{{- if and .cpuPercent (ne .mode "none") (not $cpu) -}}
+{{- fail (printf "autoscaling.cpuPercent is %v, but resources.requests.cpu, of which it is a share, is not set; set it, or cpuPercent: null" .cpuPercent) -}}
+{{- end -}}
 {{- if and (eq .mode "keda") (lt (int .minReplicas) 1) (not .keda.activationQuery) -}}
 {{- fail "autoscaling.minReplicas is 0, but without pods there are no queues to see; set autoscaling.keda.activationQuery" -}}
 {{- end -}}
