@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from carnelian_serving.launcher import Server
 
 RATE = 16_000
 LIMIT_SAMPLES = 60 * RATE
@@ -182,7 +183,11 @@ def test_a_forged_flac_length_is_an_error_and_not_an_outage(served: Any) -> None
 
 
 @pytest.mark.parametrize("samples", [2**30, 2**33])
-def test_an_opus_file_that_claims_hours_is_refused_before_memory_is_taken_for_them(served: Any, samples: int) -> None:
+def test_an_opus_file_that_claims_hours_is_refused_before_memory_is_taken_for_them(
+    server: Any, served: Any, samples: int
+) -> None:
+    if not isinstance(server, Server):
+        pytest.skip("the native backend bounds no memory, and would take it")
     forged = forge_ogg_length(encode(tone(5, 48_000), 48_000, "OGG", "OPUS").tobytes(), samples)
     (answer,) = served.infer_together("audio_decode", [{"AUDIO": np.frombuffer(forged, np.uint8)[None]}])
     assert "too little memory for an input of this length, or of the length that it claims" in str(answer)
