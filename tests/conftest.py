@@ -1,8 +1,10 @@
 """A server for every test that speaks to one: carnelian-serve, or a container with `--triton-image`."""
 
 import base64
+import contextlib
 import io
 import math
+import resource
 import shutil
 import subprocess
 import time
@@ -149,3 +151,19 @@ def server(
     else:
         with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
             yield running
+
+
+@pytest.fixture
+def room():
+    """Within `room(n)` no file can grow beyond n bytes: to write more fails as on a full disk."""
+
+    @contextlib.contextmanager
+    def limit(num_bytes):
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+    return limit

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 import torch
+from carnelian_training.replacement import replaced
 from torch import Tensor
 
 from carnelian_export.profiles import Profile, shapes_of
@@ -90,7 +91,8 @@ def build_engine(
     if plan is None:
         raise EngineError(f"{trt.__name__} {trt.__version__} must build the graph, but says: {'; '.join(log.errors)}")
     if cache is not None:
-        cache.write_bytes(bytes(config.get_timing_cache().serialize()))
+        with replaced(cache) as partial:
+            partial.write_bytes(bytes(config.get_timing_cache().serialize()))
     if trt.__name__ == PORTABLE:
         logger.warning(
             "built with TensorRT-RTX, which Triton cannot load: export with `tensorrt` installed to serve it"

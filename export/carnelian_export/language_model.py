@@ -21,6 +21,7 @@ from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import END
 from carnelian_training.models.transformer_xl import TransformerXl
 from onnx import helper
+from carnelian_training.replacement import replaced
 from torch import Tensor, nn
 
 from carnelian_export.parity import SEED, ParityError, Tolerance, open_graph
@@ -81,19 +82,14 @@ def write_language_model(path: Path, name: str, config: LanguageModelConfig, net
 
     Raises:
         ParityError: They disagree; nothing was written.
+        WriteError: The disk has no room; nothing was written.
     """
     graph = export_language_model(network)
     metadata = {"tokenizer": base64.b64encode(network.tokenizer).decode(), "case": "lower"}
     helper.set_model_props(graph, {"format": FORMAT, "name": name, **metadata})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    try:
-        onnx.save(graph, partial)
-        worst = check_parity(partial, network, config.text.segment)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return worst
+    with replaced(path) as partial:
+        onnx.save(graph, partial, "protobuf")
+        return check_parity(partial, network, config.text.segment)
 
 
 def export_language_model(network: TransformerXl) -> onnx.ModelProto:

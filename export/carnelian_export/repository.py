@@ -14,6 +14,7 @@ from carnelian_training.config import Config
 from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.replacement import written
 from carnelian_training.waveform import WaveformSettings
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -115,17 +116,19 @@ def write_model(
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
             nothing was written.
         TuningError: A stage has no such setting; nothing was written.
+        WriteError: The disk has no room; nothing was written.
     """
     _check_name(name)
     target = target or Target()
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository)) as scratch:
         staged = Path(scratch)
-        _stage(staged, name, config, decoding or Decoding(), target)
-        _check_release(repository, staged, name)
-        acoustic = staged / f"{name}_acoustic"
-        max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
-        difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size, MAX_AUDIO_S)
+        with written(repository / name, ", and is as it was before"):
+            _stage(staged, name, config, decoding or Decoding(), target)
+            _check_release(repository, staged, name)
+            acoustic = staged / f"{name}_acoustic"
+            max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
+            difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size, MAX_AUDIO_S)
         replaced = staged / "replaced"
         replaced.mkdir()
         for folder in sorted(staged.iterdir()):

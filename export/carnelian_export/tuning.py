@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from carnelian_training.replacement import replaced
 from tritonclient.grpc import model_config_pb2 as pb
 
 TUNED_STAGES = ("decode", "features", "acoustic", "ctc")
@@ -73,8 +74,8 @@ def read_tuning(path: Path) -> Tuning:
 def write_tuning(path: Path, tuning: Tuning) -> None:
     """Write a file for `carnelian-export --tuning`, and its folder where that is missing."""
     content = {stage: settings.settings() for stage, settings in tuning.items() if settings.settings()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with replaced(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def apply_tuning(config: pb.ModelConfig, tuning: StageTuning) -> None:

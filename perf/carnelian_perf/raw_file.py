@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -83,11 +84,26 @@ def describe_origin(commit: str | None) -> dict[str, Any]:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a raw file, whole or not at all, and its folder where that is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    """Write a raw file as :func:`write_whole` does."""
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all, and its folder where that is missing.
+
+    Raises:
+        OSError: It could not be written; the message names it, and it is as it was before.
+    """
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(f"{path} could not be written, and is as it was before: {error.strerror}") from error
 
 
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:

@@ -16,6 +16,7 @@ from carnelian_training.checkpoint import save
 from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
+from carnelian_training.replacement import WriteError
 from carnelian_training.run_config import run_from_dict
 from typer.testing import CliRunner
 
@@ -116,3 +117,11 @@ def test_the_command_writes_it(tmp_path):
     result = CliRunner().invoke(app, [str(tmp_path / "tiny.pt"), "--name", "tiny", "--repository", str(tmp_path / "r")])
     assert "must be a recogniser, but is a language model" in str(result.exception)
     assert CliRunner().invoke(app, [str(tmp_path / "tiny.pt")]).exit_code == 2
+
+
+def test_a_file_that_finds_no_room_is_named_and_the_old_one_stays(room, tmp_path):
+    path = tmp_path / "lm.onnx"
+    path.write_text("old")
+    with room(1000), pytest.raises(WriteError, match=r"lm\.onnx could not be written, and is as it was before"):
+        write_language_model(path, "tiny", *make())
+    assert path.read_text() == "old"

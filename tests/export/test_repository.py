@@ -13,6 +13,7 @@ from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import build_model
 from carnelian_training.ctc import OptionError
+from carnelian_training.replacement import WriteError
 
 FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
 
@@ -44,6 +45,14 @@ def test_a_mounted_volume_is_a_repository_too(volume, config, network):
     for _ in range(2):
         write_model(volume, "tiny", config, network)
         assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+
+
+def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, config, network):
+    write_model(tmp_path / "r", "tiny", config, network)
+    before = contents(tmp_path)
+    with room(1000), pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: "):
+        write_model(tmp_path / "r", "tiny", config, network)
+    assert contents(tmp_path) == before
 
 
 def test_exporting_again_gives_the_same_bytes(tmp_path, config, network):

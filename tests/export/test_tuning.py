@@ -12,6 +12,7 @@ from carnelian_export.tuning import (
     read_tuning,
     write_tuning,
 )
+from carnelian_training.replacement import WriteError
 
 DEMO = Path(__file__).parents[2] / "model_repository"
 TUNING = {
@@ -24,6 +25,13 @@ TUNING = {
 def test_tuning_survives_its_file(tmp_path):
     write_tuning(tmp_path / "new" / "tuning.json", {**TUNING, "features": StageTuning()})
     assert read_tuning(tmp_path / "new" / "tuning.json") == TUNING
+
+
+def test_tuning_that_finds_no_room_is_named_and_the_old_one_stays(room, tmp_path):
+    write_tuning(tmp_path / "tuning.json", TUNING)
+    with room(50), pytest.raises(WriteError, match=r"tuning\.json could not be written, and is as it was before"):
+        write_tuning(tmp_path / "tuning.json", {**TUNING, "features": StageTuning(instances=2)})
+    assert read_tuning(tmp_path / "tuning.json") == TUNING
 
 
 def test_tuning_that_is_not_there_is_named(tmp_path):

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from carnelian_perf.raw_file import write
 
 MODULES = {
     "batching": "traffic.batching_results",
@@ -55,3 +56,12 @@ def test_a_raw_file_of_another_command_is_refused(tmp_path):
     (tmp_path / "raw.json").write_text(json.dumps(content | {"subject": "int8"}))
     with pytest.raises(ValueError, match="`carnelian-perf words`, but is not: subject: "):
         class_of(content).read(tmp_path / "raw.json")
+
+
+def test_a_disk_without_room_is_named_and_loses_nothing(room, tmp_path):
+    path = tmp_path / "raw.json"
+    path.write_text("old")
+    with room(1000), pytest.raises(OSError, match=r"raw\.json could not be .* as it was before: File too large"):
+        write(path, {"words": "a" * 10_000})
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -14,6 +14,7 @@ from carnelian_training.corpora.perturb import perturb
 from carnelian_training.data.loading import Item, load
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.features import FeatureSettings
+from carnelian_training.replacement import WriteError
 
 NOISE = np.random.default_rng(0).standard_normal(48000).astype(np.float32) * 0.1
 
@@ -165,6 +166,26 @@ def test_a_dead_server_is_given_up_and_the_message_says_how_to_go_on(tmp_path, m
     monkeypatch.setattr(download.time, "sleep", lambda _: None)
     with pytest.raises(OSError, match=r"gave up after 5 attempts .* from byte 0"):
         download.download("http://127.0.0.1:9/x", tmp_path / "x", "0")
+
+
+def test_a_disk_without_room_is_no_fault_of_the_server(server, checksums, room, tmp_path):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    with room(1000), pytest.raises(WriteError, match=r"dev-clean\.tar\.gz\.partial could not be written, and keeps"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [""]
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == ["", "bytes=1000-"]
+    assert len(read_manifest(out / "dev-clean.jsonl")) == 2
+
+
+def test_an_archive_that_finds_no_room_is_named(server, checksums, room, tmp_path):
+    _, url, root = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.tar.gz").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
+    with room(1000), pytest.raises(WriteError, match=r"dev-clean\.unpacking could not be written: File too large"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
 
 
 def test_an_unknown_part_is_refused(tmp_path):

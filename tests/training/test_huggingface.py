@@ -19,6 +19,7 @@ from carnelian_training.foreign.fairseq import _literal
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.pretraining import PretrainingConfig, Wav2Vec2Pretraining, hidden_frames, pick
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.replacement import WriteError
 from safetensors.torch import load_file, save_file
 
 REFERENCES = Path(__file__).parent / "references"
@@ -371,6 +372,15 @@ def test_the_folder_of_another_model_is_no_target(tmp_path):
     changed(tmp_path / "mine" / "added_tokens.json", é=10)
     with pytest.raises(CheckpointError, match=r"must be a new folder.* would read its added_tokens\.json"):
         huggingface.write(tmp_path / "mine", config, weights)
+
+
+def test_a_folder_that_finds_no_room_is_as_it_was(room, tmp_path):
+    config, weights = sources.read(REFERENCES / "wav2vec2_base")
+    huggingface.write(tmp_path / "mine", config, weights)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    with room(10_000), pytest.raises(WriteError, match=r"model\.safetensors could not be written, and is as it was"):
+        huggingface.write(tmp_path / "mine", config, {name: tensor + 1 for name, tensor in weights.items()})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
 def test_a_checkpoint_is_not_written_over_its_source(tmp_path, monkeypatch, caplog):

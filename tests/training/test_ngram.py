@@ -1,5 +1,6 @@
 import json
 import random
+import subprocess
 
 import kenlm
 import pytest
@@ -35,6 +36,18 @@ def text(tmp_path):
     return path
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
 def build(text, target, *arguments: str):
     return CliRunner().invoke(app, ["ngram", str(target), "--text", str(text), *arguments])
 
@@ -51,6 +64,17 @@ def test_text_becomes_a_binary_language_model_in_the_labels(text, tmp_path):
     LanguageModel(tmp_path / "lm.klm", list(LABEL_CHARACTERS))  # no other characters in it
     model = kenlm.Model(str(tmp_path / "lm.klm"))
     assert model.score("mister smith's cat saw the third") > model.score("third the saw cat smith's mister") + 2
+
+
+@needs_kenlm
+def test_a_disk_without_room_costs_no_model_that_is_there(text, small_disk):
+    path = small_disk / "lm.klm"
+    path.write_text("old")
+    result = build(text, path)
+    said = f"{path} could not be written, and is as it was before: build_binary was ended by SIGBUS"
+    assert said in str(result.exception)
+    assert path.read_text() == "old"
+    assert list(small_disk.iterdir()) == [path]
 
 
 @needs_kenlm

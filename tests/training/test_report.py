@@ -14,6 +14,7 @@ from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import Evaluation
 from carnelian_training.plot import draw, read_metrics
+from carnelian_training.replacement import WriteError
 from carnelian_training.report import Report
 from carnelian_training.train import train
 from tensorboardX.proto.event_pb2 import Event
@@ -73,6 +74,15 @@ def test_the_log_line_has_the_same_fields_in_the_same_order(tiny_config, tmp_pat
     assert caplog.messages[-1].startswith("step=1234567 ")
     assert caplog.messages[1] == "step=3       dev_wer=33.33% dev_cer=8.33%"
     assert caplog.messages[2] == "reference: one two\n    heard: one too"
+
+
+def test_a_log_without_room_is_named(tiny_config, room, tmp_path):
+    report = Report(tmp_path, tiny_config, 0)
+    log_three_steps(report)
+    with room(50), pytest.raises(WriteError, match=r"metrics\.jsonl could not be written: File too large"):
+        log_three_steps(report)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [3]
+    Report(tmp_path, tiny_config, 3)  # goes on
 
 
 def test_throughput_counts_the_steps_since_the_last_line(tiny_config, tmp_path):

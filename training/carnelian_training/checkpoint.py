@@ -1,6 +1,5 @@
 """Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
 
-import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.replacement import replaced
 from carnelian_training.run_config import RunConfig, run_from_dict
 
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
@@ -83,24 +83,8 @@ def save(
         "results": results,
         "training": training,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:
-        # Where the disk has no room, PyTorch ends the file at a position that it did not expect, and says only that.
-        reason = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(reason, OSError):
-            raise
-        raise OSError(
-            reason.errno, f"{path} could not be written, and is as it was before: {reason.strerror}"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with replaced(path) as partial, partial.open("wb") as file:
+        torch.save(content, file)
 
 
 def check_is_fetched(path: Path) -> None:

@@ -243,6 +243,7 @@ def perplexity(
     from carnelian_training.checkpoint import load_language_model
     from carnelian_training.language_models.perplexity import interpolate, score_words, score_words_by_ngrams
     from carnelian_training.language_models.sentences import divide
+    from carnelian_training.replacement import replaced
     from carnelian_training.synthesis.texts import choose_sources
 
     if len({path.name for path in models}) < len(models):
@@ -271,7 +272,8 @@ def perplexity(
         report["models"][name] = dict(zip(("all_words", "known_words", "unknown_share"), row, strict=True))
         print(f"{row[0]:10.2f} {row[1]:8.2f} {row[2]:8.2%} {name}")
     if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        with replaced(out) as partial:
+            partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 @app.command(rich_help_panel=MODELS)

@@ -23,6 +23,7 @@ from carnelian_training.evaluate import (
     warn_of_characters,
 )
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.replacement import replaced
 from carnelian_training.served import DecodingClock, connect, transcribe_served
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def render_comparison(rows: Sequence[Row]) -> str:
 
 def write_comparison(path: Path, rows: Sequence[Row]) -> None:
     """Write JSON lines, one for each row."""
-    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    with replaced(path) as partial:
+        partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 def _columns(measured: Measured) -> list[str]:

@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from carnelian_training.replacement import replaced
+
 SUFFIXES = (".png", ".svg", ".pdf")
 STYLES = ("-", "--")
 
@@ -83,10 +85,9 @@ def draw(runs: Sequence[Path], target: Path) -> None:
     if len(runs) == 1 and below:
         panels[1].set_title(_best(records[runs[0]]), fontsize="small")
     panels[-1].set_xlabel("step")
-    target.parent.mkdir(parents=True, exist_ok=True)
     # Equal records give an equal file: no date, no random identifiers.
-    with rc_context({"svg.hashsalt": "carnelian"}):
-        figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
+    with rc_context({"svg.hashsalt": "carnelian"}), replaced(target) as partial:
+        figure.savefig(partial, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
 
 
 def _best(records: list[dict[str, Any]]) -> str:

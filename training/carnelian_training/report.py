@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from carnelian_training.evaluate import Evaluation
 from carnelian_training.plot import draw, read_metrics
+from carnelian_training.replacement import replaced, written
 from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -137,18 +138,19 @@ class Report:
 
     def _record(self, record: dict[str, Any]) -> None:
         record = {name: value for name, value in record.items() if math.isfinite(value)}  # JSON knows no others
-        with (self.directory / METRICS).open("a", encoding="utf-8") as file:
+        metrics, events = self.directory / METRICS, self.directory / "tensorboard"
+        with written(metrics), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        for name, value in record.items():
-            if name != "step":
-                self.writer.add_scalar(name, value, record["step"])
-        self.writer.flush()
+        with written(events):
+            for name, value in record.items():
+                if name != "step":
+                    self.writer.add_scalar(name, value, record["step"])
+            self.writer.flush()
 
 
 def _drop_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [record for record in read_metrics(path) if record["step"] <= step]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
-    partial.replace(path)
+    with replaced(path) as partial:
+        partial.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")

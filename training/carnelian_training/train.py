@@ -26,6 +26,7 @@ from carnelian_training.language_models.task import LanguageModelling, Predictio
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.recognition import Recognition
+from carnelian_training.replacement import replaced
 from carnelian_training.report import Report
 from carnelian_training.run_config import RunConfig
 from carnelian_training.state import State, new_state, resume, write
@@ -73,9 +74,9 @@ def train(config: RunConfig, directory: Path) -> None:
             return
         task.prepare(state)
         if process.leads:
-            directory.mkdir(parents=True, exist_ok=True)
             resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
-            (directory / f"{config.name}.yaml").write_text(resolved, encoding="utf-8")
+            with replaced(directory / f"{config.name}.yaml") as partial:
+                partial.write_text(resolved, encoding="utf-8")
 
         report = Report(directory, config, state.step, enabled=process.leads)
         stop = False

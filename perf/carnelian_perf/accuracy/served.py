@@ -14,12 +14,8 @@ from typing import Any
 import jiwer
 from carnelian_client import CarnelianClient, CarnelianClientError, Outcome, Transcript
 
-CONCURRENCY = 8
-
-
-@dataclass(frozen=True)
-class Utterance:
-    """A line of a manifest."""
+from carnelian_perf.manifest import Utterance, read_manifest
+from carnelian_perf.raw_file import write_whole
 
     audio_filepath: Path
     duration_s: float
@@ -78,18 +74,18 @@ class Accuracy:
 
     def write(self, path: Path) -> None:
         """Write JSON lines: `audio_filepath`, `duration`, `text`, `pred_text`, and `error` where there is one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            for u, outcome in zip(self.utterances, self.outcomes, strict=True):
-                row: dict[str, Any] = {
-                    "audio_filepath": str(u.audio_filepath),
-                    "duration": u.duration_s,
-                    "text": u.text,
-                    "pred_text": _text(outcome),
-                }
-                if not isinstance(outcome, Transcript):
-                    row["error"] = str(outcome)
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        lines = []
+        for u, outcome in zip(self.utterances, self.outcomes, strict=True):
+            row: dict[str, Any] = {
+                "audio_filepath": str(u.audio_filepath),
+                "duration": u.duration_s,
+                "text": u.text,
+                "pred_text": _text(outcome),
+            }
+            if not isinstance(outcome, Transcript):
+                row["error"] = str(outcome)
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        write_whole(path, "".join(lines))
 
 
 def measure(manifest: Path, url: str, model: str) -> Accuracy:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from carnelian_training.replacement import WriteError, written
+
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60
 ATTEMPTS = 5
@@ -24,7 +26,8 @@ def download(url: str, target: Path, md5: str) -> bool:
         Whether anything had to be fetched.
 
     Raises:
-        OSError: The server refuses, or goes silent for good; the partial file stays for the next attempt.
+        OSError: The server refuses, or goes silent for good, or the disk is full; the partial file stays for the next
+            attempt.
         ValueError: The checksum is wrong; a file that was fetched is removed.
     """
     if target.exists():
@@ -57,6 +60,8 @@ def _fetch(url: str, partial: Path) -> None:
                 if error.code < 500:
                     raise OSError(f"{url}: the server answers {error.code} {error.reason}") from error
                 problem = str(error)
+            except WriteError:  # no server's fault
+                raise
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error)
             failures = 0 if _size(partial) > before else failures + 1
@@ -79,7 +84,9 @@ def _append(url: str, partial: Path, progress: tqdm) -> bool:  # type: ignore[ty
         progress.update(start)
         with partial.open("ab" if start else "wb") as file:
             while block := response.read(BLOCK_BYTES):
-                file.write(block)
+                with written(partial, ", and keeps what it has"):
+                    file.write(block)
+                    file.flush()
                 progress.update(len(block))
     return total is None or _size(partial) == total
 

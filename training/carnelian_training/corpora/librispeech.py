@@ -10,6 +10,7 @@ import soundfile
 
 from carnelian_training.corpora.download import download
 from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.replacement import written
 
 URL = "https://www.openslr.org/resources"
 
@@ -67,7 +68,7 @@ def _unpack(directory: Path, part: str, url: str) -> None:
     was_fetched = download(f"{url}/{resource}/{archive.name}", archive, md5)
     unpacking = directory / f".{part}.unpacking"
     shutil.rmtree(unpacking, ignore_errors=True)
-    with tarfile.open(archive) as tar:
+    with written(unpacking), tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(unpacking, filter="data")
         else:  # a Python below 3.11.4, such as Debian 12's; the checksum was right

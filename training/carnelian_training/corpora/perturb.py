@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from carnelian_training.data.audio import error_words
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.sound_file import write_sound
 
 
 def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: int | None = None) -> Path:
@@ -56,7 +57,6 @@ def _write(clip: Clip, target: Path, speed: float) -> Clip:
     except RuntimeError as error:
         raise ValueError(f"{clip.audio_filepath} cannot be read: {error_words(error)}") from error
     faster = np.asarray(soxr.resample(sound, rate_hz * speed, rate_hz), np.float32)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(target, faster, rate_hz)
+    write_sound(target, faster, rate_hz)
     extra = {**clip.extra, "speed": speed}
     return replace(clip, audio_filepath=target, duration=len(faster) / rate_hz, extra=extra, offset=None)

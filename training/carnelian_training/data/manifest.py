@@ -6,11 +6,12 @@ The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from carnelian_training.replacement import replaced
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,14 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
     Audio below the manifest's folder is written relative to it, so that the folder can be moved.
     """
     folder = path.parent.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            for clip in clips:
-                audio = clip.audio_filepath.absolute()
-                if audio.is_relative_to(folder):
-                    audio = audio.relative_to(folder)
-                row = {"audio_filepath": audio.as_posix(), "duration": clip.duration, "text": clip.text}
-                row |= {} if clip.offset is None else {"offset": clip.offset}
-                file.write(json.dumps(row | dict(clip.extra), ensure_ascii=False) + "\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replaced(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for clip in clips:
+            audio = clip.audio_filepath.absolute()
+            if audio.is_relative_to(folder):
+                audio = audio.relative_to(folder)
+            row = {"audio_filepath": audio.as_posix(), "duration": clip.duration, "text": clip.text}
+            row |= {} if clip.offset is None else {"offset": clip.offset}
+            file.write(json.dumps(row | dict(clip.extra), ensure_ascii=False) + "\n")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

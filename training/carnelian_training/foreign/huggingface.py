@@ -20,6 +20,7 @@ from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.replacement import replaced
 from carnelian_training.run_config import RunConfig
 from carnelian_training.waveform import WaveformSettings
 
@@ -233,6 +234,7 @@ _READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")
 
 def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
+    from safetensors import SafetensorError
 
     Raises:
         CheckpointError: The network is of a kind that `transformers` has not, or the folder is of another model.
@@ -255,24 +257,28 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     options: Options = dict(FIXED) | {theirs: getattr(config.model, ours) for ours, (theirs, _) in MODEL.items()}
     options |= {theirs: getattr(config.augment.spans, ours) for ours, (theirs, _) in SPANS.items()}
     options |= {"architectures": ["Wav2Vec2ForCTC" if config.pretraining is None else "Wav2Vec2ForPreTraining"]}
-    path.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Options] = {"config.json": options}
     if config.pretraining is None:
         tokens = _with_special_tokens(tensors, config)
         options |= {"vocab_size": len(tokens), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        _write(path / "vocab.json", tokens)
         special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
         tokenizer = special | {"tokenizer_class": "Wav2Vec2CTCTokenizer", "word_delimiter_token": WORD_DELIMITER}
-        _write(path / "tokenizer_config.json", tokenizer)
-        _write(path / "special_tokens_map.json", special)
+        files |= {"vocab.json": tokens, "tokenizer_config.json": tokenizer, "special_tokens_map.json": special}
     else:
         options |= {theirs: getattr(config.pretraining, ours) for ours, (theirs, _) in PRETRAINING.items()}
-    _write(path / "config.json", options)
     extractor = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "feature_size": 1, "padding_value": 0.0}
     extractor |= {"sampling_rate": SAMPLE_RATE_HZ, "do_normalize": config.features.normalise}
     # Their attention masks have no part in a group norm over time, which published models were trained without.
     extractor |= {"return_attention_mask": config.model.conv_norm == "layer"}
-    _write(path / "preprocessor_config.json", extractor)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    files["preprocessor_config.json"] = extractor
+    with replaced(path / "model.safetensors") as partial:
+        try:
+            save_file(tensors, partial, {"format": "pt"})
+        except SafetensorError as error:  # its kind of error for a disk without room, too
+            raise OSError(error) from error
+    for name, content in files.items():
+        with replaced(path / name) as partial:
+            partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 NEVER = -1e4
@@ -286,7 +292,3 @@ def _with_special_tokens(tensors: dict[str, Tensor], config: Config) -> dict[str
     tensors["lm_head.bias"] = torch.cat([bias[-1:], torch.full((3,), NEVER), bias[:-1]])
     labels = [WORD_DELIMITER if label == " " else label for label in config.labels]
     return {token: row for row, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *labels])}
-
-
-def _write(path: Path, content: Options) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ from carnelian_training.foreign.options import Options, check, samples, section
 from carnelian_training.foreign.stages import block_list, model_tree
 from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
+from carnelian_training.replacement import replaced
 from carnelian_training.waveform import WaveformSettings
 
 logger = logging.getLogger(__name__)
@@ -218,17 +219,11 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
         CONFIG_FILE: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode(),
         WEIGHTS_FILE: buffer.getvalue(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    try:
-        with tarfile.open(partial, "w") as archive:
-            for name, content in parts.items():
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(content), 0o644
-                archive.addfile(member, io.BytesIO(content))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replaced(path) as partial, tarfile.open(partial, "w") as archive:
+        for name, content in parts.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
     return [
         f"`features.{name}` is {getattr(config.features, name)!r}, but NeMo has {value!r} and no option for it"
         for name, value in AS_TODAY.items()

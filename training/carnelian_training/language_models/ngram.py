@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from carnelian_training.language_models.sentences import divide
+from carnelian_training.replacement import replaced
 from carnelian_training.synthesis.texts import Source
 
 logger = logging.getLogger(__name__)
@@ -72,15 +74,15 @@ def build_ngram(
         raise ValueError("the texts must hold a sentence beside the one that is kept out, but hold that alone")
     counts = Counter(word for sentence in text.used for word in sentence.split())
     known = [word for word, _ in counts.most_common(vocabulary)]
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         arpa, words = Path(scratch) / "lm.arpa", Path(scratch) / "words"
-        words.write_text("\n".join(known))
+        words.write_text("\n".join(known), encoding="utf-8")
         pruning = [*prune[:order], *[prune[-1]] * (order - len(prune))]
         estimate = [tools["lmplz"], "-o", order, "--prune", *pruning, "-T", scratch, "-S", "1G", "--arpa", arpa]
         # Small texts may have no n-gram that is seen just once, twice, ...; the discounts are KenLM's usual ones then.
         _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], _lines(text.used))
-        _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, target], "")
+        with replaced(target) as partial:
+            _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, partial], "")
     said = _run([tools["query"], "-v", "summary", target], _lines(text.held_out))
     num_words = sum(len(sentence.split()) for sentence in text.held_out)
     report = NgramReport(
@@ -96,7 +98,8 @@ def build_ngram(
         unknown_share=round(int(_find(r"OOVs:\s*(\d+)\s*$", said)) / max(num_words, 1), 4),
         bytes=target.stat().st_size,
     )
-    target.with_suffix(".json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    with replaced(target.with_suffix(".json")) as partial:
+        partial.write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
 
 
@@ -125,9 +128,11 @@ def _run(command: Sequence[object], text: str) -> str:
     done = subprocess.run(
         [str(part) for part in command], input=text, capture_output=True, encoding="utf-8", check=False
     )
+    name = Path(str(command[0])).name
+    if done.returncode == -signal.SIGBUS:
+        raise OSError(f"{name} was ended by SIGBUS, as where a file that is mapped into memory finds no room")
     if done.returncode:
-        reason = " ".join(done.stderr.strip().splitlines()[-3:])
-        raise ValueError(f"{Path(str(command[0])).name} failed, perhaps as the text holds too little: {reason}")
+        raise ValueError(f"{name} failed: {' '.join(done.stderr.strip().splitlines()[-3:])}")
     return done.stdout + done.stderr
 
 

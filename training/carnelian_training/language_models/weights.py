@@ -24,6 +24,7 @@ import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.comparison import decode, ways_to_decode
 from carnelian_training.evaluate import LogProbs, count_errors
+from carnelian_training.replacement import replaced
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,8 @@ def word_error_rates(
 
 def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
     """Write the options, and how they were chosen."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
+    with replaced(path) as partial:
+        partial.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
 
 def read_weights(path: Path) -> dict[str, Any]:

@@ -29,12 +29,13 @@ import soundfile
 from tqdm import tqdm
 
 from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.data.sound_file import write_sound
 from carnelian_training.synthesis.texts import Sentence, Source, choose_sources, read_sentences
 from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, Voice, choose_voices, render
 
 logger = logging.getLogger(__name__)
 
-FORMATS = {"ogg": ("OGG", "VORBIS"), "flac": ("FLAC", "PCM_16")}
+FORMATS = ("ogg", "flac")
 DURATION_LIMITS_S = (0.8, 16.5)
 LETTERS_PER_S = (5.0, 32.0)
 """Speech outside this range was cut off, or is mostly silence or repetition."""
@@ -167,7 +168,7 @@ def make_clip(utterance: Utterance, out: Path, audio_format: str) -> Clip | None
         if fault is not None:
             logger.info("%s left out: %s", path.name, fault)
             return None
-        _write_audio(path, speech, audio_format)
+        write_sound(path, speech, SAMPLE_RATE_HZ)
     extra = {
         "speaker": f"{utterance.voice.engine}-{utterance.speaker}",
         "voice": utterance.voice.name,
@@ -190,15 +191,6 @@ def find_fault(speech: npt.NDArray[np.float32], labels: str) -> str | None:
     if not LETTERS_PER_S[0] <= pace <= LETTERS_PER_S[1]:
         return f"{pace:.1f} letters per second is outside {LETTERS_PER_S}"
     return None
-
-
-def _write_audio(path: Path, speech: npt.NDArray[np.float32], audio_format: str) -> None:
-    """Write in one step: a file that is there is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    container, codec = FORMATS[audio_format]
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    soundfile.write(partial, speech, SAMPLE_RATE_HZ, format=container, subtype=codec)
-    partial.replace(path)
 
 
 def _make_clips(utterances: Iterator[Utterance], out: Path, audio_format: str, workers: int) -> Iterator[Clip]:

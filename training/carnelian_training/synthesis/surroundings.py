@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 from tqdm import tqdm
 
 from carnelian_training.data.acoustics import read_sound
 from carnelian_training.data.manifest import Clip
+from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Signal = npt.NDArray[np.float64]
@@ -24,8 +24,6 @@ NOISE_S = 30
 
 def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voices: Sequence[Clip]) -> None:
     """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble."""
-    for folder in ("rooms", "noise"):
-        (directory / folder).mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(seed)
     for i in tqdm(range(rooms), "rooms", disable=None):
         _write(directory / "rooms" / f"{i:04d}.wav", room(draw))
@@ -80,4 +78,4 @@ def babble(voices: Sequence[Clip], draw: np.random.Generator) -> Signal:
 
 
 def _write(path: Path, sound: Signal) -> None:
-    soundfile.write(path, 0.5 * sound / np.abs(sound).max(), SAMPLE_RATE_HZ)
+    write_sound(path, 0.5 * sound / np.abs(sound).max(), SAMPLE_RATE_HZ)

@@ -1,0 +1,74 @@
+"""Whatever is written is there whole or not at all, and an error says which file it was."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from carnelian_training.comparison import Measured, Row, write_comparison
+from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.data.sound_file import write_sound
+from carnelian_training.foreign import nemo
+from carnelian_training.language_models.weights import write_weights
+from carnelian_training.plot import draw
+from carnelian_training.replacement import WriteError, replaced, written
+
+NOISE = np.random.default_rng(0).uniform(-0.5, 0.5, 16000)
+
+
+def draw_one_loss(path: Path) -> None:
+    metrics = path.parent / "metrics.jsonl"
+    metrics.write_text(json.dumps({"step": 1, "loss": 2.0}))
+    draw([metrics], path)
+    metrics.unlink()
+
+
+WRITERS = {
+    "clips.jsonl": lambda path: write_manifest(path, [Clip(Path("a.wav"), 1.0, "a" * 1000)]),
+    "a.flac": lambda path: write_sound(path, NOISE, 16000),
+    "a.ogg": lambda path: write_sound(path, NOISE, 16000),
+    "a.wav": lambda path: write_sound(path, NOISE, 16000),
+    "loss.png": draw_one_loss,
+    "rows.jsonl": lambda path: write_comparison(path, [Row("test", "greedy", 9, 9, Measured(0, 0, 0, 0))] * 9),
+    "weights.json": lambda path: write_weights(path, {"lm_weight": 1.0}, {"wer": {"greedy" * 200: 0.5}}),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_finds_no_room_is_named_and_what_was_there_stays(name, room, tmp_path):
+    path = tmp_path / name
+    path.write_text("old")
+    with room(200), pytest.raises(WriteError, match=rf"{name} could not be .* and is as it was before: File too large"):
+        WRITERS[name](path)
+    assert path.read_text() == "old"
+    WRITERS[name](path)
+    assert path.stat().st_size > 200
+    assert {file.name for file in tmp_path.iterdir()} - {"metrics.jsonl"} == {name}
+
+
+def test_an_error_of_another_kind_stays_what_it_is_and_leaves_nothing(tmp_path):
+    with pytest.raises(UnicodeEncodeError), replaced(tmp_path / "a") as partial:
+        partial.write_text("naïve", encoding="ascii")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_has_a_name_already_keeps_it(tmp_path):
+    words = r"new could not be written: .*No such file or directory: '.*missing'"
+    with pytest.raises(WriteError, match=words), written(tmp_path / "new"):
+        (tmp_path / "missing").read_text()
+
+
+def test_where_a_folder_cannot_be_made_it_is_named(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(WriteError, match=r"file/a could not be written"), replaced(tmp_path / "file" / "a"):
+        pass
+
+
+def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
+    from carnelian_training.checkpoint import build_model
+
+    path = tmp_path / "tiny.nemo"
+    path.write_text("old")
+    with room(10_000), pytest.raises(WriteError, match=r"tiny\.nemo could not be written, and is as it was"):
+        nemo.write(path, tiny_config, build_model(tiny_config).state_dict())
+    assert path.read_text() == "old"
