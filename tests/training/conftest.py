@@ -7,6 +7,25 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=4
+
+\\1-grams:
+-2.0\t<unk>\t0
+0\t<s>\t-0.3
+-1.0\t</s>\t0
+-0.7\ta\t-0.2
+-0.9\tab\t-0.1
+
+\\2-grams:
+-0.2\t<s> a
+-1.5\t<s> ab
+-0.4\ta ab
+-0.3\tab </s>
+
+\\end\\
+"""
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +77,11 @@ def bad_clips(tmp_path):
     add("dense", noise, 2.0, "as fast as nobody can speak " * 8)
     add("segment", noise, 2.0, offset=1.0)
     return clips
+
+
+@pytest.fixture
+def arpa(tmp_path):
+    """A language model of the words `a` and `ab`."""
+    path = tmp_path / "lm.arpa"
+    path.write_text(ARPA)
+    return path

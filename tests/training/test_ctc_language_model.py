@@ -1,0 +1,101 @@
+"""Language models of words beside a network: which files load, and what they say of a text."""
+
+import gzip
+import math
+import sys
+
+import numpy as np
+import pytest
+from carnelian_training.ctc import Decoder, MissingPackage, Options
+from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError
+
+LABELS = [" ", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [(["a", "naïve", "c3"], r"'3' in 'c3', 'c' in 'c3', .*'ï' in 'naïve'"), (["a", "AB"], r"'A' in 'AB', 'B' in 'AB'")],
+)
+def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp_path, vocabulary, message):
+    path = tmp_path / "lm.arpa"
+    words = "".join(f"-1.0\t{word}\t0\n" for word in ["<unk>", "<s>", "</s>", *vocabulary])
+    counts = f"ngram 1={len(vocabulary) + 3}\nngram 2=1\n"
+    path.write_text(f"\\data\\\n{counts}\n\\1-grams:\n{words}\n\\2-grams:\n-1.0\t<s> a\n\n\\end\\\n")
+    with pytest.raises(LanguageModelError, match=message):
+        LanguageModel(path, LABELS)
+
+
+def test_a_language_model_of_words_needs_a_label_between_them(arpa):
+    with pytest.raises(LanguageModelError, match="one label must be the space, but the labels are 'ab'"):
+        Decoder(["a", "b"], 0.02, arpa)
+
+
+def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
+    capitals = tmp_path / "capitals.arpa"
+    text = arpa.read_text()
+    capitals.write_text(text.replace("\ta", "\tA").replace("ab", "AB").replace(" a", " A").replace("\tAb", "\tAB"))
+    clip = np.log(np.random.default_rng(2).dirichlet(np.ones(len(LABELS) + 1), 8)).astype(np.float32)
+    small, large = (
+        Decoder(LABELS, 0.02, path).decode([clip], [Options(decoder="ngram")])[0] for path in (arpa, capitals)
+    )
+    assert small == large
+
+
+# The form of LibriSpeech's published 3-gram.pruned.*.arpa.gz: SRILM's, with an empty line first, in capitals, the
+# unknown word as <UNK> and sentence ends without a back-off, words with apostrophes at either end.
+PUBLISHED = """
+\\data\\
+ngram 1=7
+ngram 2=3
+ngram 3=1
+
+\\1-grams:
+-1.2\t</s>
+-2.5\t<UNK>
+-99\t<s>\t-0.8
+-1.1\tA\t-0.4
+-2.1\tA'B\t-0.2
+-1.3\tAB\t-0.3
+-3.1\t'B
+
+\\2-grams:
+-0.4\t<s> A\t-0.1
+-0.6\tA AB\t-0.2
+-0.5\tAB </s>
+
+\\3-grams:
+-0.2\t<s> A AB
+
+\\end\\
+"""
+
+
+@pytest.mark.parametrize("name", ["3-gram.arpa", "3-gram.arpa.gz"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_published_language_models_of_librispeech_load_as_they_are(tmp_path, name, newline):
+    path = tmp_path / name
+    content = PUBLISHED.replace("\n", newline).encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    model = LanguageModel(path, [" ", "a", "b", "'"])
+    known, unknown = model.rate("a ab"), model.rate("bb a'b")
+    assert known == (pytest.approx((-0.4 - 0.2 - 0.2 - 0.5) * math.log(10)), 0)
+    assert unknown == (pytest.approx((-0.8 - 2.5 - 2.1 - 0.2 - 1.2) * math.log(10)), 1)
+    assert {word for word in ("a", "ab", "a'b", "'b") if model.rate(word)[1]} == set()
+
+
+@pytest.mark.parametrize(
+    "content", [b"no language model", gzip.compress(b"no", mtime=0), gzip.compress(b"x")[:10] + b"!" * 20]
+)
+def test_what_is_no_language_model_is_refused(tmp_path, content):
+    path = tmp_path / "lm.klm"
+    path.write_bytes(content)
+    with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
+        LanguageModel(path, LABELS)
+
+
+def test_without_kenlm_a_language_model_says_what_to_install(arpa, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kenlm", None)
+    monkeypatch.delitem(sys.modules, "carnelian_training.ctc.language_model", raising=False)
+    with pytest.raises(MissingPackage, match="pip install ufal-kenlm"):
+        Decoder(LABELS, 0.02, arpa)
+    assert Decoder(LABELS, 0.02).decoders == ("greedy", "beam")

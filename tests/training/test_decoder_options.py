@@ -1,0 +1,83 @@
+"""Options of the decoder: what requests and models may ask for, and what is said of the rest."""
+
+import urllib.parse
+
+import pytest
+from carnelian_training.ctc import Decoder, OptionError, Options
+
+LABELS = [" ", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"beam": 3}, r"an option must be one of decoder, beam_width, .*'beam'"),
+        ({"decoder": "wfst"}, r"decoder must be one of greedy, beam, but is 'wfst'"),
+        ({"decoder": "ngram"}, r"ngram needs a language model"),
+        ({"decoder": "beam", "beam_width": 0}, r"beam_width must be a whole number from 1 to 500, but is 0"),
+        ({"decoder": "beam", "beam_width": 2.5}, r"beam_width must be a whole number"),
+        ({"decoder": "beam", "n_best": True}, r"n_best must be a whole number"),
+        ({"decoder": "beam", "beam_threshold": "nan"}, r"beam_threshold must be a number from 0 to 100, but is 'nan'"),
+        ({"decoder": "beam", "lm_weight": 0.5}, r"lm_weight needs a decoder that is not there"),
+        ({"n_best": 3}, r"n_best must come with decoder beam, but the decoder is greedy"),
+        ({"decoder": "beam", "hotwords": "ada"}, r"hotwords must be a JSON list of strings"),
+        ({"decoder": "beam", "hotwords": '{"ada": 1}'}, r"hotwords must be a JSON list of strings"),
+        ({"decoder": "beam", "hotwords": "[" * 100_000}, r"hotwords must be a JSON list of strings"),
+        ({"decoder": "beam", "hotwords": ["bär"]}, r"hotwords cannot be heard: .*'r' in 'bär', 'ä' in 'bär'"),
+        ({"decoder": "beam", "hotwords": ["a", "b" * 201]}, r"at most 200 characters each, .* but 'bbb.* has 201"),
+        ({"decoder": "beam", "hotwords": ["a" * 100] * 3001}, r"300,000 in all, .* and all have 300,100"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
+    with pytest.raises(OptionError, match=message):
+        Decoder(LABELS, 0.02).read_options(parameters, Options())
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"x" * 20_000: 1},
+        {"decoder": "x" * 20_000},
+        {"decoder": "beam", "beam_width": "9" * 20_000},
+        {"decoder": "beam", "hotwords": "x" * 20_000},
+        {"decoder": "beam", "hotwords": ["x" * 20_000]},
+        {"decoder": "beam", "hotwords": [chr(0x4E00 + i) * 200 for i in range(1000)]},
+    ],
+)
+def test_however_long_a_wrong_option_is_grpc_can_say_so(parameters):
+    with pytest.raises(OptionError) as refused:
+        Decoder(LABELS, 0.02).read_options(parameters, Options())
+    assert len(urllib.parse.quote(str(refused.value))) < 8000, "gRPC may refuse a status of 8 KiB, percent-encoded"
+
+
+def test_a_model_may_have_defaults_for_decoders_that_are_not_its_default():
+    decoder = Decoder(LABELS, 0.02)
+    defaults = decoder.change_options({"beam_width": "7", "lm_weight": "0.9"})
+    assert decoder.read_options({}, defaults).decoder == "greedy"
+    assert decoder.read_options({"decoder": "beam"}, defaults).beam_width == 7
+
+
+def test_a_model_may_lower_what_requests_may_ask_for():
+    decoder = Decoder(LABELS, 0.02)
+    model = decoder.change_options({"max_beam_width": "100", "max_n_best": "5"})
+    assert decoder.read_options({"decoder": "beam", "beam_width": 100, "n_best": "5"}, model).n_best == 5
+    for option, allowed in (("beam_width", "from 1 to 100, but is 600"), ("n_best", "from 1 to 5, but is 600")):
+        with pytest.raises(OptionError, match=rf"{option} must be a whole number {allowed}"):
+            decoder.read_options({"decoder": "beam", option: 600}, model)
+    with pytest.raises(
+        OptionError, match=r"an option must be one of decoder, .*rescore_depth, but there is 'max_n_best'"
+    ):
+        decoder.read_options({"decoder": "beam", "max_n_best": 100}, model)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"max_beam_width": 50}, "beam_width must be at most max_beam_width, which is 50, but is 100"),
+        ({"max_rescore_depth": 10}, "rescore_depth must be at most max_rescore_depth, which is 10, but is 20"),
+        ({"max_n_best": 101}, "max_n_best must be a whole number from 1 to 100, but is 101"),
+    ],
+)
+def test_limits_of_a_model_that_do_not_fit_its_defaults_are_refused(parameters, message):
+    with pytest.raises(OptionError, match=message):
+        Decoder(LABELS, 0.02).change_options(parameters)
