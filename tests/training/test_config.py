@@ -17,6 +17,15 @@ def config_file(tmp_path):
     return path
 
 
+def test_the_home_folder_may_begin_a_path_wherever_there_is_one(config_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config_file.write_text(config_file.read_text() + "data: {train: [{path: ~/train.jsonl}], dev: '~/dev.jsonl'}\n")
+    config = load_config(config_file, ("augment.noise.path=~/noise", "data.dev=~/other.jsonl"))
+    assert config.data.train[0].path == tmp_path / "train.jsonl"
+    assert config.data.dev == tmp_path / "other.jsonl"
+    assert config.augment.noise.path == tmp_path / "noise"
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_shipped_config_loads_and_carries_its_files_name(path):
     assert load_run(path).name == path.stem

@@ -228,7 +228,17 @@ def load_tree(path: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
     apply_overrides(tree, overrides)
-    return tree
+    expanded: dict[str, Any] = _expand_home(tree)
+    return expanded
+
+
+def _expand_home(node: Any) -> Any:
+    """Paths in the home folder, which a shell expands neither in a file nor behind the `=` of an override."""
+    if isinstance(node, dict):
+        return {key: _expand_home(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_expand_home(value) for value in node]
+    return str(Path(node).expanduser()) if isinstance(node, str) and node.startswith("~/") else node
 
 
 def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:

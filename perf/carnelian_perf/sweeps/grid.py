@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
 
+HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
 Protocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system"]
 Positive = Annotated[int, Field(gt=0)]
@@ -30,7 +31,7 @@ class ModelUnderTest(_Strict):
 
     precision: str = Field(default="fp32", pattern=r"^[\w .+-]+$")
     """Of its network, in words: the interface does not tell. Folders of cells are named after it."""
-    random_weights: Path | None = None
+    random_weights: HomePath | None = None
     """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
     that of a trained one; its transcripts mean nothing."""
 
@@ -62,12 +63,12 @@ class Grid(_Strict):
     """What to measure."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    repository: Path = Path("model_repository")
+    repository: HomePath = Path("model_repository")
     """Served for the sweep, on free ports of 127.0.0.1."""
     server: Running | None = None
     """In place of `repository`."""
     models: dict[str, ModelUnderTest] = Field(min_length=1)
-    manifest: Path = Path("demo/clips/manifest.jsonl")
+    manifest: HomePath = Path("demo/clips/manifest.jsonl")
     """Speech with its texts: cut to the durations; whole, for the word error rate."""
     durations_s: list[Duration] = Field(default=[2, 7, 16.7], min_length=1)
     clips: int = Field(default=16, ge=1)

@@ -19,6 +19,12 @@ def test_shipped_grids_are_read_and_have_distinct_cells(path):
     assert len({cell.name for cell in cells}) == len(cells) > 0
 
 
+def test_paths_may_begin_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    grid = read(tmp_path, SMALL + "static: {}\nmanifest: ~/clips.jsonl\nrepository: ~/models\n")
+    assert (grid.manifest, grid.repository) == (tmp_path / "clips.jsonl", tmp_path / "models")
+
+
 def test_cells_span_the_axes_and_closed_loops_come_before_their_open_ones(tmp_path):
     grid = read(
         tmp_path,
