@@ -175,6 +175,19 @@ def test_an_average_of_different_networks_is_refused(tiny_config, tmp_path):
         checkpoint.average(paths[:1], tmp_path / "mean.pt")
 
 
+def test_a_run_is_not_lost_to_what_is_made_of_it(tiny_config, tmp_path):
+    """A checkpoint that resumes would be one that does not."""
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for path in paths:
+        checkpoint.save(path, tiny_config, checkpoint.build_model(tiny_config).state_dict(), results={})
+    before = [path.read_bytes() for path in paths]
+    with pytest.raises(CheckpointError, match=r"must be another file than the source, .* is .*a\.pt"):
+        checkpoint.publish(paths[0], tmp_path / "." / "a.pt")
+    with pytest.raises(CheckpointError, match=r"must be another file than the source, .* is .*b\.pt"):
+        checkpoint.average(paths, paths[1])
+    assert [path.read_bytes() for path in paths] == before
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "text.pt").write_text("not a checkpoint")
     with pytest.raises(CheckpointError, match=r"text\.pt cannot be read"):

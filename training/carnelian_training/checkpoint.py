@@ -87,6 +87,16 @@ def save(
         torch.save(content, file)
 
 
+def check_apart(source: Path, target: Path) -> None:
+    """Refuse to write a checkpoint over the one that it is made of.
+
+    Raises:
+        CheckpointError: The two are one file.
+    """
+    if source.resolve() == target.resolve():
+        raise CheckpointError(f"the target must be another file than the source, which would be lost, but is {source}")
+
+
 def check_is_fetched(path: Path) -> None:
     """Refuse the few lines that Git leaves in a file's place where Git LFS is missing.
 
@@ -172,7 +182,11 @@ def publish(source: Path, target: Path) -> None:
     """Strip what only resuming needs and halve the weights to float16, batch-norm statistics included.
 
     A tensor with a value that float16 cannot hold, above 65504, stays as it is.
+
+    Raises:
+        CheckpointError: as :func:`load`, or `target` is `source`.
     """
+    check_apart(source, target)
     config, content = load(source)
     weights = {}
     for name, tensor in content["weights"].items():
@@ -192,10 +206,13 @@ def average(sources: Sequence[Path], target: Path) -> None:
         target: in float32, without what resuming needs.
 
     Raises:
-        CheckpointError: There are fewer, or one differs from the last in labels, features, text or a tensor's shape.
+        CheckpointError: There are fewer, one differs from the last in labels, features, text or a tensor's shape, or
+            `target` is one of them.
     """
     if len(sources) < 2:
         raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")
+    for source in sources:
+        check_apart(source, target)
     config, content = load(sources[-1])
     sums = {name: tensor.double() for name, tensor in content["weights"].items() if tensor.is_floating_point()}
     for path in sources[:-1]:

@@ -22,7 +22,7 @@ def import_(
     from carnelian_training import checkpoint
     from carnelian_training.foreign.sources import read
 
-    _check_apart(source, target)
+    checkpoint.check_apart(source, target)
     name = target.stem
     config, weights = read(
         source, name, dle_config=dle_config, is_raw=raw, labels=labels, overrides=tuple(overrides or ())
@@ -42,7 +42,7 @@ def to_nemo(
     from carnelian_training import checkpoint
     from carnelian_training.foreign import nemo
 
-    _check_apart(source, target)
+    checkpoint.check_apart(source, target)
     config, model = checkpoint.load_model(source)
     for difference in nemo.write(target, config, model.state_dict()):
         typer.echo(f"note: {difference}; log-probabilities will differ a little, most at a clip's ends")
@@ -60,13 +60,3 @@ def to_huggingface(
     config, content = checkpoint.load(source)
     huggingface.write(target, config, content["weights"])
     typer.echo(f"{target}: written")
-
-
-def _check_apart(source: Path, target: Path) -> None:
-    """Refuse to write a checkpoint over the one that it is made of.
-
-    Raises:
-        ValueError: The two are one file.
-    """
-    if source.resolve() == target.resolve():
-        raise ValueError(f"the target must be another file than the source, which would be lost, but both are {source}")
