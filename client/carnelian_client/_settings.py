@@ -88,6 +88,8 @@ def _parameter(name: str, value: object) -> str | int:
     if name in TRITONS_OWN:
         advice = "; the time for a call is `timeout_s`" if name == "timeout" else ""
         raise InvalidOption(f"an option must be one of the decoder's, but Triton keeps {name!r} for itself{advice}")
+    if getattr(value, "shape", None) == ():  # a number of NumPy or PyTorch, whose kinds are not Python's
+        value = getattr(value, "item", lambda: value)()
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):

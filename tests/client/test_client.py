@@ -415,6 +415,16 @@ def test_options_travel_as_request_parameters(endpoint, triton, wav):
     assert json.loads(parameters["hotwords"].string_param) == ["ada", "charles babbage"]
 
 
+def test_options_may_be_numbers_of_numpy(endpoint, triton, wav):
+    numbers = {"beam_width": np.int64(20), "lm_weight": np.float32(0.5), "rescore": np.bool_(True)}
+    with CarnelianClient(endpoint.url) as client:
+        client.transcribe(wav, **numbers)
+    parameters = triton.requests[0].parameters
+    assert parameters["beam_width"].int64_param == 20
+    assert parameters["lm_weight"].string_param == "0.5"
+    assert parameters["rescore"].string_param == "true"
+
+
 def test_alternatives_are_typed(endpoint, triton, wav, make_result):
     reading = {"text": "a b", "score": -1.5, "acoustic": -2.5, "language": 0.5, "hotwords": 0.5}
     triton.answer = lambda request, context: make_result("a b") | {"alternatives": [reading], "decoder": "ngram"}

@@ -191,6 +191,14 @@ def test_mp3_files_are_read(tmp_path):
         list(load([[Item(Clip(tmp_path / "text.mp3", 3.0, "a"))]], FeatureSettings(), 1))
 
 
+@pytest.mark.parametrize("tag", [b"", b"ID3\x04\0\0\0\0\0\x0a" + bytes(10)])
+def test_an_mp3_file_may_have_another_name(tmp_path, tag):
+    soundfile.write(tmp_path / "tone.mp3", np.sin(np.arange(32000) / 10) * 0.5, 16000)
+    (tmp_path / "tone.wav").write_bytes(tag + (tmp_path / "tone.mp3").read_bytes())
+    (batch,) = load([[Item(Clip(tmp_path / "tone.wav", 2.0, "a"))]], FeatureSettings(), 1)
+    assert batch.lengths.item() == pytest.approx(201, abs=12)  # MP3 pads to whole frames
+
+
 def test_flac_that_was_written_to_a_pipe_is_refused_before_dali_sees_it(tmp_path):
     path = tmp_path / "piped.flac"
     soundfile.write(path, np.zeros(1600), 16_000)

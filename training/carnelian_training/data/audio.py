@@ -22,21 +22,24 @@ def encoded(clip: Clip) -> Encoded:
     """The bytes of a sound file that holds the clip and nothing else.
 
     A clip that begins inside its file is cut out as a WAV file in memory, at the file's own rate, so that a segment of
-    a long recording costs what it lasts. MP3 files, which DALI does not decode, become WAV files in the same way.
+    a long recording costs what it lasts. MP3 files, which DALI does not decode, become WAV files in the same way,
+    whatever their name ends in.
 
     Raises:
         OSError: The file cannot be read.
         RuntimeError: A segment begins behind the file's end, or libsndfile cannot read it, or an MP3 file; its words.
             Or the file is FLAC that was written to a pipe.
     """
-    if clip.offset is None and clip.audio_filepath.suffix.lower() != ".mp3":
+    if clip.offset is None:
         data = np.fromfile(clip.audio_filepath, np.uint8)
+        head = data[:4].tobytes()
         # Of 0 libsndfile makes 2^63 - 1, and DALI (2.4) then decodes into too little memory.
-        if data[:4].tobytes() == b"fLaC" and not (data[21:22] & 15).any() and not data[22:26].any():
+        if head == b"fLaC" and not (data[21:22] & 15).any() and not data[22:26].any():
             raise RuntimeError(
                 "FLAC must count its samples, but this file, as if written to a pipe, does not; convert it"
             )
-        return data
+        if not head.startswith((b"ID3", b"\xff")):  # MPEG's tag, or the first bits of its frames
+            return data
     with soundfile.SoundFile(clip.audio_filepath) as file:
         lead, frames = 0, -1
         if clip.offset is not None:
