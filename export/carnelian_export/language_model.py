@@ -16,18 +16,18 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
+from carnelian_training.ctc.rescoring import FORMAT
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import END
 from carnelian_training.models.transformer_xl import TransformerXl
-from onnx import helper
 from carnelian_training.replacement import replaced
+from onnx import helper
 from torch import Tensor, nn
 
 from carnelian_export.parity import SEED, ParityError, Tolerance, open_graph
 from carnelian_export.to_onnx import OPSET, store_as_float16
 
-FORMAT = "carnelian-language-model-1"
 INPUTS = ("TOKENS", "TOKEN_LENGTH")
 OUTPUT = "LOG_PROB"
 TOLERANCE = Tolerance(0.02, 0.005)

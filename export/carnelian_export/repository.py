@@ -61,7 +61,7 @@ class Decoding:
     calibration: Path | None = None
     """What `carnelian-perf words` wrote for this network."""
     neural_language_model: Path | None = None
-    """For rescoring: ONNX, of `carnelian-train`; copied beside the decoder."""
+    """For rescoring: ONNX, of `carnelian-export --out`; copied beside the decoder."""
 
     def parameters(self, labels: Sequence[str]) -> dict[str, str]:
         """What the `_ctc` stage's configuration holds: every option, and the language models' files.

@@ -1,1 +1,1 @@
-"""Checkpoints of other toolkits: NeMo's `.nemo` and the `.pt` of NVIDIA's DeepLearningExamples (DLE)."""
+"""Checkpoints of other toolkits: NeMo, NVIDIA's DeepLearningExamples (DLE), fairseq, Hugging Face's `transformers`."""

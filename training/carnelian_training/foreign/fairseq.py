@@ -15,7 +15,7 @@ from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
 from carnelian_training.foreign import inert
 from carnelian_training.foreign.alphabet import Alphabet, fold
-from carnelian_training.foreign.options import Options
+from carnelian_training.foreign.options import Options, carry
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
@@ -100,7 +100,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
             "\n".join([f"{where} must be a wav2vec 2.0 of fairseq that can be carried over:", *wrong])
         )
     channels, kernels, strides = zip(*_layers(options.get("conv_feature_layers"), where), strict=True)
-    model = {"name": Wav2Vec2Config.name, **_carry(MODEL, options)}
+    model = {"name": Wav2Vec2Config.name, **carry(MODEL, options)}
     model |= {"conv_channels": channels, "conv_kernels": kernels, "conv_strides": strides}
     model["conv_norm"] = "layer" if options.get("extractor_mode", "default") == "layer_norm" else "group"
     if options.get("hourglass_transformer"):  # of NVIDIA's
@@ -112,12 +112,12 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     tree: Options = {
         "model": model,
         "features": features,
-        "augment": {"speed": [1.0, 1.0], "spans": _carry(SPANS, inner | outer)},
+        "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, inner | outer)},
     }
     if head is not None:
         alphabet = _alphabet(content, len(head), labels, where)
         return tree | {"labels": list(alphabet.labels)}, alphabet
-    pretraining = _carry(PRETRAINING, options)
+    pretraining = carry(PRETRAINING, options)
     pretraining["code_width"] = options.get("latent_dim") or pretraining["width"]
     temperature = options.get("latent_temp") or (2, 0.5, 0.999995)
     start, end, decay = _literal(temperature, where) if isinstance(temperature, str) else temperature
@@ -132,10 +132,6 @@ def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path)
         CheckpointError: Tensors do not fit; each is named.
     """
     return take(content["model"], config, FAIRSEQ_FINE_TUNED if alphabet else FAIRSEQ, alphabet, path)
-
-
-def _carry(table: dict[str, tuple[str, Any]], options: Options) -> Options:
-    return {ours: options.get(theirs, default) for ours, (theirs, default) in table.items()}
 
 
 def _options(content: Any, where: str) -> Options:

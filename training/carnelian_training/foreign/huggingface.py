@@ -16,7 +16,7 @@ from carnelian_training.checkpoint import CheckpointError, check_is_fetched
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
-from carnelian_training.foreign.options import Options
+from carnelian_training.foreign.options import Options, carry
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -89,15 +89,15 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
         raise CheckpointError("\n".join([f"{path / 'config.json'} must be of a wav2vec 2.0 or HuBERT model:", *wrong]))
     tensors = _tensors(path)
     tree: Options = {
-        "model": {"name": Wav2Vec2Config.name} | _carry(MODEL, options),
+        "model": {"name": Wav2Vec2Config.name} | carry(MODEL, options),
         "features": _features(path),
-        "augment": {"speed": [1.0, 1.0], "spans": _carry(SPANS, options)},
+        "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, options)},
     }
     if any(name.startswith("lm_head.") for name in tensors):
         alphabet = _alphabet(path, options)
         return tree | {"labels": list(alphabet.labels)}, tensors, alphabet
     if any(name.startswith("quantizer.") for name in tensors):
-        return tree | {"pretraining": _carry(PRETRAINING, options)}, tensors, None
+        return tree | {"pretraining": carry(PRETRAINING, options)}, tensors, None
     raise CheckpointError(
         f"{path} must be a Wav2Vec2ForCTC, HubertForCTC or Wav2Vec2ForPreTraining, but has no `lm_head` nor `quantizer`"
     )
@@ -111,10 +111,6 @@ def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | Non
     """
     is_hubert = any(name.startswith(HUGGING_FACE_HUBERT.body) for name in tensors)
     return take(tensors, config, HUGGING_FACE_HUBERT if is_hubert else HUGGING_FACE, alphabet, path)
-
-
-def _carry(table: dict[str, tuple[str, Any]], options: Options) -> Options:
-    return {ours: options.get(theirs, default) for ours, (theirs, default) in table.items()}
 
 
 def _json(path: Path) -> Options:
@@ -234,11 +230,11 @@ _READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")
 
 def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
-    from safetensors import SafetensorError
 
     Raises:
         CheckpointError: The network is of a kind that `transformers` has not, or the folder is of another model.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if isinstance(config, LanguageModelConfig) or not isinstance(config.features, WaveformSettings):

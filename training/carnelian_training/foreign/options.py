@@ -46,6 +46,16 @@ def check(options: Options, *, fixed: Options, carried: set[str], ignored: set[s
         raise CheckpointError("\n".join([f"{where}: {len(mistakes)} option(s) cannot be carried over:", *mistakes]))
 
 
+def carry(table: Mapping[str, tuple[str, Any]], options: Options) -> Options:
+    """Options by our names.
+
+    Args:
+        table: our name -> theirs, and its default there.
+        options: by theirs; what is not in the table is left out.
+    """
+    return {ours: options.get(theirs, default) for ours, (theirs, default) in table.items()}
+
+
 def single(value: Any, where: str) -> Any:
     """The one entry of a list such as `kernel: [33]`, or a plain number."""
     if isinstance(value, list):

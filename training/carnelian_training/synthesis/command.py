@@ -1,4 +1,4 @@
-"""The command `carnelian-train synthesise`."""
+"""The commands `synthesise` and `surroundings` of `carnelian-train`."""
 
 from pathlib import Path
 from typing import Annotated
