@@ -4,7 +4,6 @@ In: a manifest of real clips. Out: WAV files in memory, 16 kHz mono, and the ord
 """
 
 import io
-import json
 import math
 import random
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
+
+from carnelian_perf.manifest import read_manifest
 
 SAMPLE_RATE_HZ = 16_000
 HOP_SAMPLES = 160
@@ -62,7 +63,7 @@ def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
     Raises:
         ValueError: the manifest has no clips of at most 60 s.
     """
-    paths = _read_manifest(manifest)
+    paths = _servable(manifest)
     chosen = random.Random(SEED).sample(paths, min(num_clips, len(paths)))
     return [_encode(_read(path)) for path in chosen]
 
@@ -73,7 +74,7 @@ def read_speech(manifest: Path) -> npt.NDArray[np.float32]:
     Raises:
         ValueError: the manifest has no clips of at most 60 s.
     """
-    return np.concatenate([_read(path) for path in _read_manifest(manifest)])
+    return np.concatenate([_read(path) for path in _servable(manifest)])
 
 
 def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:
@@ -83,16 +84,8 @@ def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[
     return order
 
 
-def _read_manifest(path: Path) -> list[Path]:
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        paths = [path.parent / line["audio_filepath"] for line in lines if line["duration"] <= LIMIT_S]
-    except OSError as error:
-        raise ValueError(f"a manifest must be a file, but {path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"a manifest must be JSON lines with `audio_filepath` and `duration`, but {path} is not: {error!r}"
-        ) from error
+def _servable(path: Path) -> list[Path]:
+    paths = [clip.audio_filepath for clip in read_manifest(path, with_texts=False) if clip.duration_s <= LIMIT_S]
     if not paths:
         raise ValueError(f"a manifest must name at least one clip of at most {LIMIT_S:g} s, but {path} has none")
     return paths

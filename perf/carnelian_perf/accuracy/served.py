@@ -17,10 +17,7 @@ from carnelian_client import CarnelianClient, CarnelianClientError, Outcome, Tra
 from carnelian_perf.manifest import Utterance, read_manifest
 from carnelian_perf.raw_file import write_whole
 
-    audio_filepath: Path
-    duration_s: float
-    text: str
-    source: str | None
+CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
@@ -65,9 +62,10 @@ class Accuracy:
             if source is None or u.source == source
         ]
         references, transcripts = map(list, zip(*pairs, strict=True))
+        spaced, heard = ([" ".join(text.split()) for text in texts] for texts in (references, transcripts))
         return ErrorRates(
             jiwer.wer(references, transcripts),
-            jiwer.cer(references, transcripts),
+            jiwer.cer(spaced, heard),
             len(pairs),
             sum(len(reference.split()) for reference in references),
         )
@@ -95,38 +93,15 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         ValueError: The file is not a manifest, or holds no words.
         RuntimeError: There is no such model at the server, or no server.
     """
-    utterances = read_manifest(manifest)
+    utterances = read_manifest(manifest, with_texts=True)
+    if not any(u.text.split() for u in utterances):
+        raise ValueError(f"a manifest must hold at least one word, but {manifest} has none")
     with CarnelianClient(url, model=model) as client:
         if not client.is_ready():
             raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
         began = time.perf_counter()
         outcomes = list(client.transcribe_many([u.audio_filepath for u in utterances], concurrency=CONCURRENCY))
         return Accuracy(utterances, outcomes, time.perf_counter() - began)
-
-
-def read_manifest(path: Path) -> list[Utterance]:
-    """Read a NeMo manifest; relative audio paths are taken from its own folder.
-
-    Raises:
-        ValueError: A line lacks a field, or there are no words to compare with.
-    """
-    utterances = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            source = row.get("source")
-            audio = path.parent / row["audio_filepath"]
-            utterances.append(Utterance(audio, float(row["duration"]), str(row["text"]), source and str(source)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}, line {number}: a line must be a JSON object with `audio_filepath`, `duration` and `text`, "
-                f"but is not: {error!r}"
-            ) from error
-    if not any(u.text.split() for u in utterances):
-        raise ValueError(f"a manifest must hold at least one word, but {path} has none")
-    return utterances
 
 
 def _text(outcome: Outcome) -> str:

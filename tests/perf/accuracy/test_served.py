@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from carnelian_client import CarnelianClient, Transcript
-from carnelian_perf.accuracy.served import Accuracy, Utterance, read_manifest
+from carnelian_perf.accuracy.served import Accuracy, measure
+from carnelian_perf.manifest import Utterance
 
 CLIPS = Path(__file__).parents[3] / "demo" / "clips"
 MODEL = "quartznet_demo"
@@ -57,6 +58,11 @@ def test_a_clip_without_words_may_be_among_others():
     assert silence.error_rates().wer == 0
 
 
+def test_spaces_beside_spaces_are_no_errors():
+    spaced = Accuracy([utterance("one  two ")], [transcript("one two")], 1.0).error_rates()
+    assert (spaced.wer, spaced.cer) == (0, 0)
+
+
 def test_what_is_written_is_a_manifest_with_transcripts(accuracy, tmp_path):
     accuracy.write(tmp_path / "new" / "heard.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "new" / "heard.jsonl").read_text().splitlines()]
@@ -79,7 +85,7 @@ def test_what_is_no_manifest_is_named(tmp_path, content, words):
     path = tmp_path / "manifest.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match=f"(?s){words}"):
-        read_manifest(path)
+        measure(path, "localhost:1", MODEL)
 
 
 def test_the_command(server, tmp_path):
