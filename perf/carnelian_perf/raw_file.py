@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +18,61 @@ T = TypeVar("T")
 Own = TypeVar("Own", bound="RawFile")
 
 
-@with_config(ConfigDict(extra="forbid"))
+STRICT = with_config(ConfigDict(extra="forbid"))
+
+
+@STRICT
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a measurement is from, as :func:`describe_origin` tells."""
+
+    subject: str
+    """The command; each narrows it to its own."""
+    model: str
+    date: str
+    """UTC, ISO 8601."""
+    command: str
+    commit: str | None
+    machine: dict[str, Any]
+    """CPU, cores, accelerator, system."""
+    versions: dict[str, str]
+
+    def say_machine(self) -> str:
+        """What it was measured on, in words."""
+        return f"{self.machine['cpu']}, {self.machine['cores']} cores, accelerator: {self.machine['accelerator']}"
+
+    def say_sources(self, raw_name: str) -> list[str]:
+        """The last notes of a page: versions, and which raw file it is of."""
+        return [
+            f"Versions: {', '.join(f'{name} {version}' for name, version in self.versions.items())}.",
+            f"Raw file: [{raw_name}]({raw_name}), {self.date}, commit {self.commit}, by `{self.command}`.",
+        ]
+
+
+@STRICT
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """The clips that requests sent."""
+
+    source: str
+    """Where they are from, in words."""
+    durations_s: list[float]
+
+    @classmethod
+    def of(cls, source: str, durations_s: Iterable[float]) -> "Traffic":
+        """Durations are rounded to what a page can show."""
+        return cls(source=source, durations_s=[round(duration_s, 2) for duration_s in durations_s])
+
+    def __str__(self) -> str:
+        """In words."""
+        durations = sorted(self.durations_s)
+        return (
+            f"{self.source}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
+            f"median {durations[len(durations) // 2]:.1f} s"
+        )
+
+
+@STRICT
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
     """What a command measured; the fields are those of its own dataclass."""
@@ -42,19 +96,8 @@ class RawFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(RawFile):
-    """A raw file that says beside its own fields where it is from, as :func:`describe_origin` tells."""
-
-    subject: str
-    """The command; each narrows it to its own."""
-    model: str
-    date: str
-    """UTC, ISO 8601."""
-    command: str
-    commit: str | None
-    machine: dict[str, Any]
-    """CPU, cores, accelerator, system."""
-    versions: dict[str, str]
+class Record(RawFile, Origin):
+    """A raw file that says beside its own fields where it is from."""
 
 
 def now() -> str:

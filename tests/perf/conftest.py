@@ -1,8 +1,10 @@
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from carnelian_export.to_onnx import export_padded
+from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic.batching_results import Measurement, Run
 from carnelian_training.checkpoint import load_model
 
@@ -39,18 +41,26 @@ def make_run(candidate: str, delay_ms: float, round_number: int, wall_s: float) 
 
 
 @pytest.fixture
-def measurement() -> Measurement:
+def origin() -> dict[str, Any]:
+    """Where a raw file is from."""
+    return {
+        "model": "quartznet_demo",
+        "date": "2026-01-01T00:00:00+00:00",
+        "command": "carnelian-perf measure",
+        "commit": "0123456789ab",
+        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
+        "versions": {"python": "3.11"},
+    }
+
+
+@pytest.fixture
+def measurement(origin) -> Measurement:
     """Two candidates, three rounds, with two queue delays for the second."""
     walls_s = {("buckets", 0.0): (4.0, 2.0, 1.0), ("ragged", 0.0): (2.0, 2.0, 2.0), ("ragged", 2.0): (1.0, 0.5, 1.0)}
     return Measurement(
-        model="quartznet_demo",
-        date="2026-01-01T00:00:00+00:00",
-        command="carnelian-perf batching",
-        commit="0123456789ab",
-        machine={"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
-        versions={"python": "3.11"},
+        **origin,
         concurrency=4,
-        traffic={"source": "some clips", "durations_s": [1.0, 5.0, 16.0]},
+        traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 16.0]),
         candidates={"buckets": "(a) buckets", "ragged": "(c) ragged"},
         mismatches=[],
         runs=[

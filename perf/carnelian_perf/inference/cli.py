@@ -1,5 +1,6 @@
 """The command of `carnelian-perf` about latency without a server: infer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -90,8 +91,8 @@ def infer(
             overrides=overrides or (),
         )
         measurement = measure(plan)
-        measurement.facts["published"] = chosen
-        render = out or Path("perf/results") / f"{measurement.facts['model']}_infer.json"
-        measurement.write(render)
+        facts = replace(measurement.facts, published=chosen)
+        render = out or Path("perf/results") / f"{facts.model}_infer.json"
+        replace(measurement, facts=facts).write(render)
     page = render_table(render, published)
     print(f"{page.read_text()}\nwrote {page}")

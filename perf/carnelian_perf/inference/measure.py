@@ -26,7 +26,7 @@ from tqdm import tqdm
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.inference.engines import Engine, EngineError, build_engine, describe_device, make_features
-from carnelian_perf.inference.results import SUBJECT, TITLES, Common, Measurement, Timing
+from carnelian_perf.inference.results import TITLES, Common, Facts, Measurement, Timing
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import allow_tf32, count_operations, measure_onnx_peak, measure_peak
@@ -79,16 +79,15 @@ def measure(plan: Plan) -> Measurement:
             of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
             common.append(of_all)
             timings += of_each
-    facts = {
-        "subject": SUBJECT,
-        "model": config.name,
+    facts = Facts(
+        model=config.name,
         **raw_file.describe_origin(commit),
-        "others_busy_cores": round(busy, 2),
-        "gflop_per_s": round(peak, 1),
-        "titles": {name: TITLES[name] for name in plan.engines},
-        "plan": {name: str(value) for name, value in dataclasses.asdict(plan).items()},
-    }
-    facts["machine"]["accelerator"] = describe_device(plan.device)
+        others_busy_cores=round(busy, 2),
+        gflop_per_s=round(peak, 1),
+        titles={name: TITLES[name] for name in plan.engines},
+        plan={name: str(value) for name, value in dataclasses.asdict(plan).items()},
+    )
+    facts.machine["accelerator"] = describe_device(plan.device)
     return Measurement(facts=facts, timings=timings, common=common)
 
 

@@ -23,22 +23,22 @@ def render(raw_path: Path, published: dict[tuple[float, int], PublishedLatency])
         ValueError: It is no raw file.
     """
     measurement, page = Measurement.read(raw_path), raw_path.with_suffix(".md")
-    if not published and (chosen := measurement.facts.get("published")):
-        published = choose(**chosen)
+    if not published and measurement.facts.published:
+        published = choose(**measurement.facts.published)
     page.write_text(render_page(measurement, raw_path.name, published), encoding="utf-8")
     return page
 
 
 def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[float, int], PublishedLatency]) -> str:
     """The Markdown page: a row for each engine, batch and duration."""
-    facts, plan = measurement.facts, measurement.facts["plan"]
+    facts, plan = measurement.facts, measurement.facts.plan
     head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
     if published:
         head.append("published avg")
     lines = [head, ["--:", "--:", "---", *["--:"] * (len(head) - 3)]]
     for timing in measurement.timings:
-        cells = [f"{timing.duration_s:g}", f"{timing.batch}", facts["titles"][timing.engine]]
+        cells = [f"{timing.duration_s:g}", f"{timing.batch}", facts.titles[timing.engine]]
         if timing.not_run:
             cells.append(timing.not_run)
         else:
@@ -48,24 +48,21 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         lines.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     wrong = [t for t in measurement.timings if t.same_texts is False]
-    machine = facts["machine"]
     notes = [
         "Milliseconds of a batch: the network, by engine; features (DALI, the served graph) and greedy CTC, which all "
         f"share. {plan['steps']} steps after {plan['warm_up']}; engines take turns, step by step. RTFx: of all three.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
-        f"{facts['gflop_per_s']:.0f} GFLOP/s in {plan['precision']}; int8 has a lower one.",
-        f"Times as fast as {facts['titles'].get(BASELINE, 'the first engine')}, by the median"
+        f"{facts.gflop_per_s:.0f} GFLOP/s in {plan['precision']}; int8 has a lower one.",
+        f"Times as fast as {facts.titles.get(BASELINE, 'the first engine')}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
         "Texts: " + (f"NOT equal in {len(wrong)} rows." if wrong else "equal, of all engines."),
         f"{plan['source']}, {plan['precision']}, {plan['threads']} threads; speech of {plan['manifest']}.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {facts['others_busy_cores']:.1f} cores busy before.",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
-        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+        f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores:.1f} cores busy before.",
+        *facts.say_sources(raw_name),
     ]
     if published:
         notes.append(f"Published: {next(iter(published.values())).title}, another machine.")
-    return f"# {facts['model']}: inference without a server\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
+    return f"# {facts.model}: inference without a server\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
@@ -75,7 +72,7 @@ def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
     all_ms = features_ms + network_ms + decoding_ms
     percentiles = np.percentile(timing.network_ms, (90, 95, 99), method="inverted_cdf")
     numbers = [*percentiles, statistics.fmean(timing.network_ms), network_ms, median(timing.network_cpu_ms)]
-    floor_ms = 1e3 * common.gflop / measurement.facts["gflop_per_s"]
+    floor_ms = 1e3 * common.gflop / measurement.facts.gflop_per_s
     numbers += [floor_ms, features_ms, decoding_ms, all_ms]
     rtfx = 1e3 * timing.duration_s * timing.batch / all_ms
     base = _find_baseline(measurement, timing)
@@ -95,7 +92,7 @@ def _find_baseline(measurement: Measurement, timing: Timing) -> Timing | None:
 
 def _by_cpu(measurement: Measurement) -> bool:
     facts = measurement.facts
-    return (facts["machine"]["accelerator"], facts["plan"]["threads"]) == ("none", "1")
+    return (facts.machine["accelerator"], facts.plan["threads"]) == ("none", "1")
 
 
 def _typical(measurement: Measurement, timing: Timing) -> float:

@@ -2,9 +2,9 @@
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import Origin, RawFile
 
 SUBJECT = "infer"
 TITLES = {
@@ -49,12 +49,29 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts(Origin):
+    """What holds for all rows."""
+
+    subject: Literal["infer"] = "infer"
+    others_busy_cores: float
+    """Cores that other processes kept busy before."""
+    gflop_per_s: float
+    """The best rate of a 1x1 convolution."""
+    titles: dict[str, str]
+    """Engine -> what the page calls it, in the order of the tables."""
+    plan: dict[str, str]
+    """What was asked for, in words."""
+    published: dict[str, str] | None = None
+    """Which published table it is set beside, as `yardsticks.published.choose` takes it; empty or None for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement(RawFile):
     """A raw file."""
 
     SUBJECT = SUBJECT
 
-    facts: dict[str, Any]
+    facts: Facts
     timings: list[Timing]
     common: list[Common]
 

@@ -6,7 +6,7 @@ every `Plan.every` requests.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import Clip, shuffle_order
 from carnelian_perf.load import ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores
-from carnelian_perf.server.memory_results import SERVER, SUBJECT, Measurement, Process, Sample
+from carnelian_perf.server.memory_results import SERVER, SUBJECT, Facts, Measurement, Process, Sample
 
 LOGGER = logging.getLogger(__name__)
 
@@ -69,20 +69,21 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
                     samples.append(take_sample(server, start + len(part)))
                     bar.update(len(part))
-                    yield Measurement(facts={**facts, "wall_s": round(wall_s, 2)}, samples=list(samples))
+                    facts = replace(facts, wall_s=round(wall_s, 2))
+                    yield Measurement(facts=facts, samples=list(samples))
         finally:
             client.close()
 
 
-def _describe(plan: Plan) -> dict[str, Any]:
-    return {
-        "subject": SUBJECT,
-        "model": plan.model,
+def _describe(plan: Plan) -> Facts:
+    return Facts(
+        model=plan.model,
         **raw_file.describe_origin(find_commit()),
-        "others_busy_cores": round(measure_busy_cores(), 2),
-        "concurrency": plan.concurrency,
-        "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
-    }
+        others_busy_cores=round(measure_busy_cores(), 2),
+        concurrency=plan.concurrency,
+        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
+        wall_s=0.0,
+    )
 
 
 def take_sample(server: Server, requests: int) -> Sample:

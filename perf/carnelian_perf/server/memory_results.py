@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import Origin, RawFile, Traffic
 
 SUBJECT = "memory"
 SERVER = "tritonserver"
@@ -46,13 +46,25 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts(Origin):
+    """What holds for all samples."""
+
+    subject: Literal["memory"] = "memory"
+    others_busy_cores: float
+    """Cores that other processes kept busy before."""
+    concurrency: int
+    traffic: Traffic
+    wall_s: float
+    """Of the requests."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement(RawFile):
     """A raw file."""
 
     SUBJECT = SUBJECT
 
-    facts: dict[str, Any]
-    """Model, date, command, commit, machine, versions, traffic, concurrency, wall_s, what others kept busy."""
+    facts: Facts
     samples: list[Sample]
     """The first one at rest, before any request."""
 

@@ -25,7 +25,7 @@ from carnelian_perf.cuts import cut_equal
 from carnelian_perf.load import StageStatistics, ask, read_statistics, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import read_config
-from carnelian_perf.server.overhead_results import SUBJECT, Measurement, Run
+from carnelian_perf.server.overhead_results import SUBJECT, Facts, Measurement, Run, Speech
 
 LOGGER = logging.getLogger(__name__)
 
@@ -101,16 +101,15 @@ def measure(plan: Plan) -> Iterator[Measurement]:
             client.close()
 
 
-def _describe(plan: Plan) -> dict[str, Any]:
-    return {
-        "subject": SUBJECT,
-        "model": plan.model,
+def _describe(plan: Plan) -> Facts:
+    return Facts(
+        model=plan.model,
         **raw_file.describe_origin(find_commit()),
-        "others_busy_cores": round(measure_busy_cores(), 2),
-        "clients": plan.clients,
-        "batch": plan.batch,
-        "speech": {"manifest": str(plan.manifest), "format": plan.file_format, "clips": plan.num_clips},
-    }
+        others_busy_cores=round(measure_busy_cores(), 2),
+        clients=plan.clients,
+        batch=plan.batch,
+        speech=Speech(manifest=str(plan.manifest), format=plan.file_format, clips=plan.num_clips),
+    )
 
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:

@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from carnelian_perf.load import Split
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import STRICT, Origin, RawFile
 
 SUBJECT = "overhead"
 
@@ -44,14 +44,39 @@ class Run:
         return self.clips / self.wall_s
 
 
+@STRICT
+@dataclass(frozen=True, kw_only=True)
+class Speech:
+    """What is cut to the durations."""
+
+    manifest: str
+    format: str
+    """Of the files that are sent."""
+    clips: int
+    """In each turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(Origin):
+    """What holds for all runs."""
+
+    subject: Literal["overhead"] = "overhead"
+    others_busy_cores: float
+    """Cores that other processes kept busy before."""
+    clients: int
+    """That send single clips at the same time."""
+    batch: int
+    """Size of the ready-made ones."""
+    speech: Speech
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement(RawFile):
     """A raw file."""
 
     SUBJECT = SUBJECT
 
-    facts: dict[str, Any]
-    """Model, date, command, commit, machine, versions, what others kept busy, clients, batch."""
+    facts: Facts
     ways: dict[str, str]
     """Name -> title, in the order of the tables."""
     runs: list[Run]

@@ -26,7 +26,6 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: a row for each process."""
     facts, first, last = measurement.facts, measurement.samples[0], measurement.samples[-1]
-    machine, durations = facts["machine"], sorted(facts["traffic"]["durations_s"])
     head = (
         "| process | at rest, RSS | PSS | USS | at the end, RSS | PSS | USS | bytes a request | 95 % interval "
         "| verdict |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|\n"
@@ -36,17 +35,14 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"MiB. Trend: of the unique set (all: of the sum of PSS), over the {len(measurement.settled())} samples after "
         f"the first {SETTLING_SHARE:.0%} of the requests; the median slope between pairs, with Sen's interval. Flat: "
         "its far end stays under 1 % of the memory over all requests.",
-        f"Load: {last.requests} clips as files in {facts['wall_s']:.0f} s, {facts['concurrency']} clients; samples "
-        f"with none in flight. Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to "
-        f"{durations[-1]:.1f} s, median {durations[len(durations) // 2]:.1f} s.",
+        f"Load: {last.requests} clips as files in {facts.wall_s:.0f} s, {facts.concurrency} clients; samples with none "
+        f"in flight. Clips: {facts.traffic}.",
         f"Shared memory in /dev/shm: {first.shared_memory_bytes / MIB:.1f} MiB at rest, "
         f"{last.shared_memory_bytes / MIB:.1f} at the end.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {facts['others_busy_cores']} cores busy before.",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
-        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+        f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores} cores busy before.",
+        *facts.say_sources(raw_name),
     ]
-    title = f"# {facts['model']}: memory over {last.requests} requests\n\n"
+    title = f"# {facts.model}: memory over {last.requests} requests\n\n"
     table = head + "".join(rows) + _row_of_all(measurement)
     return f"{title}{table}\n![Memory over requests]({plot_name})\n\n" + "".join(f"- {note}\n" for note in notes)
 
@@ -77,7 +73,7 @@ def draw(measurement: Measurement, path: Path) -> None:
         )
     each.set(xlabel="requests", ylabel="MiB since it settled, unique set")
     each.legend(fontsize=6)
-    figure.suptitle(f"{measurement.facts['model']}: memory over requests", fontsize=11)
+    figure.suptitle(f"{measurement.facts.model}: memory over requests", fontsize=11)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 

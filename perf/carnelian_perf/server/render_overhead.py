@@ -28,24 +28,21 @@ def render(raw_path: Path) -> Path:
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page."""
     facts = measurement.facts
-    machine, versions = facts["machine"], facts["versions"]
     rounds = len({run.round for run in measurement.runs})
     notes = [
-        f"Medians of {rounds} rounds; in each, every way takes the same {facts['speech']['clips']} clips, in another "
+        f"Medians of {rounds} rounds; in each, every way takes the same {facts.speech.clips} clips, in another "
         "order. Ratios are of the same round: the median, and in brackets the least and the greatest.",
         "CPU: of the server with its models, all cores together; in process, of that process. The client is left out.",
         "In process: the graph that is served, in ONNX Runtime with the same threads, on the server's own features.",
-        f"Speech of {facts['speech']['manifest']}, cut to the duration; texts of random weights are none.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {facts['others_busy_cores']} cores busy before.",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.",
-        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+        f"Speech of {facts.speech.manifest}, cut to the duration; texts of random weights are none.",
+        f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores} cores busy before.",
+        *facts.say_sources(raw_name),
     ]
     return (
-        f"# {facts['model']}: what serving costs\n\n## One clip at a time\n\n{_render_one(measurement)}\n"
+        f"# {facts.model}: what serving costs\n\n## One clip at a time\n\n{_render_one(measurement)}\n"
         "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
         f"{_render_stages(measurement)}\n"
-        f"## {facts['clients']} clients, whose batches form on the server, beside batches of {facts['batch']}\n\n"
+        f"## {facts.clients} clients, whose batches form on the server, beside batches of {facts.batch}\n\n"
         f"{_render_many(measurement)}\n" + "".join(f"- {note}\n" for note in notes)
     )
 
@@ -67,7 +64,7 @@ def _render_one(measurement: Measurement) -> str:
 
 def _render_stages(measurement: Measurement) -> str:
     stages = list(dict.fromkeys(stage for run in measurement.runs if run.way == FILE for stage in run.stages))
-    model = measurement.facts["model"]
+    model = measurement.facts.model
     head = [stage.removeprefix(f"{model}_") for stage in stages]
     table = f"| duration s | what | {' | '.join(head)} |\n|--:|---|{'--:|' * len(stages)}\n"
     for duration_s in measurement.durations_s():
@@ -81,7 +78,7 @@ def _render_stages(measurement: Measurement) -> str:
 def _render_many(measurement: Measurement) -> str:
     table = (
         "| duration s | what | clips/s | CPU ms/clip | clips/s over batches of "
-        f"{measurement.facts['batch']} | CPU over theirs |\n|--:|---|--:|--:|--:|--:|\n"
+        f"{measurement.facts.batch} | CPU over theirs |\n|--:|---|--:|--:|--:|--:|\n"
     )
     for duration_s in measurement.durations_s():
         for way in MANY:

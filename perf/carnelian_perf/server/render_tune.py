@@ -32,37 +32,33 @@ def render(raw_path: Path) -> Path:
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each tuning of each step."""
     facts = measurement.facts
-    machine, durations = facts["machine"], sorted(facts["traffic"]["durations_s"])
     busy = sorted(run.others_busy_cores for run in measurement.runs)
     head = (
         "| step | tuning | clips/s | p50 ms | p95 ms | CPU ms/clip | over the shipped | worst | best | |\n"
         "|---|---|--:|--:|--:|--:|--:|--:|--:|---|\n"
     )
     notes = [
-        f"Objective: {_say_objective(measurement)}; {facts['requests']} requests in a run, {facts['concurrency']} at a "
-        "time.",
+        f"Objective: {_say_objective(measurement)}; {facts.requests} requests in a run, {facts.concurrency} at a time.",
         "Over the shipped: by the objective, round by round: the median, worst and best of the rounds. A change is "
         f"kept if it gains {LEAST_GAIN:.0%} on the settings so far in the median round, and gains in three of four.",
         f"Shipped: {name_settings(measurement.shipped)}. Threads 0: of ONNX Runtime all cores, of the features' graph "
         "one.",
-        f"Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
-        f"median {durations[len(durations) // 2]:.1f} s.",
-        f"Transcripts: {'NOT ' if facts['mismatches'] else ''}equal in all runs.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the runs.",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
-        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+        f"Clips: {facts.traffic}.",
+        f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs.",
+        f"Machine: {facts.say_machine()}. Other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median "
+        f"{busy[len(busy) // 2]:.1f}) busy before the runs.",
+        *facts.say_sources(raw_name),
     ]
     rows = "".join(row for step in measurement.kept for row in _rows(measurement, step))
     verdict = f"**Result: {name_settings(measurement.winner)}.**\n\n"
-    return f"# {facts['model']}: tuned\n\n{verdict}{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
+    return f"# {facts.model}: tuned\n\n{verdict}{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _say_objective(measurement: Measurement) -> str:
     facts = measurement.facts
-    if facts["objective"] == "latency":
+    if facts.objective == "latency":
         return "the median latency"
-    return f"clips per second, less by as much as the 95th percentile exceeds {facts['target_ms']:g} ms"
+    return f"clips per second, less by as much as the 95th percentile exceeds {facts.target_ms:g} ms"
 
 
 def _rows(measurement: Measurement, step: str) -> list[str]:
@@ -74,7 +70,7 @@ def _rows(measurement: Measurement, step: str) -> list[str]:
 def _row(measurement: Measurement, step: str, name: str) -> str:
     facts, runs = measurement.facts, measurement.runs_of(step, name)
     shipped = measurement.runs_of(step, SHIPPED)
-    ratio = compare(runs, shipped, facts["objective"], facts["target_ms"])
+    ratio = compare(runs, shipped, facts.objective, facts.target_ms)
     kept = "kept" if measurement.kept[step] == name and step != CONFIRMATION else ""
     if step == CONFIRMATION and measurement.kept[step] == name:
         kept = "result"

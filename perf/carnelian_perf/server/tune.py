@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from carnelian_export.tuning import StageTuning, apply_tuning, describe_tuning
 from carnelian_serving.launcher import Server
@@ -28,7 +27,7 @@ from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     SHIPPED,
-    SUBJECT,
+    Facts,
     Measurement,
     Objective,
     Run,
@@ -223,7 +222,7 @@ class _Search:
                 for clip, text in texts:
                     self._texts.setdefault(clip, set()).add(text)
                 LOGGER.info("%s, round %d: %s: %s", step, round_number, run.tuning, _say(run))
-        self._found.facts["mismatches"] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
+        self._found.facts.mismatches[:] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
 
     def choose(self, step: str, current: Settings, candidates: Sequence[Settings]) -> Settings:
         """The candidate that gains most over the current tuning, or that itself."""
@@ -285,15 +284,14 @@ def _say(run: Run) -> str:
     return f"{run.clips_per_s:.1f} clips/s, p50 {run.percentile_ms(50):.1f}, p95 {run.percentile_ms(95):.1f} ms"
 
 
-def _describe(plan: Plan) -> dict[str, Any]:
-    return {
-        "subject": SUBJECT,
-        "model": plan.model,
+def _describe(plan: Plan) -> Facts:
+    return Facts(
+        model=plan.model,
         **raw_file.describe_origin(find_commit()),
-        "objective": plan.objective,
-        "target_ms": plan.target_ms,
-        "concurrency": plan.concurrency,
-        "requests": plan.num_requests,
-        "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
-        "mismatches": [],
-    }
+        objective=plan.objective,
+        target_ms=plan.target_ms,
+        concurrency=plan.concurrency,
+        requests=plan.num_requests,
+        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
+        mismatches=[],
+    )

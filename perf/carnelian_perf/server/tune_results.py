@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import Origin, RawFile, Traffic
 
 SUBJECT = "tune"
 SHIPPED = "as shipped"
@@ -49,13 +49,28 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts(Origin):
+    """What holds for all runs."""
+
+    subject: Literal["tune"] = "tune"
+    objective: Objective
+    target_ms: float
+    """Of the 95th percentile."""
+    concurrency: int
+    requests: int
+    """In a run."""
+    traffic: Traffic
+    mismatches: list[int]
+    """Clips whose transcript was not the same in every run; empty if all were."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement(RawFile):
     """A raw file."""
 
     SUBJECT = SUBJECT
 
-    facts: dict[str, Any]
-    """Model, date, command, commit, machine, versions, traffic, objective, target_ms, concurrency."""
+    facts: Facts
     tunings: dict[str, Settings]
     """By name; that of :data:`SHIPPED` is empty."""
     shipped: Settings

@@ -77,7 +77,7 @@ def _sum_up(plan: Plan, commit: str | None, runs: Sequence[Run], transcripts: Ma
         model=plan.model,
         **raw_file.describe_origin(commit),
         concurrency=plan.concurrency,
-        traffic={"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
+        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
         candidates={candidate.name: candidate.title for candidate in plan.candidates},
         mismatches=[
             f"clip {clip}: {' / '.join(sorted(found))}" for clip, found in sorted(transcripts.items()) if len(found) > 1

@@ -3,11 +3,11 @@
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from carnelian_perf.raw_file import Record
+from carnelian_perf.raw_file import Record, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,7 @@ class Measurement(Record):
 
     subject: Literal["batching"] = "batching"
     concurrency: int
-    traffic: dict[str, Any]
-    """Where the clips are from, and their durations in seconds."""
+    traffic: Traffic
     candidates: dict[str, str]
     """Name -> title, in the order of the tables."""
     mismatches: list[str]

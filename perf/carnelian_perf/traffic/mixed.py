@@ -12,9 +12,8 @@ import logging
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -28,7 +27,7 @@ from carnelian_perf.clips import SAMPLE_RATE_HZ, SEED, Clip, shuffle_order
 from carnelian_perf.load import drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
-from carnelian_perf.traffic.mixed_results import SUBJECT, Measurement, Run, meets
+from carnelian_perf.traffic.mixed_results import SUBJECT, Facts, Measurement, Run, meets
 from carnelian_perf.traffic.open_loop import Outcome, draw_arrivals, drive_open
 
 LOGGER = logging.getLogger(__name__)
@@ -125,7 +124,8 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                         search.high = search.middle
                     _log(run)
                     bar.update()
-                yield Measurement(facts={**facts, "mismatches": _find_mismatches(plan, transcripts)}, runs=list(runs))
+                facts = replace(facts, mismatches=_find_mismatches(plan, transcripts))
+                yield Measurement(facts=facts, runs=list(runs))
 
 
 def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]]]) -> list[int]:
@@ -157,16 +157,16 @@ def _clips_of(plan: Plan, system: System) -> Sequence[Clip]:
     return [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
 
 
-def _describe(plan: Plan) -> dict[str, Any]:
-    return {
-        "subject": SUBJECT,
-        "model": plan.model,
+def _describe(plan: Plan) -> Facts:
+    return Facts(
+        model=plan.model,
         **raw_file.describe_origin(find_commit()),
-        "target_ms": plan.target_ms,
-        "seconds": plan.seconds,
-        "traffic": {"source": plan.source, "durations_s": [round(clip.duration_s, 2) for clip in plan.clips]},
-        "systems": {system.name: system.title for system in plan.systems},
-    }
+        target_ms=plan.target_ms,
+        seconds=plan.seconds,
+        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
+        systems={system.name: system.title for system in plan.systems},
+        mismatches=[],
+    )
 
 
 @contextlib.contextmanager

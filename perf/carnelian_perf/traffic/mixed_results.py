@@ -3,9 +3,9 @@
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import Origin, RawFile, Traffic
 
 SUBJECT = "mixed"
 
@@ -36,13 +36,28 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts(Origin):
+    """What holds for all runs."""
+
+    subject: Literal["mixed"] = "mixed"
+    target_ms: float
+    """Of the 95th percentile."""
+    seconds: float
+    """Of arrivals, in each run of an open loop."""
+    traffic: Traffic
+    systems: dict[str, str]
+    """Name -> title, in the order of the tables."""
+    mismatches: list[int]
+    """Clips whose transcript was not the same in every run; empty if all were."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement(RawFile):
     """A raw file."""
 
     SUBJECT = SUBJECT
 
-    facts: dict[str, Any]
-    """Model, date, command, commit, machine, versions, target, traffic, titles of systems, mismatches."""
+    facts: Facts
     runs: list[Run]
 
 
@@ -73,14 +88,14 @@ def meets(run: Run, target_ms: float) -> bool:
 
 def summarise(measurement: Measurement) -> list[Summary]:
     """Sum the runs up, in the order of the systems."""
-    return [_summarise(measurement, system) for system in measurement.facts["systems"]]
+    return [_summarise(measurement, system) for system in measurement.facts.systems]
 
 
 def _summarise(measurement: Measurement, system: str) -> Summary:
     runs = [run for run in measurement.runs if run.system == system]
     opened = [run for run in runs if run.rate_per_s is not None]
     closed = [run for run in runs if run.rate_per_s is None]
-    target_ms = measurement.facts["target_ms"]
+    target_ms = measurement.facts.target_ms
     best: dict[int, Run | None] = {run.round: None for run in closed}
     for run in sorted(opened, key=lambda run: run.rate_per_s or 0.0):
         if meets(run, target_ms):

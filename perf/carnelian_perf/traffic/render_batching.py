@@ -23,20 +23,17 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: the table, the plot, and what they were measured on."""
-    machine, runs = measurement.machine, measurement.runs
-    durations = sorted(measurement.traffic["durations_s"])
+    runs = measurement.runs
     busy = sorted(run.others_busy_cores for run in runs)
     facts = {
         "Load": f"{measurement.concurrency} closed-loop clients; {len(runs[0].latencies_s)} requests of one clip in "
         "each run, to the ensemble that takes audio files.",
-        "Clips": f"{measurement.traffic['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
-        f"median {durations[len(durations) // 2]:.1f} s.",
+        "Clips": f"{measurement.traffic}.",
         "Transcripts": f"NOT equal in every run: {'; '.join(measurement.mismatches)}"
         if measurement.mismatches
         else "equal in every run.",
-        "Machine": f"{machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Shared: other "
-        f"processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the "
-        "runs.",
+        "Machine": f"{measurement.say_machine()}. Shared: other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores "
+        f"(median {busy[len(busy) // 2]:.1f}) busy before the runs.",
         "Versions": ", ".join(f"{name} {version}" for name, version in measurement.versions.items()),
         "Raw file": f"[{raw_name}]({raw_name}), {measurement.date}, commit {measurement.commit}, by "
         f"`{measurement.command}`.",

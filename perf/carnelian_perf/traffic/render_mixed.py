@@ -27,30 +27,27 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: a row for each system."""
     facts, runs = measurement.facts, measurement.runs
-    machine, durations = facts["machine"], sorted(facts["traffic"]["durations_s"])
+    durations = facts.traffic.durations_s
     busy = sorted(run.others_busy_cores for run in runs)
     summaries = summarise(measurement)
     mean_s = sum(durations) / len(durations)
     head = (
-        f"| system | clips/s, p95 <= {facts['target_ms']:g} ms | times the last | audio s/s | p50 | p95 | p99 "
+        f"| system | clips/s, p95 <= {facts.target_ms:g} ms | times the last | audio s/s | p50 | p95 | p99 "
         "| closed loop, clips/s | mean batch | padding | CPU ms/clip |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
     )
     table = head + "".join(_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries)
     notes = [
-        f"Poisson arrivals for {facts['seconds']:g} s in each run; latencies are from when a clip was due. The rate is "
+        f"Poisson arrivals for {facts.seconds:g} s in each run; latencies are from when a clip was due. The rate is "
         f"the highest of a bisection that met the target, in the median round of {len({run.round for run in runs})}.",
-        f"Clips: {facts['traffic']['source']}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
-        f"median {durations[len(durations) // 2]:.1f} s.",
+        f"Clips: {facts.traffic}.",
         "Times the last: of the rates of the same round; the median, and in brackets the least and the greatest.",
         "Padding: frames that the acoustic network went over, per frame of the clips. Closed loop: 16 clients.",
-        f"Transcripts: {'NOT ' if facts['mismatches'] else ''}equal in all runs, of clips that nobody padded.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the runs, idle "
-        "servers among them.",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}.",
-        f"Raw file: [{raw_name}]({raw_name}), {facts['date']}, commit {facts['commit']}, by `{facts['command']}`.",
+        f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs, of clips that nobody padded.",
+        f"Machine: {facts.say_machine()}. Other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median "
+        f"{busy[len(busy) // 2]:.1f}) busy before the runs, idle servers among them.",
+        *facts.say_sources(raw_name),
     ]
-    title = f"# {facts['model']}: mixed traffic within {facts['target_ms']:g} ms\n\n"
+    title = f"# {facts.model}: mixed traffic within {facts.target_ms:g} ms\n\n"
     return f"{title}{table}\n![p95 over the rate, and batches]({plot_name})\n\n" + "".join(f"- {n}\n" for n in notes)
 
 
@@ -68,18 +65,18 @@ def draw(measurement: Measurement, path: Path) -> None:
         rates, found = [run.rate_per_s for run in runs], [run.percentile_ms(95) for run in runs]
         latency.plot(rates, found, ":", color=colour, label=summary.system)
         for within, marker in ((True, "o"), (False, "x")):
-            chosen = [run for run in runs if meets(run, facts["target_ms"]) == within]
+            chosen = [run for run in runs if meets(run, facts.target_ms) == within]
             latency.plot([r.rate_per_s for r in chosen], [r.percentile_ms(95) for r in chosen], marker, color=colour)
         clips = sum(size * count for size, count in summary.batches.items())
         shift = 0.25 * (place - (len(summaries) - 1) / 2)
         shares = [100 * size * count / max(clips, 1) for size, count in summary.batches.items()]
         batches.bar([size + shift for size in summary.batches], shares, width=0.25, color=colour, label=summary.system)
-    latency.axhline(facts["target_ms"], color="grey", linewidth=1)
+    latency.axhline(facts.target_ms, color="grey", linewidth=1)
     latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95", yscale="log")
     batches.set(xlabel="clips in the batch (acoustic stage)", ylabel="% of clips")
     latency.legend(fontsize=8)
     batches.legend(fontsize=8)
-    figure.suptitle(f"{facts['model']}, clips of mixed length in an open loop", fontsize=11)
+    figure.suptitle(f"{facts.model}, clips of mixed length in an open loop", fontsize=11)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
@@ -93,7 +90,7 @@ def _compare(rates: list[float], others: list[float]) -> str:
 
 def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> str:
     cells = (
-        measurement.facts["systems"][summary.system],
+        measurement.facts.systems[summary.system],
         f"{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
         _compare(summary.rates_per_s, last_rates),
         f"{summary.rate_per_s * mean_s:.0f}",

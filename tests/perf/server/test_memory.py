@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.clips import cut_clips
+from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
-from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
+from carnelian_perf.server.memory_results import SERVER, Facts, Measurement, Process, Sample, find_trend
 from carnelian_perf.server.render_memory import render
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -40,7 +41,7 @@ def test_a_measurement_that_ended_at_once_has_no_trend():
         find_trend([250], [100])
 
 
-def test_page_and_plot_are_made_of_the_raw_file(tmp_path):
+def test_page_and_plot_are_made_of_the_raw_file(origin, tmp_path):
     samples = [
         Sample(
             requests=requests,
@@ -52,18 +53,13 @@ def test_page_and_plot_are_made_of_the_raw_file(tmp_path):
         )
         for requests in (0, *REQUESTS)
     ]
-    facts = {
-        "model": "quartznet_demo",
-        "date": "2026-01-01T00:00:00+00:00",
-        "command": "carnelian-perf memory",
-        "commit": "0123456789ab",
-        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none"},
-        "versions": {"python": "3.11"},
-        "others_busy_cores": 0.1,
-        "concurrency": 8,
-        "wall_s": 12.0,
-        "traffic": {"source": "some clips", "durations_s": [1.0, 5.0, 12.0]},
-    }
+    facts = Facts(
+        **origin,
+        others_busy_cores=0.1,
+        concurrency=8,
+        wall_s=12.0,
+        traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
+    )
     measurement = Measurement(facts=facts, samples=samples)
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement

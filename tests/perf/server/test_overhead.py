@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from carnelian_perf.repository import read_config, write_config
 from carnelian_perf.server.overhead import FILE, IN_PROCESS, PCM, STATIC, Plan, measure, open_session
-from carnelian_perf.server.overhead_results import Measurement, Run
+from carnelian_perf.server.overhead_results import Facts, Measurement, Run, Speech
 from carnelian_perf.server.render_overhead import render
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -58,7 +58,7 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
     assert "## 2 clients, whose batches form on the server, beside batches of 2" in page
 
 
-def test_ratios_are_of_the_same_round():
+def test_ratios_are_of_the_same_round(origin):
     def make(way: str, number: int, latency_s: float) -> Run:
         return Run(
             way=way,
@@ -79,5 +79,7 @@ def test_ratios_are_of_the_same_round():
         make("a", 3, 1.0),
         make("b", 3, 4.0),
     ]
-    measurement = Measurement(facts={}, ways={"a": "A", "b": "B"}, runs=runs)
+    speech = Speech(manifest="manifest.jsonl", format="flac", clips=1)
+    facts = Facts(**origin, others_busy_cores=0.0, clients=16, batch=8, speech=speech)
+    measurement = Measurement(facts=facts, ways={"a": "A", "b": "B"}, runs=runs)
     assert measurement.ratio("b", "a", 2, lambda run: run.latency_ms) == pytest.approx((3, 2, 4))

@@ -6,11 +6,13 @@ import pytest
 from carnelian_export.tuning import read_tuning
 from carnelian_perf.cli import app
 from carnelian_perf.clips import cut_clips
+from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.render_tune import render
 from carnelian_perf.server.tune import Knob, Plan, list_candidates, list_knobs, measure, read_settings
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     SHIPPED,
+    Facts,
     Measurement,
     Run,
     compare,
@@ -40,7 +42,7 @@ def make_run(
 
 
 @pytest.fixture
-def measurement() -> Measurement:
+def measurement(origin) -> Measurement:
     """Two instances are a tenth faster in all rounds, and in the confirmation."""
     name = name_settings(TWO)
     runs = [
@@ -49,20 +51,15 @@ def measurement() -> Measurement:
         for number in range(1, rounds + 1)
         for tuning, latency_s in ((SHIPPED, 0.11 * number), (name, 0.1 * number))
     ]
-    facts = {
-        "model": "quartznet_demo",
-        "date": "2026-01-01T00:00:00+00:00",
-        "command": "carnelian-perf tune",
-        "commit": "0123456789ab",
-        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none"},
-        "versions": {"python": "3.11"},
-        "objective": "throughput",
-        "target_ms": 5000.0,
-        "concurrency": 4,
-        "requests": 4,
-        "traffic": {"source": "some clips", "durations_s": [1.0, 5.0, 12.0]},
-        "mismatches": [],
-    }
+    facts = Facts(
+        **origin,
+        objective="throughput",
+        target_ms=5000.0,
+        concurrency=4,
+        requests=4,
+        traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
+        mismatches=[],
+    )
     return Measurement(
         facts=facts,
         tunings={SHIPPED: {}, name: TWO},
@@ -134,7 +131,7 @@ def test_a_knob_is_turned_on_real_servers(repository):
         knobs=[Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2}))],
     )
     measurement = list(measure(plan))[-1]
-    assert measurement.facts["mismatches"] == []
+    assert measurement.facts.mismatches == []
     assert measurement.tunings == {SHIPPED: {}, "ctc instances 2": TWO}
     first = [run for run in measurement.runs if run.step == "ctc instances"]
     assert sorted(run.tuning for run in first) == [SHIPPED, "ctc instances 2"]

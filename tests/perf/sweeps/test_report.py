@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from carnelian_perf.inference.results import Common, Measurement, Timing
+from carnelian_perf.inference.results import Common, Facts, Measurement, Timing
 from carnelian_perf.load import Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
@@ -105,12 +105,13 @@ def test_tables_have_medians_beside_the_published_row(sweep):
     assert "median 0.1) busy just before the runs." in page
 
 
-def test_serving_is_compared_with_the_same_work_in_process(sweep, tmp_path):
+def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_path):
     timing = Timing(engine="onnx", duration_s=2.0, batch=8, network_ms=[1.0, 15.0, 20.0])
     slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
     common = Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])
     raw = tmp_path / "infer.json"
-    Measurement(facts={}, timings=[slower, timing], common=[common]).write(raw)
+    facts = Facts(**origin, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={})
+    Measurement(facts=facts, timings=[slower, timing], common=[common]).write(raw)
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
     assert read_row(page, "2", "1")[-2:] == ["", ""]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
+from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic.mixed import HIGHEST_SHARE, SYSTEMS, Plan, measure, pad_clip
-from carnelian_perf.traffic.mixed_results import Measurement, Run, summarise
+from carnelian_perf.traffic.mixed_results import Facts, Measurement, Run, summarise
 from carnelian_perf.traffic.open_loop import draw_arrivals
 from carnelian_perf.traffic.render_mixed import render
 
@@ -33,25 +34,20 @@ def make_run(system: str, rate: float | None, p95_ms: float, round_number: int =
 
 
 @pytest.fixture
-def measurement() -> Measurement:
+def measurement(origin) -> Measurement:
     """Ours meets the target at 8 and 6 clips/s in two of three rounds; theirs never does."""
     runs = [make_run(system, None, 100, number) for system in ("ours", "theirs") for number in (1, 2, 3)]
     runs += [make_run("ours", 6.0, 300, 1), make_run("ours", 8.0, 400, 1), make_run("ours", 9.0, 600, 1)]
     runs += [make_run("ours", 6.0, 450, 2), make_run("ours", 7.0, 100, 2, ["clip 1: Exceeds maximum queue size"])]
     runs += [make_run("ours", 6.0, 700, 3), make_run("theirs", 1.0, 900)]
-    facts = {
-        "model": "quartznet_demo",
-        "date": "2026-01-01T00:00:00+00:00",
-        "command": "carnelian-perf mixed",
-        "commit": "0123456789ab",
-        "machine": {"cpu": "a CPU", "cores": 2, "accelerator": "none"},
-        "versions": {"python": "3.11"},
-        "target_ms": 500.0,
-        "seconds": 10.0,
-        "traffic": {"source": "some clips", "durations_s": [1.0, 5.0, 12.0]},
-        "systems": {"ours": "our way", "theirs": "their way"},
-        "mismatches": [],
-    }
+    facts = Facts(
+        **origin,
+        target_ms=500.0,
+        seconds=10.0,
+        traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
+        systems={"ours": "our way", "theirs": "their way"},
+        mismatches=[],
+    )
     return Measurement(facts=facts, runs=runs)
 
 
@@ -117,7 +113,7 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded):
     assert set(turns[:2]) == {("shipped", True), ("padded", True)}
     assert set(turns[2:]) == {("shipped", False), ("padded", False)}
     assert all(len(run.latencies_s) >= 3 for run in measurement.runs)
-    assert measurement.facts["mismatches"] == []
+    assert measurement.facts.mismatches == []
     shipped, others = summarise(measurement)
     assert shipped.padding_ratio < 1.2 < others.padding_ratio
     assert shipped.rate_per_s == pytest.approx(HIGHEST_SHARE / 2 * shipped.capacity_per_s)
