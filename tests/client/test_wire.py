@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -40,10 +41,10 @@ def post(server):
     """Sends a document, and bytes behind it, over HTTP."""
     connection = http.client.HTTPConnection(server.http_url, timeout=30)
 
-    def send(model, document, data=b""):
+    def send(model, document, data=b"", path="infer"):
         text = document if isinstance(document, bytes) else json.dumps(document).encode()
         headers = {"Inference-Header-Content-Length": str(len(text))} if data else {}
-        connection.request("POST", f"/v2/models/{model}/infer", text + data, headers)
+        connection.request("POST", f"/v2/models/{model}/{path}", text + data, headers)
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
 
@@ -67,6 +68,15 @@ def test_the_commands_run(server, tmp_path):
     assert answer["outputs"][0]["data"][0].startswith(READ_WITH_NGRAM)
 
 
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+def test_the_commands_count_bytes_not_characters(server, tmp_path):
+    with_options, _ = blocks("sh", server, tmp_path)
+    command = with_options.replace('"id": "7"', '"id": "größe"')
+    bash = {"cwd": tmp_path, "env": os.environ | {"LC_ALL": "C.UTF-8"}}  # dash knows no characters
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, **bash)
+    assert json.loads(done.stdout)["id"] == "größe"
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_a_file_alone_is_a_request(server, tmp_path):
     _, alone = blocks("sh", server, tmp_path)
@@ -84,21 +94,70 @@ def test_the_python_client_runs(server, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(READ_WITH_NGRAM)
 
 
-def test_the_grpc_messages_are_as_shown(server):
+@pytest.fixture(scope="module")
+def channel(server):
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def stub(channel):
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def grpc_request(request_id="7", **text_parameters):
     data = CLIP.read_bytes()
-    request = service_pb2.ModelInferRequest(model_name="quartznet_demo", id="7", raw_input_contents=[data])
+    request = service_pb2.ModelInferRequest(model_name="quartznet_demo", id=request_id, raw_input_contents=[data])
     request.inputs.add(name="AUDIO", datatype="UINT8", shape=[1, len(data)])
-    request.parameters["decoder"].string_param = "ngram"
+    for name, value in text_parameters.items():
+        request.parameters[name].string_param = value
+    return request
+
+
+def texts_of(answer):
+    names = [output.name for output in answer.outputs]
+    texts = dict(zip(names, answer.raw_output_contents, strict=True))
+    assert all(int.from_bytes(text[:4], "little") == len(text) - 4 for text in texts.values())
+    return {name: text[4:].decode() for name, text in texts.items()}
+
+
+def test_the_grpc_messages_are_as_shown(stub):
+    request = grpc_request(decoder="ngram")
     request.parameters["lm_weight"].double_param = 0.7
     request.parameters["rescore"].bool_param = False
     request.parameters["n_best"].int64_param = 2
-    with grpc.insecure_channel(server.grpc_url) as channel:
-        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=30)
-    texts = dict(zip([output.name for output in answer.outputs], answer.raw_output_contents, strict=True))
-    assert all(int.from_bytes(text[:4], "little") == len(text) - 4 for text in texts.values())
-    result = json.loads(texts["RESULT"][4:])
+    result = json.loads(texts_of(stub.ModelInfer(request, timeout=30))["RESULT"])
     assert (result["request_id"], result["decoder"], len(result["alternatives"])) == ("7", "ngram", 2)
-    assert str(len(data)) in PAGE
+    assert str(len(CLIP.read_bytes())) in PAGE
+
+
+def test_numbers_may_be_text_and_none_is_unsigned(stub):
+    as_text, request = grpc_request(decoder="ngram", lm_weight="0.7"), grpc_request(decoder="ngram")
+    request.parameters["lm_weight"].double_param = 0.7
+    assert texts_of(stub.ModelInfer(as_text, timeout=30)) == texts_of(stub.ModelInfer(request, timeout=30))
+    request.parameters["n_best"].uint64_param = 2
+    with pytest.raises(grpc.RpcError, match="invalid value type for 'n_best'"):
+        stub.ModelInfer(request, timeout=30)
+
+
+def test_bytes_may_be_typed_numbers(stub):
+    raw, typed = grpc_request(), grpc_request()
+    typed.inputs[0].contents.uint_contents.extend(typed.raw_input_contents.pop())
+    assert texts_of(stub.ModelInfer(typed, timeout=30)) == texts_of(stub.ModelInfer(raw, timeout=30))
+
+
+def test_a_stream_answers_in_order_and_outlasts_a_failure(stub):
+    requests = [grpc_request("slow", decoder="beam"), grpc_request("bad", decoder="x"), grpc_request("last")]
+    slow, bad, last = stub.ModelStreamInfer(iter(requests), timeout=30)
+    assert [answer.infer_response.id for answer in (slow, bad, last)] == ["slow", "bad", "last"]
+    assert "wrong option: decoder" in bad.error_message
+    assert texts_of(last.infer_response)["TRANSCRIPT"]
+
+
+def test_the_standard_health_check_answers_for_any_service(channel):
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    is_serving = b"\x08\x01"
+    assert check(b"", timeout=30) == check(b"\x0a\x04what", timeout=30) == is_serving
 
 
 def test_bytes_may_be_numbers_in_json(post):
@@ -107,6 +166,12 @@ def test_bytes_may_be_numbers_in_json(post):
     status, answer, _ = post("quartznet_demo", {"inputs": [tensor]})
     assert status == 200
     assert {output["name"] for output in json.loads(answer)["outputs"]} == {"TRANSCRIPT", "RESULT"}
+
+
+def test_generate_takes_the_numbers_and_options_beside_them(post):
+    status, answer, _ = post("quartznet_demo", {"AUDIO": list(CLIP.read_bytes()), "decoder": "ngram"}, path="generate")
+    assert status == 200
+    assert json.loads(answer)["TRANSCRIPT"].startswith(READ_WITH_NGRAM)
 
 
 def test_rows_may_be_padded_with_anything(post):
