@@ -267,7 +267,8 @@ def test_letters_that_were_added_to_a_vocabulary_are_labels(tmp_path, file, adde
     assert torch.equal(same["head.weight"], weights["head.weight"])
 
 
-def test_special_tokens_of_any_spelling_are_no_labels(tmp_path):
+@pytest.mark.parametrize("others", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_of_any_spelling_are_no_labels(tmp_path, others):
     """A string, or an entry that says more; in the tokenizer's file or in that of special tokens."""
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
     expected = sources.read(folder, "same")[1]["head.weight"]
@@ -275,7 +276,7 @@ def test_special_tokens_of_any_spelling_are_no_labels(tmp_path):
     changed(folder / "vocab.json", **vocabulary)
     changed(folder / "tokenizer_config.json", pad_token=None, unk_token=None, bos_token=None)
     changed(folder / "special_tokens_map.json", pad_token="PAD", unk_token={"content": "UNKNOWN", "lstrip": False})
-    changed(folder / "tokenizer_config.json", word_delimiter_token={"content": "_"}, additional_special_tokens=["~"])
+    changed(folder / "tokenizer_config.json", **{"word_delimiter_token": {"content": "_"}, others: ["~"]})
     config, weights = sources.read(folder, "same")
     assert config.labels == LABELS
     assert torch.equal(weights["head.weight"], expected)

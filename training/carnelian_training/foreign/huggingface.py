@@ -187,7 +187,9 @@ def _alphabet(path: Path, options: Options) -> Alphabet:
         raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
     named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
     delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
-    special = {*named.values(), *map(_content, tokenizer.get("additional_special_tokens") or [])}
+    # The second is what transformers 5 calls the first.
+    others = [*(tokenizer.get("additional_special_tokens") or []), *(tokenizer.get("extra_special_tokens") or [])]
+    special = {*named.values(), *map(_content, others)}
     blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
     kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
     return fold(kept, blank, str(file), delimiter)
