@@ -220,7 +220,7 @@ def break_tensors(tree, tensors):
             r"(?s)2 option.*`window`.*`a` is not known",
         ),
         (lambda tree, _: tree["preprocessor"].update(highfreq=4000), r"featurizer\.fb must be what `preprocessor`"),
-        (lambda tree, _: tree["preprocessor"].update(mag_power=3.0), r"features\.magnitude_power"),
+        (lambda tree, _: tree["preprocessor"].update(mag_power=3.0), r"features\.magnitude_power: .*1 or 2 \(found 3"),
         (lambda tree, _: tree["encoder"].update(activation="swish"), "`activation` must be 'relu'"),
         (lambda tree, _: tree["encoder"]["jasper"][1].update(se=True), "`se` must be False"),
         (lambda tree, _: tree["encoder"]["jasper"][1].update(stride=[2]), "block 1: `stride` must be 1 where"),

@@ -155,6 +155,7 @@ def _features(options: Options, where: str) -> Options:
     window = options.get("n_window_size") or samples(options.get("window_size") or 0.02, SAMPLE_RATE_HZ)
     hop = options.get("n_window_stride") or samples(options.get("window_stride") or 0.01, SAMPLE_RATE_HZ)
     guard = options.get("log_zero_guard_value", 2.0**-24)
+    power = options.get("mag_power", 2)
     float32 = torch.finfo(torch.float32)
     return AS_TODAY | {
         "window_samples": window,
@@ -164,7 +165,7 @@ def _features(options: Options, where: str) -> Options:
         "low_hz": options.get("lowfreq") or 0.0,
         "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
         "preemphasis": options.get("preemph", 0.97) or 0.0,
-        "magnitude_power": int(options.get("mag_power", 2)) if options.get("mag_power", 2) in (1, 2) else None,
+        "magnitude_power": int(power) if power in (1, 2) else power,
         "log_guard": {"tiny": float32.tiny, "eps": float32.eps}.get(guard, guard),
         "log_guard_by": options.get("log_zero_guard_type", "add"),
     }
