@@ -132,17 +132,21 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all, and its folder where that is missing.
+    """Write a file, whole or not at all, and its folder where that is missing; to what is no file, such as /dev/stdout.
 
     Raises:
         OSError: It could not be written; the message names it, and it is as it was before.
     """
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    target = path.resolve()
+    partial = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
+            partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:

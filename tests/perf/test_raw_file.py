@@ -1,6 +1,7 @@
 """Every raw file that is checked in is read by its command's own class, and written as it was."""
 
 import json
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -71,3 +72,13 @@ def test_a_disk_without_room_is_named_and_loses_nothing(room, tmp_path):
         write(path, {"words": "a" * 10_000})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write(path, {"words": 1})
+    assert json.loads(os.read(end, 1000)) == {"words": 1}
+    os.close(end)
+    assert path.is_fifo()

@@ -58,6 +58,21 @@ def test_an_error_that_has_a_name_already_keeps_it(tmp_path):
         (tmp_path / "missing").read_text()
 
 
+def test_a_link_stays_one_and_a_device_is_written_to(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name, place in (("link", "folder/there"), ("full", "/dev/full")):
+        (tmp_path / name).symlink_to(place)
+    with replaced(tmp_path / "link") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "folder" / "there").read_text() == "new"
+    with (
+        pytest.raises(WriteError, match=r"full could not be written: No space left"),
+        replaced(tmp_path / "full") as full,
+    ):
+        full.write_text("new")
+    assert all((tmp_path / name).is_symlink() for name in ("link", "full"))
+
+
 def test_where_a_folder_cannot_be_made_it_is_named(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(WriteError, match=r"file/a could not be written"), replaced(tmp_path / "file" / "a"):

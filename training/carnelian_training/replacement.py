@@ -14,19 +14,25 @@ class WriteError(OSError):
 def replaced(path: Path) -> Iterator[Path]:
     """Where to write a file that takes the place of `path` when this context ends well; its folder is made.
 
-    A reader sees the old file or the new one, never half of one.
+    A reader sees the old file or the new one, never half of one. A symbolic link stays one, and what is no file, such
+    as /dev/stdout, is written to as it is.
 
     Raises:
         WriteError: It could not be written; `path` is as it was, and nothing is beside it.
     """
-    partial = path.with_name(f".{os.getpid()}.{path.name}")  # ends as `path` does, which many libraries go by
+    if path.exists() and not path.is_file():
+        with written(path):
+            yield path
+        return
+    target = path.resolve()
+    partial = target.with_name(f".{os.getpid()}.{target.name}")  # ends as it does, which many libraries go by
     with written(path, ", and is as it was before"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield partial
             with partial.open("rb") as file:
                 os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
-            partial.replace(path)
+            partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
 
