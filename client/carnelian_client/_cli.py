@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ._formats import render
+from ._formats import ctm_name, render
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 
@@ -129,11 +129,11 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
 
 def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:
     """The file to write for each one, if any, in a folder that is there from now on."""
-    stems = ["stdin" if file == STDIN else Path(file).stem for file in files]
     if out is None:
-        if kind == "ctm" and len(set(stems)) < len(stems):
+        if kind == "ctm" and len(set(map(ctm_name, files))) < len(files):
             raise typer.BadParameter("--format ctm must have files of different names, which are its first column")
         return [None] * len(files)
+    stems = ["stdin" if file == STDIN else Path(file).stem for file in files]
     targets = [out / f"{stem}.{SUFFIXES.get(kind, kind)}" for stem in stems]
     first: dict[Path, str] = {}
     for file, target in zip(files, targets, strict=True):

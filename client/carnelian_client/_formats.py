@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +21,14 @@ def render(transcript: Transcript, format: str, file: str) -> str:
     Args:
         transcript: of one clip.
         format: text, the text alone; json, the server's RESULT with `file`; ctm, a line a word; srt; or vtt.
-        file: the clip's name; CTM has its stem.
+        file: the clip's name.
     """
     if format == "text":
         return f"{transcript.text}\n"
     if format == "json":
         return json.dumps({"file": file, "request_id": transcript.request_id, **transcript.raw}) + "\n"
     if format == "ctm":
-        name = Path(file).stem.replace(" ", "_") or "-"
+        name = ctm_name(file)
         return "".join(
             f"{name} 1 {word.start_s:.2f} {word.end_s - word.start_s:.2f} {word.word} {word.confidence:.2f}\n"
             for word in transcript.words
@@ -41,6 +42,11 @@ def render(transcript: Transcript, format: str, file: str) -> str:
     return "WEBVTT\n\n" + "".join(
         f"{_clock(cue[0].start_s, '.')} --> {_clock(cue[-1].end_s, '.')}\n{_lines(cue)}\n\n" for cue in cues
     )
+
+
+def ctm_name(file: str) -> str:
+    """A file's stem as CTM's first column, which white space would end and two semicolons would make a comment."""
+    return re.sub(r"^;;|\s", "_", Path(file).stem) or "-"
 
 
 def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:

@@ -138,6 +138,7 @@ def test_a_refused_certificate_is_one_line_too(endpoint, clip):
         ["a.wav", "--timeout", "inf"],
         ["a.wav", "--attempts", "0"],
         ["a/clip.wav", "b/clip.flac", "--format", "ctm"],
+        ["a b.wav", "a_b.wav", "--format", "ctm"],
         ["a.wav", "--cert", "cert.pem"],
         ["a.wav", "--ca", "missing.pem"],
         ["a.wav", "--loud"],
