@@ -205,6 +205,11 @@ def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command, capl
     assert "the server must be running" in caplog.text
 
 
+def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(server, command, caplog):
+    assert command("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")[0] == 1
+    assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in caplog.text
+
+
 def test_a_clip_too_short_for_a_frame_is_named_and_counts_as_nothing_heard(tmp_path):
     model = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
     model |= {"width": 8, "layers": 1, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}

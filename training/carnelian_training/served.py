@@ -77,7 +77,10 @@ def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options:
 
 
 class DecodingClock:
-    """How long a server's `<model>_ctc` has worked, its copies of tensors included, by Triton's own statistics."""
+    """How long a server's `<model>_ctc` has worked, its copies of tensors included, by Triton's own statistics.
+
+    Each method raises a RuntimeError where the server does not tell: it has ended, or has no such stage.
+    """
 
     def __init__(self, url: str, model: str) -> None:
         """Count from now on."""
@@ -105,7 +108,14 @@ class DecodingClock:
 
     def _read(self) -> tuple[int, int]:
         """Rows and nanoseconds."""
-        (statistics,) = self._client.get_inference_statistics(self._stage).model_stats
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            (statistics,) = self._client.get_inference_statistics(self._stage).model_stats
+        except InferenceServerException as error:
+            raise RuntimeError(
+                f"the server must count the time of {self._stage}, but says: {error.message()}"
+            ) from error
         rows = elapsed_ns = 0
         for batch in statistics.batch_stats:
             rows += batch.batch_size * batch.compute_infer.count
