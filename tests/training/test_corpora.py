@@ -266,3 +266,5 @@ def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
     assert np.abs(np.fft.rfft(faster)).argmax() * rate / len(faster) == pytest.approx(1250)
     with pytest.raises(ValueError, match="not 1"):
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.0])
+    with pytest.raises(ValueError, match=r"must be another file than the old, but is .*out/manifest\.jsonl"):
+        perturb(tmp_path / "out" / "manifest.jsonl", tmp_path / "out", [1.1])

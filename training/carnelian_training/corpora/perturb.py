@@ -29,10 +29,13 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: i
         The new manifest.
 
     Raises:
-        ValueError: A speed is outside 0.5 to 2, or a clip cannot be read.
+        ValueError: A speed is outside 0.5 to 2, or a clip cannot be read, or the old manifest would be lost to the new.
     """
     if wrong := [speed for speed in speeds if not 0.5 <= speed <= 2.0 or speed == 1.0]:
         raise ValueError(f"speeds must be within 0.5 to 2.0 and not 1, but are {wrong}")
+    target = directory / "manifest.jsonl"
+    if target.resolve() == manifest.resolve():
+        raise ValueError(f"the new manifest must be another file than the old, but is {manifest}: take another folder")
     clips = read_manifest(manifest)
     tasks = [(number, clip, speed) for speed in speeds for number, clip in enumerate(clips)]
 
@@ -42,7 +45,6 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: i
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         new = list(tqdm(pool.map(write, tasks), total=len(tasks), unit="clip", disable=None))
-    target = directory / "manifest.jsonl"
     write_manifest(target, [*clips, *new])
     return target
 
