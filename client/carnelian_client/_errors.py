@@ -163,6 +163,7 @@ _WORDINGS = (
         "the model must take AUDIO and give TRANSCRIPT and RESULT, as the ensemble `<model>` does; "
         "its stages and `<model>_pcm` do not",
     ),
+    _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
     _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),

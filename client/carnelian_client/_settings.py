@@ -25,7 +25,7 @@ TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_st
 
 _OTHER_SCHEME = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
 _PORT = re.compile(r":(\d+)$")
-_HEADER_NAME = re.compile(r"[a-z0-9_.-]+")
+_HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC takes bytes under the others
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
@@ -53,8 +53,8 @@ class Settings:
         for name, value in self.metadata:
             if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
                 raise ValueError(
-                    f"header {name!r} must have a name of letters, digits, -, _ and . and a value of "
-                    "printable ASCII in one line; strip a key that was read from a file."
+                    f"header {name!r} must have a name of letters, digits, -, _ and ., not ending in -bin, and a value "
+                    "of printable ASCII in one line; strip a key that was read from a file."
                 )
         self.deadline(None)
 

@@ -82,6 +82,7 @@ ANSWERS = [
         InvalidOption,
     ),
     ("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)", InvalidAudio),
+    ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit (20567 vs. 16384)", ServerError),
     ("RESOURCE_EXHAUSTED", "quota", ServerBusy),
     ("INTERNAL", "in ensemble 'm', CUDA out of memory", ServerError),
     ("INTERNAL", "in ensemble 'm', Failed to open encoded data: Format not recognised.", InvalidAudio),

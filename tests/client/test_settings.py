@@ -23,6 +23,7 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"url": "localhost:99999"}, "a port from 1 to 65535"),
         ({"api_key": "secret\n"}, "'authorization' must have .* strip a key"),
         ({"headers": {"a b": "c"}}, "header 'a b'"),
+        ({"headers": {"trace-bin": "c"}}, "header .trace-bin. must .* not ending in -bin"),
         ({"headers": {"Authorization": "Basic x"}, "api_key": "k"}, "choose one"),
     ],
 )
