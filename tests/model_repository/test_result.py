@@ -48,6 +48,16 @@ def test_the_schema_takes_nothing_else():
     assert not SCHEMA.is_valid({"text": "a"})
 
 
+def test_the_schema_describes_every_field_and_takes_those_of_later_versions(sdk, clip_files):
+    clip = next(iter(clip_files.values())).tobytes()
+    result = dict(sdk.transcribe(clip, decoder="beam", n_best=3).raw)
+    kinds = SCHEMA.schema["$defs"]
+    assert result.keys() == kinds["transcript"]["properties"].keys()
+    assert result["words"][0].keys() == kinds["word"]["properties"].keys()
+    assert result["alternatives"][0].keys() == kinds["alternative"]["properties"].keys()
+    SCHEMA.validate(result | {"language": "en", "words": [word | {"speaker": 1} for word in result["words"]]})
+
+
 def test_the_transcript_is_the_text_and_the_words_make_it(answers, results):
     for answer, result in zip(answers, results, strict=True):
         assert answer["TRANSCRIPT"].item().decode() == result["text"]
