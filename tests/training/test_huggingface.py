@@ -356,6 +356,11 @@ def test_expressions_of_layers_are_read_and_nothing_else():
             _literal(harmful, "here")
 
 
+def test_the_folder_that_one_is_in_is_read_under_its_name(monkeypatch):
+    monkeypatch.chdir(REFERENCES / "wav2vec2_base")
+    assert sources.load_model(Path())[0].name == "wav2vec2_base"
+
+
 def test_networks_that_transformers_has_not_are_refused(tmp_path, tiny_config):
     config, weights = sources.read(REFERENCES / "wav2vec2_base")
     pooled = HourglassConfig(before=0, pooled=2, after=0, factor=2)

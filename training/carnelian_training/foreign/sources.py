@@ -62,7 +62,8 @@ def read(
             tensors = dle.tensors(content, is_raw=is_raw, where=where)
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
-    tree = {"name": name or re.sub(r"\W+", "_", path.stem.lower()), **tree}
+    # Absolute: the folder that one is in, `.`, has a name.
+    tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
     apply_overrides(tree, overrides)
     config = config_from_dict(tree, where)
     return config, weights(config)
