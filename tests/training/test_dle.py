@@ -160,7 +160,8 @@ def test_log_probabilities_are_those_of_the_original_layers(name, tmp_path, capl
     config, model = sources.load_model(path, "imported")
     assert difference(model, original) < TOLERANCE
     assert "says nothing about labels, strides and dropout" in caplog.text
-    assert (config.features.log_guard, config.features.frame_count, config.features.edges) == (1e-20, "ceil", "reflect")
+    assert config.features.log_guard == pytest.approx(1e-10)
+    assert (config.features.frame_count, config.features.edges) == ("ceil", "reflect")
     assert isinstance(config.model, JasperConfig) == (name == "jasper")
     # With DLE's YAML, which says the same of the network, and more: dropout and labels.
     told, _ = sources.read(path, "imported", dle_config=yaml_of(name, tmp_path / "dle.yaml"))
@@ -168,6 +169,16 @@ def test_log_probabilities_are_those_of_the_original_layers(name, tmp_path, capl
     assert told.model == dataclasses.replace(config.model, stages=stages)
     assert told.labels[-1] == "é"
     assert told.features == config.features
+
+
+@pytest.mark.parametrize(("dither", "guard"), [(0.0, 1e-20), (1e-4, 1e-8)])
+def test_the_dither_of_a_yaml_is_in_the_logarithm(tmp_path, dither, guard):
+    path = yaml_of("quartznet", tmp_path / "dle.yaml")
+    tree = yaml.safe_load(path.read_text())
+    tree["input_val"]["filterbank_features"]["dither"] = dither
+    path.write_text(yaml.safe_dump(tree))
+    config, _ = sources.read(saved(tmp_path / "dle.pt", trained("quartznet"), None), dle_config=path)
+    assert config.features.log_guard == pytest.approx(guard)
 
 
 def test_the_average_is_taken_unless_the_raw_weights_are_asked_for(tmp_path, caplog):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from carnelian_training import features
 from carnelian_training.features import FeatureSettings
+from carnelian_training.foreign import dle
 from nvidia.dali import fn, pipeline_def, types
 
 # Both sides compute in float32; the logarithm of near-silent bands amplifies the last bits.
@@ -16,7 +17,7 @@ LENGTHS = [16_000, 27_301, 400, 48_000, 300]
 
 DEFAULTS = FeatureSettings()
 AS_NEMO = FeatureSettings(std_guard=1e-5, edges="zero", frame_count="floor")
-AS_DLE = FeatureSettings(std_guard=1e-5, log_guard=1e-20, frame_count="ceil")
+AS_DLE = FeatureSettings(**dle.FEATURES)
 OTHERS = FeatureSettings(
     window_samples=400,
     hop_samples=200,
@@ -113,6 +114,24 @@ def test_equal_a_plain_stft_on_a_ragged_batch(settings):
         expected = log_mel_reference(signal, settings)
         assert np.asarray(result[i]).shape == expected.shape
         np.testing.assert_allclose(np.asarray(result[i]), expected, atol=TOLERANCE)
+
+
+def test_the_energy_of_dles_dither_stands_in_for_it():
+    """As far from features with noise as those of other noise are; without it, half a second of zeros outweighs the
+    speech in each band's mean and deviation."""
+    signal = speech_like(32_000)
+    signal[10_000:18_000] = 0
+    own = dataclasses.replace(AS_DLE, log_guard=dle.LOG_GUARD)
+    draw = np.random.default_rng(1)
+
+    def distance(settings, noise):
+        dithered = (signal + dle.DITHER * draw.standard_normal(len(signal))).astype(np.float32)
+        heard = (signal + noise * draw.standard_normal(len(signal))).astype(np.float32)
+        difference = log_mel_reference(heard, settings) - log_mel_reference(dithered, own)
+        return float(np.sqrt(np.square(difference).mean()))
+
+    assert distance(AS_DLE, 0.0) < 1.5 * distance(own, dle.DITHER)
+    assert distance(own, 0.0) > 2 * distance(AS_DLE, 0.0)
 
 
 def test_served_features_do_not_depend_on_padding_or_neighbours(serve):

@@ -1,7 +1,8 @@
 """The `.pt` files of Jasper and QuartzNet of NVIDIA's DeepLearningExamples (DLE): weights, and no configuration.
 
 Read from its source at commit 729963dd; no original checkpoint was at hand. The features are those of its PyTorch
-module: 1e-20 inside the logarithm, ceil(n / 160) frames, 1e-5 added to the standard deviation.
+module: ceil(n / 160) frames, 1e-5 added to the standard deviation. It draws noise for every clip, at inference as well,
+and adds 1e-20 inside the logarithm; here the energy of that noise stands there, and a transcript depends on its clip.
 """
 
 import logging
@@ -21,7 +22,10 @@ from carnelian_training.foreign.stages import model_tree
 
 logger = logging.getLogger(__name__)
 
-FEATURES: Options = {"std_guard": 1e-5, "log_guard": 1e-20, "frame_count": "ceil"}
+DITHER, LOG_GUARD = 1e-5, 1e-20
+FEATURES: Options = {"std_guard": 1e-5, "log_guard": DITHER**2, "frame_count": "ceil"}
+"""White noise of variance v has a mean energy of about v in a band: 3.8 v by the window's and the filters' sums of
+squares, times what the pre-emphasis leaves of it, 0.001 at 0 Hz to 3.9 at 8 kHz."""
 _V1_UNUSED = ("acoustic_model.", "audio_preprocessor.")  # copies and tables, which DLE drops as well
 _FEATURES_FIXED: Options = {
     "sample_rate": SAMPLE_RATE_HZ,
@@ -30,8 +34,8 @@ _FEATURES_FIXED: Options = {
     "log": True,
     "frame_splicing": 1,
 }
-_FEATURES_CARRIED = {"window_size", "window_stride", "n_fft", "n_filt", "preemph", "lowfreq", "highfreq"}
-_FEATURES_IGNORED = {"dither", "pad_align", "pad_to_max_duration", "max_duration", "spec_augment", "cutout_augment"}
+_FEATURES_CARRIED = {"window_size", "window_stride", "n_fft", "n_filt", "preemph", "lowfreq", "highfreq", "dither"}
+_FEATURES_IGNORED = {"pad_align", "pad_to_max_duration", "max_duration", "spec_augment", "cutout_augment"}
 
 
 def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
@@ -109,6 +113,7 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
         "preemphasis": options.get("preemph", 0.97) or 0.0,
         "low_hz": options.get("lowfreq") or 0.0,
         "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
+        "log_guard": max(float(options.get("dither", DITHER)) ** 2, LOG_GUARD),
     }
     family = "quartznet" if "quartznet" in tree else "jasper"
     encoder = section(section(tree, family, where), "encoder", f"{where}, `{family}`")
