@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
@@ -117,8 +116,9 @@ class AsyncCarnelianClient:
     ) -> AsyncIterator[Outcome]:
         """Transcribe many clips, in their order; see `CarnelianClient.transcribe_many`.
 
-        The iterable may be asynchronous. Ending the loop early cancels what is in flight: at once if
-        `contextlib.aclosing` closes the iterator, else when it is collected.
+        The iterable may be asynchronous, and then holds no outcome back while it waits for its next clip. Ending the
+        loop early cancels what is in flight: at once if `contextlib.aclosing` closes the iterator, else when it is
+        collected.
         """
         window = window_size(clips, concurrency)
         free = asyncio.Semaphore(concurrency)
@@ -133,30 +133,36 @@ class AsyncCarnelianClient:
                     return error
 
         async def outcomes() -> AsyncIterator[Outcome]:
-            pending: deque[asyncio.Task[Outcome]] = deque()
-            source: AsyncIterator[Audio] | None = _iterate(clips)
-            source_error: Exception | None = None
+            room = asyncio.Semaphore(window)
+            pending: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
+            tasks: set[asyncio.Task[Outcome]] = set()
+
+            async def feed() -> None:
+                source = _iterate(clips)
+                try:
+                    while True:
+                        await room.acquire()
+                        task = asyncio.create_task(transcribe(await anext(source)))
+                        tasks.add(task)
+                        pending.put_nowait(task)
+                except StopAsyncIteration:
+                    pass
+                finally:
+                    pending.put_nowait(None)
+
+            # A task of its own: outcomes do not wait for a source that waits for its next clip.
+            feeder = asyncio.create_task(feed())
             try:
-                while True:
-                    while source is not None and len(pending) < window and not (pending and pending[0].done()):
-                        try:
-                            pending.append(asyncio.create_task(transcribe(await anext(source))))
-                        except StopAsyncIteration:
-                            source = None
-                        except Exception as error:
-                            source, source_error = None, error
-                    if not pending:
-                        break
-                    # Stays in `pending` while awaited, so that a cancelled loop cancels it below.
-                    outcome = await pending[0]
-                    pending.popleft()
+                while (task := await pending.get()) is not None:
+                    outcome = await task
+                    tasks.discard(task)
                     yield outcome
-                if source_error is not None:
-                    raise source_error
+                    room.release()
+                await feeder  # raises what the source raised
             finally:
-                for task in pending:
-                    task.cancel()
-                await asyncio.gather(*pending, return_exceptions=True)
+                for unfinished in (feeder, *tasks):
+                    unfinished.cancel()
+                await asyncio.gather(feeder, *tasks, return_exceptions=True)
 
         return outcomes()
 

@@ -152,7 +152,8 @@ class CarnelianClient:
                 print(path, outcome.text if isinstance(outcome, Transcript) else f"failed: {outcome}")
 
         The clips are taken from the iterable as room comes free, at most `2 * concurrency` ahead, so that a
-        generator over any number of files needs little memory. Ending the loop early drops what is not sent.
+        generator over any number of files needs little memory. One that waits for its next clip, as on a queue, holds
+        outcomes back meanwhile; with `AsyncCarnelianClient` it need not. Ending the loop early drops what is not sent.
 
         Args:
             clips: What `transcribe` takes, each.

@@ -241,6 +241,40 @@ def test_ending_the_loop_early_cancels_the_rest(run, triton, wav):
     assert len(triton.requests) < 10
 
 
+def test_outcomes_do_not_wait_for_a_source_that_waits(run, wav):
+    async def use(client):
+        more = asyncio.Event()
+
+        async def clips():
+            yield wav
+            await more.wait()
+            yield wav
+
+        async with contextlib.aclosing(client.transcribe_many(clips())) as outcomes:
+            first = await asyncio.wait_for(anext(outcomes), 3)
+            more.set()
+            return [first, await anext(outcomes)]
+
+    assert [outcome.text for outcome in run(use)] == [f"{len(wav)} bytes"] * 2
+
+
+def test_many_takes_clips_as_room_comes_free(run, wav):
+    taken = []
+
+    async def clips():
+        for i in range(1000):
+            taken.append(i)
+            yield wav
+
+    async def use(client):
+        async with contextlib.aclosing(client.transcribe_many(clips(), concurrency=2)) as outcomes:
+            await anext(outcomes)
+            await asyncio.sleep(0.1)
+            assert len(taken) <= 4
+
+    run(use)
+
+
 def test_an_error_of_the_iterable_comes_after_the_outcomes_due(run, wav):
     async def clips():
         yield wav
