@@ -5,7 +5,7 @@ import subprocess
 import kenlm
 import pytest
 from carnelian_training.cli import app
-from carnelian_training.ctc.language_model import LanguageModel
+from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError
 from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.language_models.ngram import find_tool
 from carnelian_training.language_models.perplexity import score_words_by_ngrams
@@ -22,6 +22,22 @@ except FileNotFoundError:
 needs_kenlm = pytest.mark.skipif(not HAS_KENLM, reason="KenLM's programs are not installed: make kenlm")
 
 NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "3rd", "letter"], ["saw", "heard", "met", "followed"]
+
+ARPA = """\\data\\
+ngram 1=4
+ngram 2=1
+
+\\1-grams:
+-2.0\t<unk>\t0
+0\t<s>\t-0.3
+-1.0\t</s>\t0
+-0.7\tcat\t-0.2
+
+\\2-grams:
+-0.2\t<s> cat
+
+\\end\\
+"""
 
 
 @pytest.fixture
@@ -64,6 +80,15 @@ def test_text_becomes_a_binary_language_model_in_the_labels(text, tmp_path):
     LanguageModel(tmp_path / "lm.klm", list(LABEL_CHARACTERS))  # no other characters in it
     model = kenlm.Model(str(tmp_path / "lm.klm"))
     assert model.score("mister smith's cat saw the third") > model.score("third the saw cat smith's mister") + 2
+
+
+@needs_kenlm
+def test_a_binary_without_its_words_names_the_flag_that_left_them_out(tmp_path):
+    arpa, binary = tmp_path / "lm.arpa", tmp_path / "lm.bin"
+    arpa.write_text(ARPA)
+    subprocess.run([find_tool("build_binary"), "-v", "trie", arpa, binary], check=True, capture_output=True)
+    with pytest.raises(LanguageModelError, match="run build_binary without -v"):
+        LanguageModel(binary, list(LABEL_CHARACTERS))
 
 
 @needs_kenlm

@@ -155,6 +155,6 @@ def read_vocabulary(path: Path) -> Iterator[str]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         begin = content.rfind(b"<unk>\0")
         if begin < 0:
-            raise LanguageModelError(f"{path} must hold its words, but was built without: run build_binary without -i")
+            raise LanguageModelError(f"{path} must hold its words, but was built without: run build_binary without -v")
         words = content[begin:].split(b"\0")
     yield from (word.decode("utf-8") for word in words if word)
