@@ -88,6 +88,10 @@ def _parameter(name: str, value: object) -> str | int:
     if name in TRITONS_OWN:
         advice = "; the time for a call is `timeout_s`" if name == "timeout" else ""
         raise InvalidOption(f"an option must be one of the decoder's, but Triton keeps {name!r} for itself{advice}")
+    try:
+        (name + value if isinstance(value, str) else name).encode()
+    except UnicodeEncodeError as error:  # a command line may be of any bytes
+        raise InvalidOption(f"option {name!r} must be text in UTF-8, but is {value!r:.80}") from error
     if getattr(value, "shape", None) == ():  # a number of NumPy or PyTorch, whose kinds are not Python's
         value = getattr(value, "item", lambda: value)()
     if isinstance(value, bool):
