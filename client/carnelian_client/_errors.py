@@ -147,7 +147,7 @@ _WORDINGS = (
     _wording(
         "no answer within",
         DeadlineExceeded,
-        "allow more with `timeout_s`, or see if the server is overloaded",
+        "allow more with `timeout_s`, or see if the server can be reached and is not overloaded",
     ),
     _wording(
         "protocol is restricted",
