@@ -65,7 +65,7 @@ class ContainerServer:
         subprocess.run(["docker", "run", *options, self._image, *serve], check=True)
         deadline = time.monotonic() + CONTAINER_READY_TIMEOUT_S
         while not self._is_ready():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not self._is_running():
                 log = "\n".join(self.log[-40:])
                 self.__exit__()
                 pytest.fail(f"{self._image} must be ready in {CONTAINER_READY_TIMEOUT_S} s; its log ends:\n{log}")
@@ -74,6 +74,10 @@ class ContainerServer:
 
     def __exit__(self, *_: object) -> None:
         subprocess.run(["docker", "rm", "--force", self._name], check=False)
+
+    def _is_running(self) -> bool:
+        command = ["docker", "container", "inspect", "--format={{.State.Running}}", self._name]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "true"
 
     def _is_ready(self) -> bool:
         try:
