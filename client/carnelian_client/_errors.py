@@ -184,7 +184,12 @@ _WORDINGS = (
     _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
     _wording("resolv", ConnectError, "check the host name in `url`"),
     _wording(
-        "failed to connect|connection attempt timed out|handshaker shutdown",
+        "http proxy returned",
+        ConnectError,
+        "the proxy of the environment refused; list the server in `no_proxy` to do without it",
+    ),
+    _wording(
+        "failed to connect|connection attempt timed out|handshaker shutdown|endpoint closing",
         ConnectError,
         "check `url` and that the server runs",
     ),

@@ -143,6 +143,7 @@ def test_the_native_dali_backends_message_loses_the_servers_traceback():
     [
         ("Stream removed (Socket closed)", "the server ended, or `url` is not its gRPC port"),
         ("connection attempt timed out before receiving SETTINGS frame", "check `url`"),
+        ("UNKNOWN: ipv4:127.0.0.1:3128: HTTP proxy returned response code 403", "the proxy of the environment refused"),
     ],
 )
 def test_a_broken_connection_says_what_may_be_the_reason(words, advice):
