@@ -299,6 +299,33 @@ def test_the_blank_is_the_tokenizers_padding_and_there_is_one(tmp_path):
         sources.read(folder)
 
 
+@pytest.mark.parametrize(
+    ("added", "found"),
+    [
+        ({"É": 5}, r"\{'e': 5, 'é': 5\}"),
+        ({"É": 10}, r"\{'é': 10\}"),
+        ({"É": -1}, r"\{'é': -1\}"),
+        ({"<pad>": None, "PAD": 12}, r"\{'the blank': 12\}"),
+    ],
+)
+def test_every_token_has_a_row_of_its_own(tmp_path, added, found):
+    """Two labels had one, and a row that is not there was said to be a head of another size."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    changed(folder / "config.json", pad_token_id=None)
+    changed(folder / "tokenizer_config.json", pad_token="PAD" if "PAD" in added else None)
+    changed(folder / "vocab.json", **added)
+    with pytest.raises(CheckpointError, match=rf"vocab\.json must hold each token's own row, of the 10 .* {found}"):
+        sources.read(folder)
+
+
+def test_an_alphabet_without_a_space_may_have_a_delimiter_without_a_row(tmp_path):
+    """As transformers 5 saves the tokenizer of a Chinese model."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    changed(folder / "vocab.json", **{"|": None, "中": 4})
+    changed(folder / "added_tokens.json", **{"|": 10})
+    assert sources.read(folder)[0].labels == ("中", *LABELS[1:])
+
+
 @pytest.mark.parametrize("name", ["x.pt", "x.nemo", "x/model.safetensors", "x/pytorch_model.bin"])
 def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")

@@ -6,6 +6,7 @@ The recogniser's special tokens are dropped from its head, so log-probabilities 
 
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, options)},
     }
     if any(name.startswith("lm_head.") for name in tensors):
-        alphabet = _alphabet(path, options)
+        alphabet = _alphabet(path, options, len(tensors.get("lm_head.weight", ())))
         return tree | {"labels": list(alphabet.labels)}, tensors, alphabet
     if any(name.startswith("quantizer.") for name in tensors):
         return tree | {"pretraining": carry(PRETRAINING, options)}, tensors, None
@@ -173,8 +174,8 @@ def _features(path: Path) -> Options:
     return {"name": WaveformSettings.name, "normalise": options.get("do_normalize", True)}
 
 
-def _alphabet(path: Path, options: Options) -> Alphabet:
-    """The labels of `vocab.json` and of the tokens that were added to it, and the blank."""
+def _alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
+    """The labels of `vocab.json` and of the tokens that were added to it, and the blank, in a head of `num_rows`."""
     file = path / "vocab.json"
     tokens = _json(file)
     if any(isinstance(row, dict) for row in tokens.values()):
@@ -191,8 +192,17 @@ def _alphabet(path: Path, options: Options) -> Alphabet:
     others = [*(tokenizer.get("additional_special_tokens") or []), *(tokenizer.get("extra_special_tokens") or [])]
     special = {*named.values(), *map(_content, others)}
     blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
+    if tokens.get(delimiter, 0) >= num_rows:  # of an alphabet without one: transformers 5 adds it to every tokenizer
+        del tokens[delimiter]
     kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
-    return fold(kept, blank, str(file), delimiter)
+    alphabet = fold(kept, blank, str(file), delimiter)
+    counts = Counter(alphabet.rows)
+    places = zip([*alphabet.labels, "the blank"], alphabet.rows, strict=True)
+    if wrong := {label: row for label, row in places if counts[row] > 1 or row not in range(num_rows)}:
+        raise CheckpointError(
+            f"{file} must hold each token's own row, of the {num_rows} of the head, but holds {wrong}"
+        )
+    return alphabet
 
 
 def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path) -> int:
