@@ -186,6 +186,17 @@ def test_rows_may_be_padded_with_anything(post):
     assert (status, [result["duration"] for result in results]) == (200, [0.52, 0.26])
 
 
+def test_bytes_of_several_inputs_stand_in_their_order(post):
+    samples, lengths = np.zeros((2, 8000), "<f4"), np.array([[4000], [8000]], "<i4")
+    tensors = [
+        {"name": name, "datatype": datatype, "shape": array.shape, "parameters": {"binary_data_size": array.nbytes}}
+        for name, datatype, array in (("SIGNAL_LENGTH", "INT32", lengths), ("SIGNAL", "FP32", samples))
+    ]
+    status, answer, _ = post("quartznet_demo_pcm", {"inputs": tensors}, lengths.tobytes() + samples.tobytes())
+    found = {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
+    assert (status, [json.loads(text)["duration"] for text in found["RESULT"]]) == (200, [0.26, 0.52])
+
+
 def test_http_answers_errors_with_the_documented_statuses(post):
     clip = CLIP.read_bytes()
 
