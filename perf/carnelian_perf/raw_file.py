@@ -74,6 +74,18 @@ class Traffic:
 
 @STRICT
 @dataclass(frozen=True, kw_only=True)
+class Speech:
+    """What is cut to the durations."""
+
+    manifest: str
+    format: str
+    """Of the files that are sent."""
+    clips: int
+    """Distinct ones of each duration."""
+
+
+@STRICT
+@dataclass(frozen=True, kw_only=True)
 class RawFile:
     """What a command measured; the fields are those of its own dataclass."""
 

@@ -24,7 +24,7 @@ from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.load import ask, await_statistics, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores
-from carnelian_perf.raw_file import describe_origin
+from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import read_config
 from carnelian_perf.server.first_request_results import SUBJECT, Measurement, Run
 
@@ -82,7 +82,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                 yield Measurement(
                     model=plan.model,
                     **origin,
-                    speech={"manifest": str(plan.manifest), "format": plan.file_format, "clips": NUM_CLIPS},
+                    speech=Speech(manifest=str(plan.manifest), format=plan.file_format, clips=NUM_CLIPS),
                     requests=plan.num_requests,
                     rest_s=REST_S,
                     runs=list(runs),

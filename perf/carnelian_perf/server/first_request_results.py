@@ -1,11 +1,12 @@
 """The raw file of a measurement of a server's first requests, and what it says: is the first as fast as later ones?"""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from carnelian_perf.raw_file import Record
+from carnelian_perf.ratio import Ratio
+from carnelian_perf.raw_file import Record, Speech
 
 SUBJECT = "first-request"
 
@@ -37,8 +38,7 @@ class Measurement(Record):
     SUBJECT = SUBJECT
 
     subject: Literal["first-request"] = "first-request"
-    speech: dict[str, Any]
-    """Manifest and format of the clips, and how many there are of each duration."""
+    speech: Speech
     requests: int
     """Of each server, in a row."""
     rest_s: float
@@ -63,25 +63,6 @@ class Measurement(Record):
             over_settled=Ratio.of(first, settled),
             over_rested=Ratio.of(first, rested),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """Of two times, round by round."""
-
-    median: float
-    least: float
-    greatest: float
-
-    @classmethod
-    def of(cls, times: Sequence[float], others: Sequence[float]) -> "Ratio":
-        """The first over the second; one of each for each round."""
-        ratios = [time / max(other, 1e-9) for time, other in zip(times, others, strict=True)]
-        return cls(median=statistics.median(ratios), least=min(ratios), greatest=max(ratios))
-
-    def __str__(self) -> str:
-        """As the page shows it."""
-        return f"{self.median:.2f} ({self.least:.2f} to {self.greatest:.2f})"
 
 
 @dataclass(frozen=True, kw_only=True)

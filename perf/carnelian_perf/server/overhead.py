@@ -25,7 +25,7 @@ from carnelian_perf.cuts import cut_equal
 from carnelian_perf.load import StageStatistics, ask, read_statistics, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import read_config
-from carnelian_perf.server.overhead_results import SUBJECT, Facts, Measurement, Run, Speech
+from carnelian_perf.server.overhead_results import SUBJECT, Facts, Measurement, Run
 
 LOGGER = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _describe(plan: Plan) -> Facts:
         others_busy_cores=round(measure_busy_cores(), 2),
         clients=plan.clients,
         batch=plan.batch,
-        speech=Speech(manifest=str(plan.manifest), format=plan.file_format, clips=plan.num_clips),
+        speech=raw_file.Speech(manifest=str(plan.manifest), format=plan.file_format, clips=plan.num_clips),
     )
 
 

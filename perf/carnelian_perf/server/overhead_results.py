@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from carnelian_perf.load import Split
-from carnelian_perf.raw_file import STRICT, Origin, RawFile
+from carnelian_perf.ratio import Ratio
+from carnelian_perf.raw_file import Origin, RawFile, Speech
 
 SUBJECT = "overhead"
 
@@ -44,18 +45,6 @@ class Run:
         return self.clips / self.wall_s
 
 
-@STRICT
-@dataclass(frozen=True, kw_only=True)
-class Speech:
-    """What is cut to the durations."""
-
-    manifest: str
-    format: str
-    """Of the files that are sent."""
-    clips: int
-    """In each turn."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts(Origin):
     """What holds for all runs."""
@@ -90,10 +79,6 @@ class Measurement(RawFile):
         found = [run for run in self.runs if (run.way, run.duration_s) == (way, duration_s)]
         return sorted(found, key=lambda run: run.round)
 
-    def ratio(
-        self, way: str, other: str, duration_s: float, measure: Callable[[Run], float]
-    ) -> tuple[float, float, float]:
-        """A way over another, round by round: the median round, the least and the greatest."""
-        pairs = zip(self.runs_of(way, duration_s), self.runs_of(other, duration_s), strict=True)
-        ratios = [measure(one) / max(measure(two), 1e-9) for one, two in pairs]
-        return statistics.median(ratios), min(ratios), max(ratios)
+    def ratio(self, way: str, other: str, duration_s: float, measure: Callable[[Run], float]) -> Ratio:
+        """A way over another."""
+        return Ratio.of(map(measure, self.runs_of(way, duration_s)), map(measure, self.runs_of(other, duration_s)))

@@ -27,12 +27,12 @@ def render(raw_path: Path) -> Path:
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for the request as a whole and for each stage, by duration."""
-    machine, speech = measurement.machine, measurement.speech
+    speech = measurement.speech
     rounds = len({run.round for run in measurement.runs})
     busy = sorted(run.others_busy_cores for run in measurement.runs)
     notes = [
         f"Each duration and round has a server of its own, which takes {measurement.requests} single clips as "
-        f"{speech['format'].upper()} files in a row, {measurement.rest_s:g} s after it says that it is ready. Medians "
+        f"{speech.format.upper()} files in a row, {measurement.rest_s:g} s after it says that it is ready. Medians "
         f"of {rounds} rounds. Later: the median of the row's last half.",
         f"Rested: the median of {len(measurement.runs[0].client_ms) - measurement.requests} requests after the row, "
         f"each after a rest of {measurement.rest_s:g} s. A rest makes a request slower, whatever came before it, and "
@@ -42,14 +42,10 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         "Request: from the call to its answer, as the client measures it. Ensemble: from arrival to answer, as Triton "
         "counts it. Stages: queue, input, infer and output, as Triton counts them; their counts may overlap, so "
         "that they do not add up to the ensemble's.",
-        f"Speech of {speech['manifest']}, cut to the duration; {speech['clips']} clips, and each round begins with "
-        "another.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy before the servers were "
-        "started.",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in measurement.versions.items())}.",
-        f"Raw file: [{raw_name}]({raw_name}), {measurement.date}, commit {measurement.commit}, by "
-        f"`{measurement.command}`.",
+        f"Speech of {speech.manifest}, cut to the duration; {speech.clips} clips, and each round begins with another.",
+        f"Machine: {measurement.say_machine()}. Other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median "
+        f"{busy[len(busy) // 2]:.1f}) busy before the servers were started.",
+        *measurement.say_sources(raw_name),
     ]
     rows = [row for duration_s in measurement.durations_s() for row in _rows(measurement, duration_s)]
     return f"# {measurement.model}: the first requests to a fresh server\n\n{COLUMNS}{''.join(rows)}\n" + "".join(

@@ -86,7 +86,7 @@ def _render_many(measurement: Measurement) -> str:
             cells = [f"{duration_s:g}", measurement.ways[way]]
             cells += [f"{statistics.median(run.clips_per_s for run in runs):.1f}", _medians(runs)[1]]
             for measure in (_throughput, _cpu):
-                cells.append(_range(*measurement.ratio(way, STATIC, duration_s, measure)))
+                cells.append(str(measurement.ratio(way, STATIC, duration_s, measure)))
             table += f"| {' | '.join(cells)} |\n"
     return table
 
@@ -110,10 +110,6 @@ def _medians(runs: list[Run]) -> list[str]:
 def _percent(*ratios: float) -> str:
     middle, low, high = (f"{100 * (ratio - 1):+.0f}" for ratio in ratios)
     return f"{middle} % ({low} to {high})"
-
-
-def _range(middle: float, low: float, high: float) -> str:
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _split(runs: list[Run], stage: str) -> str:

@@ -1,8 +1,8 @@
 """The raw file of a measurement of mixed traffic as a Markdown page and a plot."""
 
-import statistics
 from pathlib import Path
 
+from carnelian_perf.ratio import Ratio
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
@@ -81,11 +81,9 @@ def draw(measurement: Measurement, path: Path) -> None:
 
 
 def _compare(rates: list[float], others: list[float]) -> str:
-    """The ratio of the rates, round by round: the median, and the least and the greatest."""
-    ratios = [rate / other for rate, other in zip(rates, others, strict=True) if other]
-    if not ratios:
-        return "-"
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    """The ratio of the rates, over the rounds in which the other met the target at some rate."""
+    pairs = [pair for pair in zip(rates, others, strict=True) if pair[1]]
+    return str(Ratio.of(*zip(*pairs, strict=True))) if pairs else "-"
 
 
 def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> str:

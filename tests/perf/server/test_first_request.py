@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from carnelian_perf.ratio import Ratio
+from carnelian_perf.raw_file import Speech
 from carnelian_perf.server import first_request
 from carnelian_perf.server.first_request import Plan, measure
-from carnelian_perf.server.first_request_results import Measurement, Ratio, Run
+from carnelian_perf.server.first_request_results import Measurement, Run
 from carnelian_perf.server.render_first_request import render
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -34,7 +36,7 @@ def measurement():
         commit="0123456789ab",
         machine={"cpu": "a CPU", "cores": 2, "accelerator": "none"},
         versions={"python": "3.11"},
-        speech={"manifest": "clips.jsonl", "format": "flac", "clips": 16},
+        speech=Speech(manifest="clips.jsonl", format="flac", clips=16),
         requests=4,
         rest_s=2,
         runs=runs,
