@@ -23,22 +23,6 @@ needs_kenlm = pytest.mark.skipif(not HAS_KENLM, reason="KenLM's programs are not
 
 NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "3rd", "letter"], ["saw", "heard", "met", "followed"]
 
-ARPA = """\\data\\
-ngram 1=4
-ngram 2=1
-
-\\1-grams:
--2.0\t<unk>\t0
-0\t<s>\t-0.3
--1.0\t</s>\t0
--0.7\tcat\t-0.2
-
-\\2-grams:
--0.2\t<s> cat
-
-\\end\\
-"""
-
 
 @pytest.fixture
 def text(tmp_path):
@@ -83,9 +67,8 @@ def test_text_becomes_a_binary_language_model_in_the_labels(text, tmp_path):
 
 
 @needs_kenlm
-def test_a_binary_without_its_words_names_the_flag_that_left_them_out(tmp_path):
-    arpa, binary = tmp_path / "lm.arpa", tmp_path / "lm.bin"
-    arpa.write_text(ARPA)
+def test_a_binary_without_its_words_names_the_flag_that_left_them_out(arpa, tmp_path):
+    binary = tmp_path / "lm.bin"
     subprocess.run([find_tool("build_binary"), "-v", "trie", arpa, binary], check=True, capture_output=True)
     with pytest.raises(LanguageModelError, match="run build_binary without -v"):
         LanguageModel(binary, list(LABEL_CHARACTERS))

@@ -163,7 +163,5 @@ def _notes(measurement: Measurement, raw_path: Path) -> list[str]:
         f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work.threads} thread(s) in a single process, "
         f"accelerator: {machine['accelerator']}. Others kept {measurement.others_busy_cores:.1f} cores busy at the "
         f"start. `torch.compile`: {'on' if measurement.compiled else 'off'}.",
-        "- Versions: " + ", ".join(f"{name} {version}" for name, version in measurement.versions.items()) + ".",
-        f"- Raw file: [{raw_path.name}]({raw_path.name}), {measurement.date}, commit {measurement.commit}, by "
-        f"`{measurement.command}`.",
+        *(f"- {note}" for note in measurement.say_sources(raw_path.name)),
     ]
