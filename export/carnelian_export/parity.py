@@ -12,6 +12,7 @@ import torch
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2
 
+from carnelian_export.gaps import LOUDEST
 from carnelian_export.profiles import SHAPED_INPUTS
 from carnelian_export.to_onnx import OUTPUTS
 
@@ -44,6 +45,8 @@ on the demo model, where the best label was the same in 98.5 % of the frames, an
 
 # (frames, FEATURE_LENGTH): a single frame, no samples, a tensor longer than its clip, a length beyond its tensor, ...
 SHAPES = ((1, 1), (40, 40), (3, 0), (250, 120), (60, 90), (333, 333))
+LONG = 5
+"""The position in :data:`SHAPES` of a clip that is also scored on both sides of one that is as loud as can be."""
 SEED = 1
 
 
@@ -114,6 +117,8 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
             clips.append(random.standard_normal((network.config.feature_channels, frames), np.float32))
             lengths.append(length)
     batch, batch_lengths = scorer(clips, lengths)
+    loud = LOUDEST * np.sign(random.standard_normal(clips[LONG].shape, np.float32))
+    beside_loud, _ = scorer([clips[LONG], loud, clips[LONG]], [lengths[LONG]] * 3)
     differences = []
     for row, (clip, length) in enumerate(zip(clips, lengths, strict=True)):
         expected, end = score(network, clip, min(length, clip.shape[-1]))
@@ -122,7 +127,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
         for found in (int(batch_lengths[row, 0]), int(alone_lengths[0, 0])):
             if found != wanted:
                 raise ParityError(f"{what}: {OUTPUTS[1]} must be {wanted} for {length} frames, but is {found}")
-        for log_probs in (batch[row], alone[0]):
+        for log_probs in (batch[row], alone[0], *(beside_loud[::2] if row == LONG else ())):
             differences.append(np.abs(log_probs[:end] - expected).ravel())
     worst, mean = (float(f(np.concatenate(differences))) for f in (np.max, np.mean))
     tolerance = TOLERANCES[precision]
@@ -131,7 +136,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
         raise ParityError(
             f"{what}: log-probabilities of {precision} must be within {tolerance.worst:g} of PyTorch's, and "
             f"{tolerance.mean:g} in the mean, but differ by {worst:.3g}, and {mean:.3g} in the mean "
-            f"(alone and in a batch of {len(SHAPES)} clips of random features)"
+            f"(alone, in a batch of {len(SHAPES)} clips of random features, and beside a very loud one)"
         )
     return worst
 

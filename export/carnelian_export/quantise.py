@@ -59,7 +59,7 @@ def quantise(network: CtcNetwork, clips: Sequence[Clip]) -> onnx.ModelProto:
     """
     if not isinstance(network, StackNetwork):
         raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
-    module = RaggedAcoustic(fold_batch_norms(network), marks_spoilt=True)
+    module = RaggedAcoustic(fold_batch_norms(network))
     graph = trace_ragged(module, (network.config.num_mels, 40))
     _unshare(graph.graph)
     body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]

@@ -40,8 +40,9 @@ class ShapedAcoustic(nn.Module):
             longest_request: [elements], of any values: as many as the largest request has features.
 
         Returns:
-            As RaggedAcoustic, but in a batch of several requests that have several rows each, rows are as long as
-            if one of them had all the features of its request.
+            As RaggedAcoustic, but features that are not finite pass through the network, and in a batch of several
+            requests that have several rows each, rows are as long as if one of them had all the features of its
+            request.
         """
         config = self.network.config
         rows, mels = lengths.shape[0], config.num_mels

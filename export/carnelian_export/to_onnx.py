@@ -17,7 +17,9 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from carnelian_export.gaps import LOUDEST, Gaps, silence_once
 from carnelian_export.precision import lower
 
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
@@ -30,14 +32,13 @@ class RaggedAcoustic(nn.Module):
 
     Args:
         network: In evaluation mode.
-        marks_spoilt: Whether frames whose features are not finite become NaN. For int8: integers have no NaN, and the
-            decoder has to be able to tell such a clip from silence.
+        mask: What keeps the clips apart.
     """
 
-    def __init__(self, network: StackNetwork, marks_spoilt: bool = False) -> None:
+    def __init__(self, network: StackNetwork, mask: type[Mask] = Mask) -> None:
         super().__init__()
         self.network = network
-        self.marks_spoilt = marks_spoilt
+        self.mask = mask
 
     def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score a ragged batch.
@@ -49,18 +50,22 @@ class RaggedAcoustic(nn.Module):
 
         Returns:
             LOG_PROBS [rows, frames', labels] float32, zero after a row's own end, which tells a length that claims
-            more than the row has; LOG_PROB_LENGTH [rows, 1] int32, from `lengths` alone.
+            more than the row has, and NaN where features are not finite or beyond :data:`LOUDEST`; LOG_PROB_LENGTH
+            [rows, 1] int32, from `lengths` alone.
         """
         config = self.network.config
         frames = shapes[:, 1].long()
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
         starts = line_up(real, config.reach, config.body_stride)
         packed, valid = pack(features, frames, real, starts, config.num_mels)
-        body = packed.to(next(self.network.parameters()).dtype)
-        log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
-        if self.marks_spoilt:
-            spoilt = (packed * 0).sum(0)[:: config.stride, None]  # zero or NaN
-            log_probs = log_probs[: spoilt.shape[0]] + spoilt
+        # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
+        sound = packed.abs() <= LOUDEST
+        body = torch.where(sound, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
+        log_probs = self.network.score(body[None], self.mask(valid[None, None, None]))[0]
+        unsound = torch.where(sound, torch.zeros(()), torch.ones(())).sum(0)
+        spoilt = F.max_pool1d(unsound[None, None], config.stride, ceil_mode=True)[0, 0]
+        # The root of a negative number is NaN. NaN as a constant confuses ONNX Runtime's calibration for int8.
+        log_probs = log_probs[: spoilt.shape[0]] + (-spoilt).sqrt()[:, None]
         unpacked = unpack(
             log_probs, strided(frames.max(), config.stride), strided(real, config.stride), starts // config.stride
         )
@@ -167,7 +172,8 @@ def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> on
     if dtype != torch.float32:
         network = lower(network, dtype)
     if isinstance(network, StackNetwork):
-        graph = trace_ragged(RaggedAcoustic(network), (network.config.num_mels, 40))
+        module = RaggedAcoustic(silence_once(network), Gaps) if dtype == torch.float32 else RaggedAcoustic(network)
+        graph = trace_ragged(module, (network.config.num_mels, 40))
     else:
         assert isinstance(network, Wav2Vec2)
         graph = trace_ragged(RaggedWaveforms(network), (40 * network.config.stride,))

@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import platform
 from collections import Counter
 from pathlib import Path
 
@@ -7,11 +9,16 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from carnelian_export import gaps
 from carnelian_export.folding import fold_batch_norms
-from carnelian_export.parity import run, score
+from carnelian_export.gaps import LOUDEST
+from carnelian_export.parity import ParityError, check_parity, run, score
 from carnelian_export.shaped import export_shaped
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import build_model, load_model
+from carnelian_training.models.masked import MaskedBatchNorm
+from carnelian_training.models.network import CtcNetwork
+from onnxruntime import GraphOptimizationLevel as Level
 
 # Kernels add the same float32 numbers in another order.
 TOLERANCE = 1e-4
@@ -36,9 +43,9 @@ def clips():
     return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
 
 
-def optimised(path: Path) -> onnx.ModelProto:
+def optimised(path: Path, level: Level = Level.ORT_ENABLE_EXTENDED) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = level
     options.optimized_model_filepath = str(path.with_suffix(".optimised.onnx"))
     onnxruntime.InferenceSession(str(path), options)
     return onnx.load(options.optimized_model_filepath)
@@ -116,6 +123,60 @@ def test_a_bad_value_stays_in_its_row(session, clips, value):
     assert np.isnan(after[1]).any()
     for row in (0, 2, 3):
         np.testing.assert_array_equal(after[row], before[row])
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 2 * LOUDEST])
+@pytest.mark.parametrize(("head_frames", "spoilt"), [(1, 50), (2, 101)])
+def test_a_single_bad_value_shows(config, clips, tmp_path, head_frames, spoilt, value):
+    model = dataclasses.replace(config.model, head_frames=head_frames)
+    onnx.save(export_ragged(build_model(dataclasses.replace(config, model=model)).eval()), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    before, _ = run(session, clips, FRAMES)
+    clips[2][3, 101] = value
+    after, _ = run(session, clips, FRAMES)
+    assert np.isnan(after[2]).all(1).nonzero()[0].tolist() == [spoilt]
+    np.testing.assert_array_equal(after[[0, 1, 3]], before[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("fixture", ["network", "jasper"])
+def test_the_loudest_clip_is_not_heard_next_to_it(fixture, clips, request, tmp_path):
+    network = amplified(request.getfixturevalue(fixture))
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    before, _ = run(session, clips, FRAMES)
+    clips[1] = LOUDEST * np.sign(clips[1])
+    after, _ = run(session, clips, FRAMES)
+    assert np.isfinite(after).all()
+    np.testing.assert_array_equal(after[[0, 2, 3]], before[[0, 2, 3]])
+
+
+def test_a_network_that_could_be_heard_next_to_it_is_refused(network, tmp_path, monkeypatch):
+    monkeypatch.setattr(gaps, "SILENCE", -1e4)
+    onnx.save(export_ragged(amplified(network)), tmp_path / "model.onnx")
+    with pytest.raises(ParityError, match="beside a very loud one"):
+        check_parity(tmp_path / "model.onnx", amplified(network))
+
+
+def amplified(network: CtcNetwork) -> CtcNetwork:
+    """With activations that are ten times as large after each layer."""
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, MaskedBatchNorm):
+            torch.nn.init.constant_(module.weight, 10)
+    return network
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ONNX Runtime has blocked convolutions for x86-64")
+@pytest.mark.parametrize("fixture", ["network", "jasper"])
+def test_the_runtime_masks_within_the_convolutions(fixture, request, tmp_path):
+    network = request.getfixturevalue(fixture)
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    kinds = Counter(node.op_type for node in optimised(tmp_path / "model.onnx", Level.ORT_ENABLE_ALL).graph.node)
+    assert (kinds["ReorderInput"], kinds["ReorderOutput"]) == (1, 1)
+    # A dilated convolution hides from the runtime that the shapes after it are equal.
+    stages = network.config.stages
+    dilated = [stage.dilation > 1 for stage in stages].index(True)
+    assert kinds["Relu"] == len(stages) - dilated
 
 
 def test_lengths_are_told_as_they_came_in(session, clips):

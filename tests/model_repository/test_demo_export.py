@@ -1,5 +1,6 @@
 """What is checked in is what `carnelian-export` writes for the checked-in checkpoint."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,11 @@ def test_the_same_bytes(exported):
 
 
 def test_the_same_network(exported):
-    # Node names and order may differ between versions of PyTorch; weights and tensors may not.
+    # Node names and order may differ between versions of PyTorch; kinds, weights and tensors may not.
     first, second = (onnx.load(folder / WEIGHTS).graph for folder in (REPOSITORY, exported))
     assert [tensor.name for tensor in first.input] == [tensor.name for tensor in second.input]
     assert [tensor.name for tensor in first.output] == [tensor.name for tensor in second.output]
+    assert Counter(node.op_type for node in first.node) == Counter(node.op_type for node in second.node)
     weights, others = ({t.name: numpy_helper.to_array(t) for t in g.initializer if t.dims} for g in (first, second))
     assert set(weights) == set(others)
     for name, array in weights.items():
