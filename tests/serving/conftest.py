@@ -73,6 +73,21 @@ def ragged_onnx() -> bytes:
     )
 
 
+def square_onnx() -> bytes:
+    """As many numbers for each row as there are rows in the batch."""
+    return onnx_model(
+        [
+            helper.make_node("Shape", ["FEATURES_SHAPE"], ["rows"], start=0, end=1),
+            helper.make_node("Concat", ["rows", "rows"], ["square"], axis=0),
+            helper.make_node("ReduceSum", ["FEATURES"], ["sum"], keepdims=0),
+            helper.make_node("Expand", ["sum", "square"], ["SUMS"]),
+        ],
+        {"FEATURES": (TensorProto.FLOAT, [None]), "FEATURES_SHAPE": (TensorProto.INT32, [None, 2])},
+        {"SUMS": (TensorProto.FLOAT, [None, None])},
+        {},
+    )
+
+
 def lookup_onnx() -> bytes:
     """Looks INDEX up in 0, 10, ... 90; an index out of range fails the whole batch in ONNX Runtime."""
     return onnx_model(
@@ -116,6 +131,16 @@ dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 
 instance_group { kind: KIND_AUTO count: 1 }
 parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
+SQUARE_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "FEATURES" data_type: TYPE_FP32 dims: [ 4, -1 ] allow_ragged_batch: true }
+batch_input {
+  kind: BATCH_ITEM_SHAPE target_name: "FEATURES_SHAPE" data_type: TYPE_INT32 source_input: "FEATURES"
+}
+output { name: "SUMS" data_type: TYPE_FP32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
 LOOKUP_CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 4
@@ -155,6 +180,7 @@ SCALAR_PIPELINE = CUT_PIPELINE.replace(
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("tiny")
     write_model(repository, "ragged", RAGGED_CONFIG, {"model.onnx": ragged_onnx()})
+    write_model(repository, "square", SQUARE_CONFIG, {"model.onnx": square_onnx()})
     write_model(repository, "lookup", LOOKUP_CONFIG, {"model.onnx": lookup_onnx()})
     write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})

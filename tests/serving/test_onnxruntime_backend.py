@@ -41,6 +41,19 @@ def test_a_batch_of_long_clips_runs_in_parts_on_a_cpu(client: Any) -> None:
         np.testing.assert_allclose(answer["SUM"], clip.reshape(1, -1).sum(1, keepdims=True), atol=0.1)
 
 
+def test_the_rows_of_a_large_request_run_in_parts_on_a_cpu(client: Any) -> None:
+    rows = features(14_000, rows=3)
+    answer = client.infer("ragged", FEATURES=rows)
+    assert answer["BATCH_ELEMENTS"][:, 0].tolist() == [112_000, 112_000, 56_000]
+    assert answer["POSITION"].shape == (3, 14_000)
+    np.testing.assert_allclose(answer["SUM"], rows.sum((1, 2))[:, None], atol=0.1)
+
+
+def test_rows_run_together_where_their_outputs_are_as_wide_as_the_batch_has_rows(client: Any) -> None:
+    answer = client.infer("square", FEATURES=np.ones((3, 4, 14_000), np.float32))
+    np.testing.assert_array_equal(answer["SUMS"], np.full((3, 3), 168_000))
+
+
 def test_a_request_of_several_rows_gets_its_rows_back(client: Any) -> None:
     two, one = features(6, rows=2), features(9)
     first, second = client.infer_together("ragged", [{"FEATURES": two}, {"FEATURES": one}])

@@ -75,12 +75,12 @@ class TritonPythonModel:
         self._session = load_session(self._config, args["model_instance_kind"], args["model_instance_device_id"])
         check_graph(self._config, self._session, [tensor.target for tensor in self._batch_inputs])
         self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
-        self._is_on_cpu = self._session.get_providers()[0] == "CPUExecutionProvider"
+        self._splits = bool(self._ragged) and self._session.get_providers()[0] == "CPUExecutionProvider"
         self._outputs = [tensor.name for tensor in self._config.outputs]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers requests as one batch."""
-        return execute(self._config, requests, self._run, self._split if self._is_on_cpu and self._ragged else None)
+        return execute(self._config, requests, self._run, self._split if self._splits else None)
 
     def finalize(self) -> None:
         """Frees the session."""
@@ -88,9 +88,22 @@ class TritonPythonModel:
 
     def _split(self, inputs: Rows) -> Iterator[slice]:
         sizes = [sum(array.size for array in arrays) for arrays in zip(*(inputs[n] for n in self._ragged), strict=True)]
-        return split_requests(sizes, MAX_RUN_ELEMENTS)
+        return split(sizes, MAX_RUN_ELEMENTS)
 
     def _run(self, inputs: Rows) -> Rows:
+        """Runs requests as one batch; the rows of a large one, which is by itself, in parts too."""
+        requests = next(iter(inputs.values()))
+        if not self._splits or len(requests) > 1:
+            return self._run_whole(inputs)
+        row_size = sum(inputs[name][0][0].size for name in self._ragged)
+        parts = split([row_size] * len(requests[0]), MAX_RUN_ELEMENTS)
+        answers = [self._run_whole({name: [arrays[0][part]] for name, arrays in inputs.items()}) for part in parts]
+        outputs = {name: [answer[name][0] for answer in answers] for name in self._outputs}
+        if any(len({array.shape[1:] for array in arrays}) > 1 for arrays in outputs.values()):
+            return self._run_whole(inputs)  # a graph that pads to what is in the batch
+        return {name: [np.concatenate(arrays)] for name, arrays in outputs.items()}
+
+    def _run_whole(self, inputs: Rows) -> Rows:
         feeds = {name: self._join(name, arrays) for name, arrays in inputs.items()}
         for tensor in self._batch_inputs:
             feeds[tensor.target] = tensor([array.shape for array in inputs[tensor.source]])
@@ -114,8 +127,8 @@ class TritonPythonModel:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def split_requests(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Yields slices of consecutive requests with at most `most` elements together; a larger request is by itself."""
+def split(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Yields slices of consecutive ones with at most `most` elements together; a larger one is by itself."""
     start, total = 0, 0
     for position, size in enumerate(sizes):
         if position > start and total + size > most:
