@@ -96,7 +96,9 @@ class TritonPythonModel:
         if not self._splits or len(requests) > 1:
             return self._run_whole(inputs)
         row_size = sum(inputs[name][0][0].size for name in self._ragged)
-        parts = split([row_size] * len(requests[0]), MAX_RUN_ELEMENTS)
+        parts = list(split([row_size] * len(requests[0]), MAX_RUN_ELEMENTS))
+        if len(parts) == 1:
+            return self._run_whole(inputs)
         answers = [self._run_whole({name: [arrays[0][part]] for name, arrays in inputs.items()}) for part in parts]
         outputs = {name: [answer[name][0] for answer in answers] for name in self._outputs}
         if any(len({array.shape[1:] for array in arrays}) > 1 for arrays in outputs.values()):
