@@ -117,30 +117,30 @@ def onnx_model(
     return model.SerializeToString()
 
 
-RAGGED_CONFIG = """
+RAGGED_INPUTS = """
 backend: "onnxruntime"
 max_batch_size: 8
 input { name: "FEATURES" data_type: TYPE_FP32 dims: [ 4, -1 ] allow_ragged_batch: true }
 batch_input {
   kind: BATCH_ITEM_SHAPE target_name: "FEATURES_SHAPE" data_type: TYPE_INT32 source_input: "FEATURES"
 }
-output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+RAGGED_CONFIG = (
+    RAGGED_INPUTS
+    + """output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "POSITION" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "BATCH_ELEMENTS" data_type: TYPE_INT32 dims: [ 1 ] }
 dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 4 ] }
 instance_group { kind: KIND_AUTO count: 1 }
 parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
-SQUARE_CONFIG = """
-backend: "onnxruntime"
-max_batch_size: 8
-input { name: "FEATURES" data_type: TYPE_FP32 dims: [ 4, -1 ] allow_ragged_batch: true }
-batch_input {
-  kind: BATCH_ITEM_SHAPE target_name: "FEATURES_SHAPE" data_type: TYPE_INT32 source_input: "FEATURES"
-}
-output { name: "SUMS" data_type: TYPE_FP32 dims: [ -1 ] }
+)
+SQUARE_CONFIG = (
+    RAGGED_INPUTS
+    + """output { name: "SUMS" data_type: TYPE_FP32 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
+)
 LOOKUP_CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 4
