@@ -1,14 +1,19 @@
 import json
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
+from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import thread_count
+from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 
@@ -201,3 +206,20 @@ def test_parameters_are_typed() -> None:
         config.integer("num_threads", 1)
     with pytest.raises(ConfigError, match="must be true or false, but is 'two'"):
         config.boolean("num_threads", True)
+
+
+def test_threads_sleep_once_a_run_is_over() -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [256, 256]) for name in "XY")
+    graph = helper.make_graph([helper.make_node("MatMul", ["X", "X"], ["Y"])], "square", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    limit_spinning(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    busy_s = []
+    for _ in range(10):
+        session.run(None, {"X": np.ones((256, 256), np.float32)})
+        before = time.process_time()
+        time.sleep(0.02)
+        busy_s.append(time.process_time() - before)
+    assert statistics.median(busy_s) < 0.002

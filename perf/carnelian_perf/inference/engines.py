@@ -18,6 +18,7 @@ import torch
 from carnelian_export.precision import DTYPES, lower
 from carnelian_export.quantise import QuantisationError, quantise
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
+from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
@@ -142,7 +143,7 @@ def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunt
     options.intra_op_num_threads = threads
     # As the server has it.
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    limit_spinning(options)
     provider = (wanted, {"use_tf32": "0"} if device == "cuda" else {})
     return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
 

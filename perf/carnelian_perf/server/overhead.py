@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.launcher import Server
 from tqdm import tqdm
 from tritonclient import grpc
@@ -118,7 +119,7 @@ def open_session(folder: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = parameters.get("enable_mem_pattern", "true").lower() not in ("0", "false")
     options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    limit_spinning(options)
     path = folder / "1" / "model.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -19,6 +19,7 @@ from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
+from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = (
@@ -181,8 +182,7 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     providers: list[Any] = ["CPUExecutionProvider"]
     if instance_kind == "GPU":
         providers = [*gpu_providers(config, device_id, onnxruntime.get_available_providers()), *providers]
-    # The stages are processes that share the cores: a thread without work must not spin.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    limit_spinning(options)
     return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
