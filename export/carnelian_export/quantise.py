@@ -78,9 +78,11 @@ def quantise(network: CtcNetwork, clips: Sequence[Clip]) -> onnx.ModelProto:
                 activation_type=QuantType.QUInt8,  # with VNNI and signed weights ONNX Runtime's fastest kernels
                 weight_type=QuantType.QInt8,
             )
-            return onnx.load(path)
+            quantised = onnx.load(path)
     finally:
         root.removeFilter(_is_not_preprocessing_advice)
+    _mask_integers(quantised.graph)
+    return quantised
 
 
 def _unshare(graph: onnx.GraphProto) -> None:
@@ -91,6 +93,30 @@ def _unshare(graph: onnx.GraphProto) -> None:
         copied.CopyFrom(stored[node.input[0]])
         copied.name = node.output[0]
         graph.node.remove(node)
+
+
+def _mask_integers(graph: onnx.GraphProto) -> None:
+    """Let masks choose between a layer's integers and their zero, in place of numbers that are quantised once more.
+
+    It gives the same integers. ONNX Runtime's kernel for it takes a third of the time of the one for quantised numbers,
+    and takes tensors in the layout of the convolutions, which are transposed before and after the other.
+    """
+    makers = {output: node for node in graph.node for output in node.output}
+    takers = {name: node for node in graph.node for name in node.input}
+    for where in [node for node in graph.node if node.op_type == "Where" and node.name.startswith(BODY)]:
+        dequantise, quantise = makers[where.input[1]], takers[where.output[0]]
+        if dequantise.op_type != "DequantizeLinear":  # features
+            continue
+        integers, scale, zero = dequantise.input
+        where.input[1:] = [integers, zero]
+        where.output[0] = quantise.output[0]
+        takers[quantise.output[0]].input[1:] = [scale, zero]
+        graph.node.remove(quantise)
+    taken = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    for node in [node for node in graph.node if taken.isdisjoint(node.output)]:
+        graph.node.remove(node)
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in taken]:
+        graph.initializer.remove(tensor)
 
 
 def _is_not_preprocessing_advice(record: logging.LogRecord) -> bool:

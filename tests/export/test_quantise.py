@@ -51,6 +51,16 @@ def test_every_convolution_of_the_blocks_is_in_integers(network, clips, tmp_path
     assert kinds.count("QLinearConv") == 10
     assert [kind for kind in kinds if "Conv" in kind and kind != "QLinearConv"] in (["Conv"], ["FusedConv"])  # the head
     assert not any(kind.startswith("DynamicQuantize") for kind in kinds)
+    assert "QLinearWhere" not in kinds
+    assert kinds.count("Transpose") <= 4  # once into the layout of the integers' kernels, and once back
+
+
+def test_masks_of_integers_give_what_masks_of_numbers_gave(session, network, clips, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantise, "_mask_integers", lambda _: None)
+    onnx.save(quantise.quantise(network, clips), tmp_path / "numbers.onnx")
+    expected, _ = run(parity.open_graph(tmp_path / "numbers.onnx"), clips, FRAMES)
+    found, _ = run(session, clips, FRAMES)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_batch_says_what_each_clip_alone_says(session, clips):
