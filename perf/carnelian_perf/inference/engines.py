@@ -18,6 +18,7 @@ import torch
 from carnelian_export.precision import DTYPES, lower
 from carnelian_export.quantise import QuantisationError, quantise
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
+from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
@@ -62,7 +63,8 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         if name == "onnx_conv1d":
             return _run_padded(_open_session(_export_plain(_make_plain(config, network)), device, threads))
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
-        return _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
+        run = _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
+        return _in_parts(run) if device == "cpu" else run
     if name.startswith("compiled"):
         lowered = lower(network, dtype).to(device)
         mode = "reduce-overhead" if name in GPU_ONLY else None
@@ -155,6 +157,16 @@ def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engi
         return cast("Array", session.run(OUTPUTS[:1], dict(zip(INPUTS, values, strict=True)))[0])
 
     return run
+
+
+def _in_parts(run: Engine) -> Engine:
+    """Run large batches as the server does."""
+
+    def run_parts(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        parts = split([features[0].size] * len(features))
+        return np.concatenate([run(features[part], lengths[part]) for part in parts])
+
+    return run_parts
 
 
 def _run_padded(session: onnxruntime.InferenceSession) -> Engine:

@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
+from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import thread_count
@@ -31,9 +32,6 @@ PARAMETERS = (
     CONVOLUTION_SEARCH,
 )
 DEFAULT_FILENAME = "model.onnx"
-MAX_RUN_ELEMENTS = 2**17
-"""Of a ragged input, in a run on the CPU: 20 s of log-mel features. Beyond, the activations of deep networks leave the
-caches, and each clip costs up to a third more than alone. A GPU runs whole batches."""
 ONNX_TYPES = {
     "tensor(bool)": "TYPE_BOOL",
     "tensor(uint8)": "TYPE_UINT8",
@@ -89,7 +87,7 @@ class TritonPythonModel:
 
     def _split(self, inputs: Rows) -> Iterator[slice]:
         sizes = [sum(array.size for array in arrays) for arrays in zip(*(inputs[n] for n in self._ragged), strict=True)]
-        return split(sizes, MAX_RUN_ELEMENTS)
+        return split(sizes)
 
     def _run(self, inputs: Rows) -> Rows:
         """Runs requests as one batch; the rows of a large one, which is by itself, in parts too."""
@@ -97,7 +95,7 @@ class TritonPythonModel:
         if not self._splits or len(requests) > 1:
             return self._run_whole(inputs)
         row_size = sum(inputs[name][0][0].size for name in self._ragged)
-        parts = list(split([row_size] * len(requests[0]), MAX_RUN_ELEMENTS))
+        parts = list(split([row_size] * len(requests[0])))
         if len(parts) == 1:
             return self._run_whole(inputs)
         answers = [self._run_whole({name: [arrays[0][part]] for name, arrays in inputs.items()}) for part in parts]
@@ -128,17 +126,6 @@ class TritonPythonModel:
         if name in self._ragged:
             arrays = [array.reshape(-1) for array in arrays]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def split(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Yields slices of consecutive ones with at most `most` elements together; a larger one is by itself."""
-    start, total = 0, 0
-    for position, size in enumerate(sizes):
-        if position > start and total + size > most:
-            yield slice(start, position)
-            start, total = position, 0
-        total += size
-    yield slice(start, len(sizes))
 
 
 def complete_tensors(config: Any, folder: Path) -> None:
