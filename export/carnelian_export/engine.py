@@ -135,7 +135,8 @@ class EngineRun:
         self._context.set_optimization_profile_async(profile, stream.cuda_stream)
         tensors = {name: value.cuda().contiguous() for name, value in inputs.items()}
         for name, value in tensors.items():
-            self._context.set_input_shape(name, tuple(value.shape))
+            if not self._context.set_input_shape(name, tuple(value.shape)):
+                raise EngineError(f"profile {profile} must take {name} of shape {list(value.shape)}, but does not")
         for name, dtype in zip(OUTPUTS, (torch.float32, torch.int32), strict=True):
             tensors[name] = torch.empty(tuple(self._context.get_tensor_shape(name)), dtype=dtype, device="cuda")
         for name, value in tensors.items():

@@ -118,7 +118,11 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
             lengths.append(length)
     batch, batch_lengths = scorer(clips, lengths)
     loud = LOUDEST * np.sign(random.standard_normal(clips[LONG].shape, np.float32))
-    beside_loud, _ = scorer([clips[LONG], loud, clips[LONG]], [lengths[LONG]] * 3)
+    # In pairs: the smallest TensorRT profile does not take three clips of this length.
+    beside_loud = (
+        scorer([clips[LONG], loud], [lengths[LONG]] * 2)[0][0],
+        scorer([loud, clips[LONG]], [lengths[LONG]] * 2)[0][1],
+    )
     differences = []
     for row, (clip, length) in enumerate(zip(clips, lengths, strict=True)):
         expected, end = score(network, clip, min(length, clip.shape[-1]))
@@ -127,7 +131,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
         for found in (int(batch_lengths[row, 0]), int(alone_lengths[0, 0])):
             if found != wanted:
                 raise ParityError(f"{what}: {OUTPUTS[1]} must be {wanted} for {length} frames, but is {found}")
-        for log_probs in (batch[row], alone[0], *(beside_loud[::2] if row == LONG else ())):
+        for log_probs in (batch[row], alone[0], *(beside_loud if row == LONG else ())):
             differences.append(np.abs(log_probs[:end] - expected).ravel())
     worst, mean = (float(f(np.concatenate(differences))) for f in (np.max, np.mean))
     tolerance = TOLERANCES[precision]
