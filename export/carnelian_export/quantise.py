@@ -5,6 +5,7 @@ transcript would depend on its neighbours.
 """
 
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,13 +35,14 @@ class QuantisationError(ValueError):
 
 
 def read_clips(manifest: Path, config: Config) -> list[Clip]:
-    """FEATURES of a manifest's first :data:`MOST_CLIPS` clips, [num_mels, frames] each.
+    """FEATURES of at most :data:`MOST_CLIPS` clips from all over a manifest, [num_mels, frames] each.
 
     Raises:
         QuantisationError: It names no clips.
         RuntimeError: One of them cannot be read.
     """
-    clips = read_manifest(manifest)[:MOST_CLIPS]
+    clips = read_manifest(manifest)
+    clips = clips[:: math.ceil(len(clips) / MOST_CLIPS)] if clips else []
     if not clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
     batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -104,6 +106,15 @@ def test_int8_needs_clips_and_nothing_else_takes_them(tmp_path, config):
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(QuantisationError, match=r"at least one clip, but .*empty\.jsonl has none"):
         read_clips(tmp_path / "empty.jsonl", config)
+
+
+def test_clips_come_from_all_over_a_manifest(config, monkeypatch):
+    manifest = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+    everything = read_clips(manifest, config)
+    assert len(everything) == 6
+    monkeypatch.setattr(quantise, "MOST_CLIPS", 2)
+    for found, clip in zip(read_clips(manifest, config), everything[::3], strict=True):
+        np.testing.assert_array_equal(found, clip)
 
 
 def test_another_architecture_is_refused_by_name():
