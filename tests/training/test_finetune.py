@@ -94,6 +94,16 @@ def test_another_body_is_refused_tensor_by_tensor(tiny_config, source):
         started(config_from_dict(tree, "here"))
 
 
+def test_a_body_that_computes_something_else_is_named(tiny_config, source, caplog):
+    tree = config_to_dict(with_init(tiny_config, source))
+    tree["model"]["stages"][0] |= {"dropout": 0.4}
+    started(config_from_dict(tree, "here"))
+    assert "compute something else" not in caplog.text
+    tree["model"]["stages"][1] |= {"dilation": 2}
+    started(config_from_dict(tree, "here"))
+    assert "compute something else:\n  `model.stages.1.dilation` is 2, in the checkpoint 1" in caplog.text
+
+
 def test_a_checkpoint_of_another_family_is_refused_in_one_line(source, tmp_path):
     (tmp_path / "fine.yaml").write_text(f"name: fine\nmodel: {{name: wav2vec2}}\ninit: {{checkpoint: {source}}}\n")
     with pytest.raises(CheckpointError, match=r"^`init\.checkpoint` must be of a wav2vec2.* is of a quartznet: .*$"):

@@ -146,6 +146,14 @@ def test_the_folder_of_another_run_is_refused(state, config, tmp_path):
             newest(tmp_path, dataclasses.replace(config, name=name))
 
 
+def test_best_weights_alone_are_not_overwritten(state, config, tmp_path):
+    (tmp_path / "tiny.pt").write_bytes(b"an import, or what is left of a run")
+    with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced, .* take another --out or another `name`"):
+        newest(tmp_path, config)
+    write_at(state, config, tmp_path, 1)
+    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+
+
 def test_a_name_is_no_pattern(state, config, tmp_path):
     config = dataclasses.replace(config, name="tiny [a]*")
     write_at(state, config, tmp_path, 1)

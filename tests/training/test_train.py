@@ -12,6 +12,7 @@ from carnelian_training.cli import app, main
 from carnelian_training.config import ManifestConfig
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluate import evaluate
+from carnelian_training.recognition import error_of
 from carnelian_training.train import train
 from typer.testing import CliRunner
 
@@ -45,6 +46,25 @@ def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_con
 
 def with_data(config, **changes):
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+
+
+def test_an_evaluation_that_fails_costs_no_training(tiny_config, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a dev clip went away")
+
+    monkeypatch.setattr("carnelian_training.train.evaluate_and_keep_best", fail)
+    with pytest.raises(RuntimeError, match="went away"):
+        train(tiny_config, tmp_path)
+    (saved,) = tmp_path.glob("*.pt")
+    step = checkpoint.load(saved)[1]["results"]["step"]
+    assert step == tiny_config.loop.evaluate_every_steps
+
+
+def test_the_best_weights_have_the_least_wer_and_then_cer():
+    first, second = {"dev_wer": 1.0, "dev_cer": 0.9}, {"dev_wer": 1.0, "dev_cer": 0.2}
+    assert error_of(second, "ab ") < error_of(first, "ab ")
+    assert error_of({"dev_wer": 0.4, "dev_cer": 0.9}, "ab ") < error_of({"dev_wer": 0.4001, "dev_cer": 0.1}, "ab ")
+    assert error_of({"dev_wer": 1.0, "dev_cer": 0.1}, "你好") < error_of({"dev_wer": 0.9, "dev_cer": 0.2}, "你好")
 
 
 def test_an_epoch_of_bad_clips_alone_ends_the_run(tiny_config, bad_clips, tmp_path):

@@ -206,6 +206,14 @@ def test_spans_of_other_networks_are_refused(tiny_config):
         config_from_dict(tree, "here")
 
 
+def test_without_masks_their_embedding_has_a_gradient_too():
+    # Processes that train together wait for one of every parameter.
+    model = tiny().train()
+    model(torch.randn(1, 1, 4000), torch.tensor([4000]))[0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    assert not model.mask_embedding.grad.any()
+
+
 def test_masks_depend_on_the_clip_alone_and_keep_their_share():
     spans = SpanMaskConfig(time_probability=0.65, channel_probability=0.5, channel_length=10)
     batch = time_mask([400, 90, 3, 0], 400, spans, [1, 2, 3, 4])

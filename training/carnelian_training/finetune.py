@@ -14,6 +14,8 @@ from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+OF_TRAINING = ("dropout", "layer_drop", "extractor_gradient")
+"""Fields of `model` with these words in their names change no output of a trained network."""
 MOST_NAMED = 10
 """Tensors that do not fit; the others are counted."""
 
@@ -55,6 +57,9 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         lines = [*_differences(source, config), *mistakes[:MOST_NAMED]]
         lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
         raise CheckpointError("\n".join([f"{path} does not fit `model`; all but its head must:", *lines]))
+    if differences := _differences(source, config):
+        lines = [f"`model` differs from that of {path}, whose weights then compute something else:", *differences]
+        logger.warning("\n".join(lines))
     if source.features != config.features:
         logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
     kept = [label for label in config.labels if label in source.labels]
@@ -91,12 +96,12 @@ def _misfits(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
 
 
 def _differences(source: Config, config: Config) -> list[str]:
-    """The fields of `model` that the checkpoint has otherwise, which is why its tensors do not fit."""
+    """The fields of `model` that the checkpoint has otherwise, but for those of its head and of training alone."""
     theirs, ours = (flat(config_to_dict(of)["model"], "model") for of in (source, config))
     return [
         f"  `{key}` is {ours.get(key)!r}, in the checkpoint {theirs.get(key)!r}"
         for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key) and "dropout" not in key
+        if ours.get(key) != theirs.get(key) and not any(word in key for word in ("head_frames", *OF_TRAINING))
     ]
 
 

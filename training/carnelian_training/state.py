@@ -258,7 +258,8 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
 
     Raises:
         CheckpointError: There are checkpoints, but none can be read.
-        ConfigError: There are some of another run, whose metrics a new one would replace.
+        ConfigError: There are some of another run, whose metrics a new one would replace, or nothing but the best
+            weights of one, which a new one would replace.
     """
     saved = checkpoints(directory, config)
     others = sorted(directory.glob(f"*{STEP_SUFFIX}"))
@@ -266,6 +267,12 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         raise ConfigError(
             f"{directory} must be the folder of one run, but {others[-1].name} is not one of `{config.name}`: "
             "take another --out, or that `name` to resume it"
+        )
+    best = directory / f"{config.name}.pt"
+    if best.exists() and not saved:
+        raise ConfigError(
+            f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
+            "another `name`, or move it away"
         )
     for path in reversed(saved):
         try:

@@ -40,7 +40,8 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences
     Raises:
         ValueError: No sentence is left.
     """
-    excluded = {words for manifest in exclude for clip in read_manifest(manifest) for words in _runs(clip.text)}
+    transcripts = [clip.text for manifest in exclude for clip in read_manifest(manifest)]
+    excluded = {words for text in transcripts for words in _runs(to_labels(text) or text)}
     kept: list[str] = []
     refused = shared = 0
     for sentence in read_text(sources):

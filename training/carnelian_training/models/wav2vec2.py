@@ -305,6 +305,8 @@ class Wav2Vec2Body(nn.Module):
         x = F.dropout(self.projection(x), self.config.input_dropout, self.training)
         if time_mask is not None:
             x = torch.where(time_mask[:, :, None], self.mask_embedding.to(x.dtype), x)
+        elif self.training:
+            x = x + 0.0 * self.mask_embedding.sum()  # a gradient of zero, as in `_run`
         if channel_mask is not None:
             x = x.masked_fill(channel_mask[:, None], 0.0)
         valid = frames_within(lengths, x.shape[1])
