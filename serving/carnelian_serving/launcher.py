@@ -27,13 +27,13 @@ from typing import Literal
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.installation import Installation, find_installation
+from carnelian_serving.leftovers import SHARED_MEMORY, claim, remove_leftovers
 from carnelian_serving.stacks import roomy_stacks
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
-SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY_BYTES = 32 * 2**20
 """A Python-based instance maps 1 MiB at start and grows by what passes: a minute of audio is 4 MiB."""
 
@@ -115,6 +115,7 @@ class Server:
         self._scratch: Path | None = None
         self._stubs: StubWatch | None = None
         self._shm_prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
+        self._shm_claim: int | None = None
 
     @property
     def grpc_url(self) -> str:
@@ -169,6 +170,7 @@ class Server:
         self._scratch = Path(tempfile.mkdtemp(prefix="carnelian-serve-", dir=folder))
         try:
             installation = find_installation(self._scratch)
+            remove_leftovers()
             if not installation.is_native:
                 check_shared_memory(shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0)
             self._launch(installation)
@@ -216,6 +218,9 @@ class Server:
             process.stdout.close()
         for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
+        if self._shm_claim is not None:
+            os.close(self._shm_claim)
+            self._shm_claim = None
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -239,6 +244,7 @@ class Server:
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
         # the server, so it is asked for only where that thread lives as long as the process.
         dies_with_launcher = threading.current_thread() is threading.main_thread()
+        self._shm_claim = claim(self._shm_prefix) if SHARED_MEMORY.is_dir() else None
         with roomy_stacks():
             self._process = subprocess.Popen(
                 self._command(installation),
@@ -248,6 +254,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                pass_fds=() if self._shm_claim is None else (self._shm_claim,),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
                 preexec_fn=_die_with_parent if dies_with_launcher else None,
             )

@@ -1,3 +1,4 @@
+import contextlib
 import http.client
 import json
 import os
@@ -21,7 +22,8 @@ import pytest
 import typer
 from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.installation import InstallationError, find_libpython, find_native
-from carnelian_serving.launcher import SHARED_MEMORY, Server, ServerError, check_shared_memory, choose_ports
+from carnelian_serving.launcher import Server, ServerError, check_shared_memory, choose_ports
+from carnelian_serving.leftovers import SHARED_MEMORY
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -95,6 +97,26 @@ def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number
     assert errors == ""  # at the default log level a good run says nothing
     assert group_members(server) == []
     assert not regions(process.pid)
+
+
+def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(cut_repository: Path) -> None:
+    living, _ = start_command(cut_repository, "--threads=1")
+    killed, server = start_command(cut_repository, "--threads=1")
+    killed.kill()
+    killed.communicate()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server, signal.SIGKILL)
+    while group_members(server):
+        time.sleep(0.05)
+    assert len(regions(killed.pid)) > 1
+    before = regions(living.pid)
+    after, _ = start_command(cut_repository, "--threads=1")
+    assert not regions(killed.pid)
+    assert regions(living.pid) == before
+    for process in (living, after):
+        process.terminate()
+        process.communicate(timeout=40)
+        assert not regions(process.pid)
 
 
 def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
