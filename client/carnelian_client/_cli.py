@@ -93,7 +93,7 @@ def transcribe(
             timeout_s=timeout_s,
             retry=RetryPolicy(num_attempts=attempts),
             tls=_tls(tls, ca, cert, key),
-            api_key=os.environ.get(API_KEY_VARIABLE),
+            api_key=os.environ.get(API_KEY_VARIABLE) or None,
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error

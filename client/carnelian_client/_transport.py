@@ -34,6 +34,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 5000),
     # In spite of its name, the time that one attempt to connect may take; 20 s by default.
     ("grpc.min_reconnect_backoff_ms", 5000),
+    # Look a name up again when a connection ends, as servers end them to show new pods: by default every 30 s at most.
+    ("grpc.dns_min_time_between_resolutions_ms", 5000),
     # A connection that the network has dropped without a word, as NAT does with idle ones, is given up when what was
     # sent is not acknowledged in 20 s: without keepalive, calls fail on it for 15 minutes. Its pings themselves must be
     # rarer than every 5 minutes, or the server ends the connection.

@@ -112,6 +112,11 @@ def test_options_reach_the_server(endpoint, triton, clip):
     assert triton.metadata[0]["authorization"] == "Bearer secret"
 
 
+def test_an_empty_api_key_is_none(endpoint, triton, clip):
+    assert transcribe(clip, "--url", endpoint.url, env={"CARNELIAN_API_KEY": ""})[0] == 0
+    assert "authorization" not in triton.metadata[0]
+
+
 def test_a_server_that_is_not_there_is_one_line_of_advice(start_endpoint, clip):
     endpoint = start_endpoint()
     endpoint.stop()
