@@ -129,7 +129,9 @@ def measure_cell(
             if counted:
                 timings[name].network_ms.append(wall_ms)
                 timings[name].network_cpu_ms.append(cpu_ms)
-            found, wall_ms, _ = _time(partial(_decode, config, log_probs))
+            found, wall_ms, _ = _time(
+                partial(_decode, config, log_probs[:, : config.model.output_frames(int(lengths[0]))])
+            )
             texts.setdefault(name, found)
         if counted and texts:
             of_all.decoding_ms.append(wall_ms)

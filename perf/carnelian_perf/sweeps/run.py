@@ -155,7 +155,13 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
             )
     accuracy: dict[str, float] = {}
     if not sweep.grid.random_weights:
-        rates = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model).error_rates()
+        found = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model)
+        if found.failures:
+            raise RuntimeError(
+                f"{model} must transcribe every clip of {sweep.grid.manifest}, but failed on {len(found.failures)} "
+                f"of {len(found.outcomes)}, first: {found.failures[0]}"
+            )
+        rates = found.error_rates()
         accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
     return {
         "backend": client.get_model_config(f"{model}_acoustic").config.backend,
