@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -150,6 +151,11 @@ def test_best_weights_alone_are_not_overwritten(state, config, tmp_path):
     (tmp_path / "tiny.pt").write_bytes(b"an import, or what is left of a run")
     with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced, .* take another --out or another `name`"):
         newest(tmp_path, config)
+    every = config.loop.checkpoint_every_steps
+    for step, is_refused in ((every, False), (2 * every, True)):
+        checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": step})
+        with pytest.raises(ConfigError) if is_refused else nullcontext():
+            assert newest(tmp_path, config) is None  # killed before its first checkpoint
     write_at(state, config, tmp_path, 1)
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
 

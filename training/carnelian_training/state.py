@@ -126,8 +126,11 @@ class State:
 
     def checkpoint_is_due(self, config: RunConfig) -> bool:
         """Whether a checkpoint is due after this step."""
-        every = config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps
-        return self.step % every == 0 or self.step == config.loop.steps or self.step in config.loop.milestones
+        return (
+            self.step % checkpoint_every_steps(config) == 0
+            or self.step == config.loop.steps
+            or self.step in config.loop.milestones
+        )
 
     def checkpoint_is_overdue(self, config: RunConfig) -> bool:
         """Whether the last checkpoint is older than `loop.checkpoint_every_s`, on this process's clock."""
@@ -228,6 +231,11 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
     return network
 
 
+def checkpoint_every_steps(config: RunConfig) -> int:
+    """`loop.checkpoint_every_steps`, or what it is by default."""
+    return config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps
+
+
 def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
     """The checkpoints of a run by step, oldest first; the best one is not among them."""
     return sorted(directory.glob(f"{glob.escape(config.name)}{STEP_SUFFIX}"))
@@ -258,8 +266,8 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
 
     Raises:
         CheckpointError: There are checkpoints, but none can be read.
-        ConfigError: There are some of another run, whose metrics a new one would replace, or nothing but the best
-            weights of one, which a new one would replace.
+        ConfigError: There are some of another run, whose metrics a new one would replace, or weights under
+            this one's name, without the checkpoints of the run that they are of.
     """
     saved = checkpoints(directory, config)
     others = sorted(directory.glob(f"*{STEP_SUFFIX}"))
@@ -269,7 +277,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             "take another --out, or that `name` to resume it"
         )
     best = directory / f"{config.name}.pt"
-    if best.exists() and not saved:
+    if best.exists() and not saved and not _is_early(best, config):
         raise ConfigError(
             f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
             "another `name`, or move it away"
@@ -286,6 +294,15 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             f"none of {len(saved)} checkpoints in {directory} can be read; to start anew, remove them"
         )
     return None
+
+
+def _is_early(best: Path, config: RunConfig) -> bool:
+    """Whether a run wrote its best weights and was killed before its first checkpoint was due: then it starts anew."""
+    try:
+        step = checkpoint.load(best)[1].get("results", {}).get("step")
+    except CheckpointError:
+        return False
+    return step is not None and step <= checkpoint_every_steps(config)
 
 
 def compare(before: RunConfig, now: RunConfig, path: Path) -> None:

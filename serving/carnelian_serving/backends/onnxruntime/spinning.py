@@ -7,7 +7,7 @@ import onnxruntime
 SPIN_US = 20
 """Waking a thread takes as long, and most steps of a network follow the last one sooner."""
 HAS_LIMIT = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 26)
-"""Older ones spin for milliseconds or not at all."""
+"""Older ones spin for tens of milliseconds, or not at all."""
 
 
 def limit_spinning(options: onnxruntime.SessionOptions) -> None:
