@@ -11,7 +11,6 @@ import ctypes
 import http
 import http.client
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -27,7 +26,7 @@ from typing import Literal
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.installation import Installation, find_installation
-from carnelian_serving.leftovers import SHARED_MEMORY, claim, remove_leftovers
+from carnelian_serving.shared_memory import SHARED_MEMORY, Regions, remove_leftovers
 from carnelian_serving.stacks import roomy_stacks
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch
@@ -114,8 +113,7 @@ class Server:
         self._reader: threading.Thread | None = None
         self._scratch: Path | None = None
         self._stubs: StubWatch | None = None
-        self._shm_prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
-        self._shm_claim: int | None = None
+        self._regions = Regions()
 
     @property
     def grpc_url(self) -> str:
@@ -140,7 +138,7 @@ class Server:
     @property
     def shared_memory_bytes(self) -> int:
         """What the server's Python-based instances hold of /dev/shm."""
-        return sum(region.stat().st_blocks * 512 for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"))
+        return self._regions.num_bytes
 
     @property
     def log(self) -> list[str]:
@@ -216,11 +214,7 @@ class Server:
             self._reader = None
         if process is not None and process.stdout is not None:
             process.stdout.close()
-        for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
-            region.unlink(missing_ok=True)
-        if self._shm_claim is not None:
-            os.close(self._shm_claim)
-            self._shm_claim = None
+        self._regions.remove()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -244,7 +238,6 @@ class Server:
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
         # the server, so it is asked for only where that thread lives as long as the process.
         dies_with_launcher = threading.current_thread() is threading.main_thread()
-        self._shm_claim = claim(self._shm_prefix) if SHARED_MEMORY.is_dir() else None
         with roomy_stacks():
             self._process = subprocess.Popen(
                 self._command(installation),
@@ -254,7 +247,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                pass_fds=() if self._shm_claim is None else (self._shm_claim,),
+                pass_fds=self._regions.claim(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
                 preexec_fn=_die_with_parent if dies_with_launcher else None,
             )
@@ -279,7 +272,7 @@ class Server:
             f"--grpc-address={f'[{self._host}]' if is_ipv6 else self._host}",
             f"--metrics-address={'ipv6:' * is_ipv6}{self._host}",
             *(f"{option}={port}" for option, port in self._ports.items()),
-            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self._regions.prefix}",
             f"--exit-timeout-secs={self._exit_timeout_s}",
             *_LOG_OPTIONS[self._log_level],
         ]

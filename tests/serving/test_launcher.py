@@ -23,7 +23,7 @@ import typer
 from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.installation import InstallationError, find_libpython, find_native
 from carnelian_serving.launcher import Server, ServerError, check_shared_memory, choose_ports
-from carnelian_serving.leftovers import SHARED_MEMORY
+from carnelian_serving.shared_memory import SHARED_MEMORY
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")

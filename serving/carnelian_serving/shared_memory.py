@@ -1,0 +1,75 @@
+"""The regions of /dev/shm that Triton's Python backend makes: one server's own, and those of servers that were killed.
+
+Nobody else takes the latter back. In a container that is restarted they would count against the pod's memory until
+there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+_LOCK = "lock"
+
+
+class Regions:
+    """One server's regions.
+
+    Attributes:
+        prefix: How their names begin.
+    """
+
+    def __init__(self) -> None:
+        self.prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
+        self._lock: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What they hold."""
+        return sum(region.stat().st_blocks * 512 for region in _find(self.prefix))
+
+    def claim(self) -> tuple[int, ...]:
+        """Says that they are in use, until all processes that have the descriptors which this returns have ended.
+
+        A process id would not do: in containers all servers may have the same.
+        """
+        if SHARED_MEMORY.is_dir():
+            path = SHARED_MEMORY / f"{self.prefix}{_LOCK}"
+            new = path.with_suffix(".new")  # locked before anybody looks at it
+            self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            new.rename(path)
+        return () if self._lock is None else (self._lock,)
+
+    def remove(self) -> None:
+        """Removes them, once the server has ended. May be called twice."""
+        _remove(self.prefix)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_leftovers() -> None:
+    """Removes the regions that nobody claims any more."""
+    for path in SHARED_MEMORY.glob(f"carnelian-*-{_LOCK}"):
+        with contextlib.suppress(OSError):  # in use, another user's, or another server was faster
+            lock = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path.name.removesuffix(_LOCK))
+            finally:
+                os.close(lock)
+
+
+def _find(prefix: str) -> Iterator[Path]:
+    return SHARED_MEMORY.glob(f"{prefix}*")
+
+
+def _remove(prefix: str) -> None:
+    for region in _find(prefix):
+        region.unlink(missing_ok=True)
