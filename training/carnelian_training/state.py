@@ -38,7 +38,7 @@ STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a
 FIXED = ("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay")
 # Exceptions to these.
 FREE = (
-    *("model.stages.*.dropout", "model.*dropout", "model.layer_drop", "model.extractor_gradient"),
+    *(f"model.*{word}" for word in finetune.OF_TRAINING),
     *("text.context_share", "text.device_streams"),
 )
 
