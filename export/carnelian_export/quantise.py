@@ -42,9 +42,9 @@ def read_clips(manifest: Path, config: Config) -> list[Clip]:
         RuntimeError: One of them cannot be read.
     """
     clips = read_manifest(manifest)
-    clips = clips[:: math.ceil(len(clips) / MOST_CLIPS)] if clips else []
     if not clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
+    clips = clips[:: math.ceil(len(clips) / MOST_CLIPS)]
     batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
     return [batch.features[0, :, : int(batch.lengths[0])].numpy() for batch in batches]
 
