@@ -140,7 +140,7 @@ class Cell:
 
 
 class GridError(ValueError):
-    """The YAML file is no grid; the message names the key."""
+    """The YAML file is no grid, or not that of the results that are there; the message names the key."""
 
 
 def read_grid(path: Path) -> Grid:
@@ -174,6 +174,28 @@ def check_files(grid: Grid) -> None:
             raise GridError(f"`{key}` of the grid must be a file, but there is none at {path.absolute()}")
     if grid.server is None and not files and not grid.repository.is_dir():
         raise GridError(f"`repository` of the grid must be a folder, but there is none at {grid.repository.absolute()}")
+
+
+def check_same_subject(grid: Grid, earlier: Grid) -> None:
+    """See that two grids measure the same server with the same clips: loads and limits may differ.
+
+    Raises:
+        GridError: They do not; the message names the key.
+    """
+    before, now = (
+        {
+            **{key: getattr(one, key) for key in ("repository", "server", "manifest", "clips")},
+            "files.format": one.files.format if one.files else None,
+            **{f"models.{name}.random_weights": tested.random_weights for name, tested in one.models.items()},
+        }
+        for one in (earlier, grid)
+    )
+    for key in before.keys() & now.keys():
+        if before[key] != now[key] and not (key == "files.format" and None in (before[key], now[key])):
+            raise GridError(
+                f"`{key}` of the grid must be as it was for the results that are there, {before[key]}, but is "
+                f"{now[key]}; name another folder (--out), or delete that one"
+            )
 
 
 def list_cells(grid: Grid) -> list[Cell]:

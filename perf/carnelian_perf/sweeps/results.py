@@ -76,13 +76,21 @@ def write_grid(grid: Grid, folder: Path) -> None:
     raw_file.write(folder / GRID, grid.model_dump(mode="json"))
 
 
+def read_grid_of(folder: Path) -> Grid | None:
+    """The grid of a sweep's results, if it is there.
+
+    Raises:
+        ValueError: What is there is no grid.
+    """
+    path = folder / GRID
+    return raw_file.read(path, SUBJECT, Grid.model_validate_json) if path.is_file() else None
+
+
 def find_missing(folder: Path) -> list[str]:
     """The cells of a sweep's grid that have no result yet; of a folder without a grid nobody can tell.
 
     Raises:
         ValueError: What is there is no grid.
     """
-    if not (folder / GRID).is_file():
-        return []
-    grid = raw_file.read(folder / GRID, SUBJECT, Grid.model_validate_json)
-    return [cell.name for cell in list_cells(grid) if not (folder / cell.name / RESULT).is_file()]
+    grid = read_grid_of(folder)
+    return [cell.name for cell in list_cells(grid) if not (folder / cell.name / RESULT).is_file()] if grid else []

@@ -17,8 +17,8 @@ from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
 from carnelian_perf.load import LoadError, StageStatistics, read_statistics
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, Grid, check_files, list_cells
-from carnelian_perf.sweeps.results import RESULT, Result, write_grid
+from carnelian_perf.sweeps.grid import Cell, Grid, check_files, check_same_subject, list_cells
+from carnelian_perf.sweeps.results import RESULT, Result, read_grid_of, write_grid
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
@@ -72,10 +72,13 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     Raises:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or has ended, or lacks a model.
-        ValueError: a file of the grid is not there, the manifest has no clips, or a cell's file is no result.
+        ValueError: a file of the grid is not there, the manifest has no clips, a cell's file is no result, or the
+            results that are there are of another server or other clips.
     """
     program = perf_analyzer.find_perf_analyzer()
     cells = list_cells(grid)
+    if (earlier := read_grid_of(out)) and any(out.glob(f"*/{RESULT}")):
+        check_same_subject(grid, earlier)
     done = {cell.name: result for cell in cells if (result := _find_result(out / cell.name, retry))}
     missing = [cell for cell in cells if cell.name not in done]
     if missing:

@@ -1,7 +1,8 @@
+import contextlib
 from pathlib import Path
 
 import pytest
-from carnelian_perf.sweeps.grid import GridError, check_files, list_cells, read_grid
+from carnelian_perf.sweeps.grid import GridError, check_files, check_same_subject, list_cells, read_grid
 
 GRIDS = sorted((Path(__file__).parents[3] / "perf/grids").glob("*.yaml"))
 SMALL = "name: small\nmodels: {quartznet_demo: {}}\n"
@@ -87,3 +88,19 @@ def test_what_a_grid_names_must_be_there(tmp_path, monkeypatch, key, text):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(GridError, match=rf"`{key}` of the grid must be .* {tmp_path}/nowhere"):
         check_files(grid)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("static: {batches: [1, 2]}\nfiles: {}\nrequests: 5\ndurations_s: [2]\n", None),
+        ("static: {}\nclips: 3\n", "`clips` of the grid must be as it was .*, 16, but is 3"),
+        ("static: {}\nmanifest: other.jsonl\n", "`manifest` .* but is other.jsonl"),
+        ("static: {}\nserver: {grpc: 'a:1'}\n", "`server` .*, None, but is .*a:1"),
+    ],
+)
+def test_results_of_another_server_or_of_other_clips_are_not_continued(tmp_path, more, words):
+    earlier = read(tmp_path, SMALL + "static: {}\n")
+    now = read(tmp_path, SMALL + more)
+    with pytest.raises(GridError, match=words) if words else contextlib.nullcontext():
+        check_same_subject(now, earlier)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, Grid
+from carnelian_perf.sweeps.grid import Cell, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 from carnelian_perf.sweeps.results import read_results
 from carnelian_perf.sweeps.run import describe, run_grid
@@ -81,6 +81,8 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(pr
     assert run_grid(easier, tmp_path) == [unstable]
     (again,) = run_grid(easier, tmp_path, retry=True)
     assert again.status == "stable"
+    with pytest.raises(GridError, match="`clips`"):
+        run_grid(make_grid(static={"batches": [1]}, clips=5), tmp_path)
 
 
 def test_random_weights_are_exported_and_served(program, make_grid, tmp_path):
