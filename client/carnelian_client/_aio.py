@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -90,7 +90,7 @@ class AsyncCarnelianClient:
         timeout_s: float | None = ...,
         return_exceptions: Literal[True] = ...,
         **options: Unpack[DecodingOptions],
-    ) -> AsyncIterator[Outcome]: ...
+    ) -> AsyncGenerator[Outcome, None]: ...
 
     @overload
     def transcribe_many(
@@ -102,7 +102,7 @@ class AsyncCarnelianClient:
         timeout_s: float | None = ...,
         return_exceptions: Literal[False],
         **options: Unpack[DecodingOptions],
-    ) -> AsyncIterator[Transcript]: ...
+    ) -> AsyncGenerator[Transcript, None]: ...
 
     def transcribe_many(
         self,
@@ -113,7 +113,7 @@ class AsyncCarnelianClient:
         timeout_s: float | None = None,
         return_exceptions: bool = True,
         **options: Unpack[DecodingOptions],
-    ) -> AsyncIterator[Outcome]:
+    ) -> AsyncGenerator[Outcome, None]:
         """Transcribe many clips, in their order; see `CarnelianClient.transcribe_many`.
 
         The iterable may be asynchronous, and then holds no outcome back while it waits for its next clip. Ending the
@@ -132,7 +132,7 @@ class AsyncCarnelianClient:
                         raise
                     return error
 
-        async def outcomes() -> AsyncIterator[Outcome]:
+        async def outcomes() -> AsyncGenerator[Outcome, None]:
             room = asyncio.Semaphore(window)
             pending: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
             tasks: set[asyncio.Task[Outcome]] = set()

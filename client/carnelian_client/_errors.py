@@ -6,7 +6,7 @@
     │   └── DeadlineExceeded     `timeout_s` passed; also a built-in TimeoutError
     ├── ServerError              the server answered that it could not do it
     │   ├── ServerBusy           its queue is full                                    (retried)
-    │   ├── ModelNotReady        the model is loading, unloading or being replaced    (retried)
+    │   ├── ModelNotReady        the model is loading, restarting or being replaced   (retried)
     │   ├── ModelNotFound        no model of that name
     │   └── AccessDenied         a header or an API key is missing or wrong
     ├── InvalidOption            no such option, or not with this value; also a built-in ValueError
@@ -155,6 +155,7 @@ _WORDINGS = (
         "send the header it names: headers={'triton-grpc-protocol-...': key}",
     ),
     _wording("has no available versions|not at ready state|is stopping|server not ready", ModelNotReady),
+    _wording("stub process .* is not healthy", ModelNotReady, "the model's process ended, and Triton starts it again"),
     _wording("unknown model", ModelNotFound, "`models()` lists those the server has"),
     _wording(
         "unexpected inference (input|output)|data-type is|batch-size must|byte size mismatch|"

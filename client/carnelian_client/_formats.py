@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from ._types import Transcript, Word
 MAX_CUE_CHARACTERS = 84
 """Two lines of 42, as broadcasters have it."""
 MAX_CUE_S = 6.0
+MIN_CUE_S = 1.0
+"""A shorter cue stays that long, or until the next one comes."""
 NEW_CUE_GAP_S = 0.8
 
 
@@ -33,15 +36,15 @@ def render(transcript: Transcript, format: str, file: str) -> str:
             f"{name} 1 {word.start_s:.2f} {word.end_s - word.start_s:.2f} {word.word} {word.confidence:.2f}\n"
             for word in transcript.words
         )
+    point, opening = (",", "") if format == "srt" else (".", "WEBVTT\n\n")
     cues = list(split_cues(transcript.words))
-    if format == "srt":
-        return "".join(
-            f"{i}\n{_clock(cue[0].start_s, ',')} --> {_clock(cue[-1].end_s, ',')}\n{_lines(cue)}\n\n"
-            for i, cue in enumerate(cues, 1)
-        )
-    return "WEBVTT\n\n" + "".join(
-        f"{_clock(cue[0].start_s, '.')} --> {_clock(cue[-1].end_s, '.')}\n{_lines(cue)}\n\n" for cue in cues
-    )
+    nexts = [*(cue[0].start_s for cue in cues[1:]), math.inf]
+    for i, (cue, next_s) in enumerate(zip(cues, nexts, strict=False), 1):
+        start_s = cue[0].start_s
+        end_s = max(cue[-1].end_s, min(start_s + MIN_CUE_S, next_s))
+        opening += f"{i}\n" if format == "srt" else ""
+        opening += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{_lines(cue)}\n\n"
+    return opening
 
 
 def ctm_name(file: str) -> str:

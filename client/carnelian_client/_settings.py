@@ -24,6 +24,7 @@ TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_st
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
 _OTHER_SCHEME = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
+_BARE_IPV6 = re.compile(r"[0-9a-f]*:[0-9a-f.]*:[0-9a-f:.]*", re.IGNORECASE)
 _PORT = re.compile(r":(\d+)$")
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC takes bytes under the others
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
@@ -42,11 +43,11 @@ class Settings:
     api_key: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        # gRPC would take the first for a name to resolve, and add port 443 to the second.
-        if _OTHER_SCHEME.match(self.url) or ":" not in self.url.rstrip(":"):
+        # gRPC would take the first for a name to resolve, and add port 443 to the others.
+        if _OTHER_SCHEME.match(self.url) or ":" not in self.url.rstrip(":") or _BARE_IPV6.fullmatch(self.url):
             raise ValueError(
                 f"`url` must be the host:port of Triton's gRPC endpoint, but is {self.url!r}; "
-                "write for example localhost:8001, and turn encryption on with `tls`."
+                "write for example localhost:8001 or [::1]:8001, and turn encryption on with `tls`."
             )
         if (port := _PORT.search(self.url)) and not 0 < int(port[1]) < 2**16:  # gRPC would take it modulo 65536
             raise ValueError(f"`url` must end in a port from 1 to 65535, but is {self.url!r}; Triton's is 8001.")
@@ -56,6 +57,7 @@ class Settings:
                     f"header {name!r} must have a name of letters, digits, -, _ and ., not ending in -bin, and a value "
                     "of printable ASCII in one line; strip a key that was read from a file."
                 )
+        _check_text("model", self.model)
         self.deadline(None)
 
     @property
@@ -70,17 +72,27 @@ class Settings:
 
     def request(self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions) -> Request:
         """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
+        model, request_id = model or self.model, request_id or uuid.uuid4().hex
+        _check_text("model", model)
+        _check_text("request_id", request_id)
         return Request(
             encode_audio(audio),
             describe_audio(audio),
-            model or self.model,
-            request_id or uuid.uuid4().hex,
+            model,
+            request_id,
             {name: _parameter(name, value) for name, value in options.items()},
         )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Start the clock of one call."""
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # a command line may be of any bytes
+        raise ValueError(f"`{name}` must be text in UTF-8, but is {value!r:.80}.") from error
 
 
 def _parameter(name: str, value: object) -> str | int:

@@ -54,6 +54,12 @@ ANSWERS = [
     ),
     ("NOT_FOUND", "Request for unknown model: 'm' is not found", ModelNotFound),
     ("NOT_FOUND", "Request for unknown model: 'm' has no available versions", ModelNotReady),
+    (
+        "INTERNAL",
+        "in ensemble 'm', Failed to process the request(s) for model 'm_ctc_0_0', message: "
+        "Stub process 'm_ctc_0_0' is not healthy.",
+        ModelNotReady,
+    ),
     ("INVALID_ARGUMENT", "unexpected inference input 'AUDIO' for model 'm_pcm'", ServerError),
     ("INVALID_ARGUMENT", "[request id: abc] inference request batch-size must be <= 1 for 'm'", ServerError),
     (

@@ -32,7 +32,17 @@ def test_a_long_cue_has_two_lines():
 
 def test_hours_and_milliseconds_are_written_out():
     text = render(transcript(spoken("late", start_s=3725.0625)), "vtt", "a.wav")
-    assert "01:02:05.062 --> 01:02:05.562" in text
+    assert "01:02:05.062 --> 01:02:06.062" in text
+
+
+def test_a_short_cue_stays_for_a_second_or_until_the_next_one():
+    words = spoken("one", word_s=0.1) + spoken("two", start_s=0.95, word_s=0.1) + spoken("three", start_s=9, word_s=3)
+    times = [line for line in render(transcript(words), "srt", "a.wav").splitlines() if "-->" in line]
+    assert times == [
+        "00:00:00,000 --> 00:00:00,950",
+        "00:00:00,950 --> 00:00:01,950",
+        "00:00:09,000 --> 00:00:12,000",
+    ]
 
 
 def test_silence_is_no_cue():
