@@ -130,6 +130,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
         newest(tmp_path, config)
 
 
+def test_weights_alone_are_no_run_to_resume(state, config, tmp_path, caplog):
+    write_at(state, config, tmp_path, 1, 2)
+    checkpoint.publish(tmp_path / "tiny-00000002.pt", tmp_path / "published.pt")
+    (tmp_path / "published.pt").replace(tmp_path / "tiny-00000002.pt")
+    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert "tiny-00000002.pt must hold the state of a run to be resumed, but has weights alone" in caplog.text
+
+
+def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path):
+    others = [".12.tiny2-00000001.pt", ".12.metrics.jsonl", "tiny.pt"]
+    for name in (".12.tiny-00000001.pt", ".12.tiny.pt", *others):
+        (tmp_path / name).write_bytes(b"half")
+    write_at(state, config, tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "tiny-00000002.pt"])
+
+
 @pytest.mark.parametrize("num_bytes", [10_000, 300_000])
 def test_a_disk_without_room_is_named_and_loses_nothing(config, tmp_path, room, num_bytes):
     path = tmp_path / "x.pt"

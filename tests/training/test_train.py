@@ -191,6 +191,16 @@ def test_an_average_of_different_networks_is_refused(tiny_config, tmp_path):
     paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
     with pytest.raises(CheckpointError, match=r"a\.pt must be of the same network as .*b\.pt, .* head\.bias, .*labels"):
         checkpoint.average(paths, tmp_path / "mean.pt")
+    first, *rest = tiny_config.model.stages
+    dilated = dataclasses.replace(tiny_config.model, stages=(dataclasses.replace(first, stride=1, dilation=2), *rest))
+    undropped = dataclasses.replace(tiny_config.model, stages=(dataclasses.replace(first, dropout=0.5), *rest))
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    for name, model in (("dilated", dilated), ("undropped", undropped)):
+        config = dataclasses.replace(tiny_config, model=model)
+        checkpoint.save(tmp_path / f"{name}.pt", config, weights, results={})
+    with pytest.raises(CheckpointError, match=r"differs in model\.stages\.0\.dilation, model\.stages\.0\.stride"):
+        checkpoint.average([tmp_path / "dilated.pt", paths[0]], tmp_path / "mean.pt")
+    checkpoint.average([tmp_path / "undropped.pt", paths[0]], tmp_path / "mean.pt")
     with pytest.raises(CheckpointError, match="two checkpoints or more, found 1"):
         checkpoint.average(paths[:1], tmp_path / "mean.pt")
 

@@ -17,7 +17,7 @@ from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 from carnelian_training.replacement import replaced
-from carnelian_training.run_config import RunConfig, run_from_dict
+from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
 
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
 _POINTER = b"version https://git-lfs.github.com/"
@@ -206,8 +206,8 @@ def average(sources: Sequence[Path], target: Path) -> None:
         target: in float32, without what resuming needs.
 
     Raises:
-        CheckpointError: There are fewer, one differs from the last in labels, features, text or a tensor's shape, or
-            `target` is one of them.
+        CheckpointError: There are fewer, one differs from the last in labels, features, text, what `model` computes or
+            a tensor's shape, or `target` is one of them.
     """
     if len(sources) < 2:
         raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")
@@ -219,6 +219,7 @@ def average(sources: Sequence[Path], target: Path) -> None:
         other, more = load(path)
         differences = {
             *(key for key in ("labels", "features", "text") if getattr(other, key, None) != getattr(config, key, None)),
+            *model_differences(other, config),
             *(name for name, _ in _shapes(content["weights"]) ^ _shapes(more["weights"])),
         }
         if differences:

@@ -7,15 +7,13 @@ from torch import Tensor, nn
 
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import Config, config_to_dict, flat
+from carnelian_training.config import Config
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.masked import MaskedBatchNorm
-from carnelian_training.run_config import RunConfig
+from carnelian_training.run_config import RunConfig, model_differences
 
 logger = logging.getLogger(__name__)
 
-OF_TRAINING = ("dropout", "layer_drop", "extractor_gradient")
-"""Fields of `model` with these words in their names change no output of a trained network."""
 MOST_NAMED = 10
 """Tensors that do not fit; the others are counted."""
 
@@ -96,12 +94,11 @@ def _misfits(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
 
 
 def _differences(source: Config, config: Config) -> list[str]:
-    """The fields of `model` that the checkpoint has otherwise, but for those of its head and of training alone."""
-    theirs, ours = (flat(config_to_dict(of)["model"], "model") for of in (source, config))
+    """The fields of `model` that the checkpoint has otherwise, but for those of its head."""
     return [
-        f"  `{key}` is {ours.get(key)!r}, in the checkpoint {theirs.get(key)!r}"
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key) and not any(word in key for word in ("head_frames", *OF_TRAINING))
+        f"  `{key}` is {ours!r}, in the checkpoint {theirs!r}"
+        for key, (ours, theirs) in model_differences(config, source).items()
+        if "head_frames" not in key
     ]
 
 

@@ -5,12 +5,15 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from carnelian_training.config import Config, config_from_dict, inherit, load_tree, validated
+from carnelian_training.config import Config, config_from_dict, config_to_dict, flat, inherit, load_tree, validated
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.transformer_xl import TransformerXlConfig
 
 RunConfig = Config | LanguageModelConfig
 """Whatever the loop trains."""
+
+OF_TRAINING = ("dropout", "layer_drop", "extractor_gradient")
+"""Fields of `model` with these words in their names change no output of a trained network."""
 
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
 
@@ -32,3 +35,13 @@ def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
     if isinstance(model, dict) and model.get("name") == TransformerXlConfig.name:
         return validated(_ADAPTER, tree, where)
     return config_from_dict(tree, where)
+
+
+def model_differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields of `model` by which two networks compute something else: dotted path -> the value in each."""
+    ours, theirs = (flat(config_to_dict(config)["model"], "model") for config in (one, other))
+    return {
+        key: (ours.get(key), theirs.get(key))
+        for key in dict.fromkeys([*ours, *theirs])
+        if ours.get(key) != theirs.get(key) and not any(word in key for word in OF_TRAINING)
+    }

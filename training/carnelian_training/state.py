@@ -29,7 +29,7 @@ from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.optim import build_optimizer
-from carnelian_training.run_config import RunConfig
+from carnelian_training.run_config import OF_TRAINING, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a
 FIXED = ("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay")
 # Exceptions to these.
 FREE = (
-    *(f"model.*{word}" for word in finetune.OF_TRAINING),
+    *(f"model.*{word}" for word in OF_TRAINING),
     *("text.context_share", "text.device_streams"),
 )
 
@@ -242,10 +242,10 @@ def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
 
 
 def resume(state: State, config: RunConfig, directory: Path) -> bool:
-    """Go on from the newest checkpoint of `directory` that can be read; False if there is none.
+    """Go on from the newest checkpoint of `directory` that can be resumed; False if there is none.
 
     Raises:
-        CheckpointError: There are checkpoints, but none can be read.
+        CheckpointError: There are checkpoints, but none can be resumed.
         ConfigError: The configuration has changed where it may not; each change is named.
     """
     found = newest(directory, config) if state.process.leads else None
@@ -262,10 +262,10 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
 
 
 def newest(directory: Path, config: RunConfig) -> Path | None:
-    """The newest checkpoint that can be read, if there is one; the log names those that cannot.
+    """The newest checkpoint that can be resumed, if there is one; the log names those that cannot.
 
     Raises:
-        CheckpointError: There are checkpoints, but none can be read.
+        CheckpointError: There are checkpoints, but none can be resumed.
         ConfigError: There are some of another run, whose metrics a new one would replace, or weights under
             this one's name, without the checkpoints of the run that they are of.
     """
@@ -284,14 +284,16 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         )
     for path in reversed(saved):
         try:
-            checkpoint.load(path)
+            _, content = checkpoint.load(path)
+            if not content.get("training"):
+                raise CheckpointError(f"{path} must hold the state of a run to be resumed, but has weights alone")
         except CheckpointError as error:
             logger.warning("%s\nfalling back to the checkpoint before it", error)
             continue
         return path
     if saved:
         raise CheckpointError(
-            f"none of {len(saved)} checkpoints in {directory} can be read; to start anew, remove them"
+            f"none of {len(saved)} checkpoints in {directory} can be resumed; to start anew, remove them"
         )
     return None
 
@@ -328,7 +330,10 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 
 
 def write(state: State, config: RunConfig, directory: Path) -> None:
-    """Write a checkpoint and remove old ones, but not milestones; every process has to call it."""
+    """Write a checkpoint and remove old ones, but not milestones; every process has to call it.
+
+    What a run that was killed while it wrote has left goes too.
+    """
     state.settle(config)
     memory = state.whole_memory()
     state.saved_at = time.monotonic()
@@ -339,3 +344,6 @@ def write(state: State, config: RunConfig, directory: Path) -> None:
     for old in checkpoints(directory, config)[: -config.loop.keep_last]:
         if old not in milestones:
             old.unlink()
+    for suffix in (STEP_SUFFIX, ".pt"):
+        for partial in directory.glob(f".[0-9]*.{glob.escape(config.name)}{suffix}"):
+            partial.unlink(missing_ok=True)
