@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from carnelian_export.precision import lower
 from carnelian_export.profiles import MAX_AUDIO_S, SAMPLES_PER_S, SHAPED_INPUTS
+from carnelian_export.time_axis import find_spacing, moved_apart
 from carnelian_export.to_onnx import trace
 
 MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLES_PER_S)
@@ -26,6 +27,7 @@ class ShapedAcoustic(nn.Module):
     def __init__(self, network: StackNetwork) -> None:
         super().__init__()
         self.network = network
+        self.spacing = find_spacing(network)
 
     def forward(
         self, features: Tensor, shapes: Tensor, lengths: Tensor, request_sizes: Tensor, longest_request: Tensor
@@ -48,14 +50,19 @@ class ShapedAcoustic(nn.Module):
         rows, mels = lengths.shape[0], config.num_mels
         frames = shapes[:, 1].long()
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
-        slots = strided(real + config.reach, config.body_stride) * config.body_stride
-        starts = sum_before(slots)
-        time = features.shape[0] // mels + rows * (config.reach + config.body_stride)
-        packed, valid = pack(features, frames, real, starts, time, mels)
+        (near, time), (far, time_apart) = (
+            (
+                sum_before(strided(real + gap, config.body_stride) * config.body_stride),
+                features.shape[0] // mels + rows * (gap + config.body_stride),
+            )
+            for gap in (self.spacing.near, self.spacing.far)
+        )
+        packed, valid = pack(features, frames, real, near, time, mels)
         body = packed.to(next(self.network.parameters()).dtype)
-        log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
+        with moved_apart(self.network, self.spacing, near, far, real, time_apart, Mask):
+            log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
         longest = strided(longest_row(longest_request, request_sizes, rows) // mels, config.stride)  # type: ignore[arg-type]
-        unpacked = unpack(log_probs, longest, strided(real, config.stride), starts // config.stride)  # type: ignore[arg-type]
+        unpacked = unpack(log_probs, longest, strided(real, config.stride), far // config.stride)  # type: ignore[arg-type]
         return unpacked, strided(lengths.clamp(min=0), config.stride)
 
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from carnelian_export.gaps import LOUDEST, Gaps, silence_once
 from carnelian_export.precision import lower
+from carnelian_export.time_axis import find_spacing, moved_apart
 
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
 INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH")
@@ -39,6 +40,7 @@ class RaggedAcoustic(nn.Module):
         super().__init__()
         self.network = network
         self.mask = mask
+        self.spacing = find_spacing(network)
 
     def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score a ragged batch.
@@ -56,19 +58,21 @@ class RaggedAcoustic(nn.Module):
         config = self.network.config
         frames = shapes[:, 1].long()
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
-        starts = line_up(real, config.reach, config.body_stride)
-        packed, valid = pack(features, frames, real, starts, config.num_mels)
+        near, far = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
+        packed, valid = pack(features, frames, real, near, config.num_mels)
         # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
         sound = packed.abs() <= LOUDEST
         body = torch.where(sound, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
-        log_probs = self.network.score(body[None], self.mask(valid[None, None, None]))[0]
+        time = (far[-1] + real[-1]).clamp(min=1)
+        with moved_apart(self.network, self.spacing, near, far, real, time, self.mask):
+            log_probs = self.network.score(body[None], self.mask(valid[None, None, None]))[0]
         unsound = torch.where(sound, torch.zeros(()), torch.ones(())).sum(0)
         spoilt = F.max_pool1d(unsound[None, None], config.stride, ceil_mode=True)[0, 0]
         # The root of a negative number is NaN. NaN as a constant confuses ONNX Runtime's calibration for int8.
-        log_probs = log_probs[: spoilt.shape[0]] + (-spoilt).sqrt()[:, None]
-        unpacked = unpack(
-            log_probs, strided(frames.max(), config.stride), strided(real, config.stride), starts // config.stride
-        )
+        spoilt = (-spoilt).sqrt()[:, None]
+        longest, ends = strided(frames.max(), config.stride), strided(real, config.stride)
+        unpacked = unpack(log_probs, longest, ends, far // config.stride)
+        unpacked = unpacked + unpack(spoilt, longest, ends, near // config.stride)
         return unpacked, strided(lengths.clamp(min=0), config.stride)
 
 

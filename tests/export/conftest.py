@@ -16,7 +16,7 @@ def config() -> Config:
     """A tiny network with every kind of layer that QuartzNet has."""
     stages = (
         StageConfig(filters=16, kernel=5, stride=2, residual=False),
-        StageConfig(filters=24, kernel=7, repeat=2),
+        StageConfig(filters=32, kernel=7, repeat=2),
         StageConfig(filters=16, kernel=9, dilation=2, residual=False),
         StageConfig(filters=32, kernel=1, residual=False, separable=False),
     )
@@ -29,7 +29,7 @@ def jasper_config() -> Config:
     stages = (
         JasperStageConfig(filters=16, kernel=5, stride=2, residual=False),
         JasperStageConfig(filters=24, kernel=7, blocks=2, repeat=2),
-        JasperStageConfig(filters=20, kernel=9, repeat=2),
+        JasperStageConfig(filters=48, kernel=9, repeat=2),
         JasperStageConfig(filters=16, kernel=9, dilation=2, residual=False),
     )
     return Config(name="tiny", model=JasperConfig(stages=stages))

@@ -14,8 +14,10 @@ from carnelian_export.folding import fold_batch_norms
 from carnelian_export.gaps import LOUDEST
 from carnelian_export.parity import ParityError, check_parity, run, score
 from carnelian_export.shaped import export_shaped
+from carnelian_export.time_axis import Spacing, find_spacing
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import build_model, load_model
+from carnelian_training.config import load_config
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.network import CtcNetwork
 from onnxruntime import GraphOptimizationLevel as Level
@@ -172,7 +174,9 @@ def test_the_runtime_masks_within_the_convolutions(fixture, request, tmp_path):
     network = request.getfixturevalue(fixture)
     onnx.save(export_ragged(network), tmp_path / "model.onnx")
     kinds = Counter(node.op_type for node in optimised(tmp_path / "model.onnx", Level.ORT_ENABLE_ALL).graph.node)
-    assert (kinds["ReorderInput"], kinds["ReorderOutput"]) == (1, 1)
+    # At both ends, and where clips are moved apart.
+    assert find_spacing(network).block is not None
+    assert (kinds["ReorderInput"], kinds["ReorderOutput"]) == (2, 2)
     # A dilated convolution hides from the runtime that the shapes after it are equal.
     stages = network.config.stages
     dilated = [stage.dilation > 1 for stage in stages].index(True)
@@ -259,6 +263,30 @@ def test_clips_start_at_multiples_of_the_stride_and_keep_the_gap():
     starts = line_up(lengths, 7, 4)
     assert starts.tolist() == [0, 8, 52, 60, 268]
     assert ((starts[1:] - (starts + lengths)[:-1]) >= 7).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "spacing"),
+    [
+        ("quartznet_15x5", Spacing(74, 172, 16)),
+        ("quartznet_demo", Spacing(36, 36, None)),
+        ("jasper_10x5dr", Spacing(24, 56, 11)),
+    ],
+)
+def test_clips_are_moved_apart_where_that_saves_most(name, spacing):
+    config = load_config(Path(__file__).parents[2] / f"training/configs/{name}.yaml")
+    with torch.device("meta"):
+        assert find_spacing(build_model(config)) == spacing
+
+
+def test_what_goes_around_a_block_keeps_clips_where_they_are(jasper_config):
+    """Dense residuals add what earlier blocks took, and a stride would need starts that divide by it."""
+    first, middle, *_ = jasper_config.model.stages
+    far = dataclasses.replace(middle, kernel=21, blocks=1)
+    dense = dataclasses.replace(jasper_config.model, stages=(first, middle, far))
+    strided = dataclasses.replace(dense, stages=(first, middle, dataclasses.replace(far, stride=2, residual=False)))
+    for model in (dense, strided):
+        assert find_spacing(build_model(dataclasses.replace(jasper_config, model=model))).block is None
 
 
 def test_exporting_twice_gives_the_same_bytes(network):

@@ -108,15 +108,15 @@ class StackConfig:
         return [i for i, stage in enumerate(self.stages) for _ in range(stage.blocks)][int(match[1])]
 
     @property
-    def reach(self) -> int:
-        """How many feature frames the widest single convolution looks to either side."""
-        widest, rate = 0, 1
+    def reaches(self) -> list[int]:
+        """How many feature frames the convolutions of each block look to either side."""
+        reaches, rate = [], 1
         for stage in self.stages:
-            for i in range(stage.blocks * stage.repeat):
-                widest = max(widest, stage.kernel // 2 * stage.dilation * rate)
-                if i % stage.repeat == 0:
-                    rate *= stage.stride
-        return widest
+            for _ in range(stage.blocks):
+                coarsest = rate * stage.stride if stage.repeat > 1 else rate  # of its sub-blocks, the first one strides
+                reaches.append(stage.kernel // 2 * stage.dilation * coarsest)
+                rate *= stage.stride
+        return reaches
 
     def blocks(self) -> list[tuple[int, StageConfig]]:
         """Every block in order: its input channels and its stage."""

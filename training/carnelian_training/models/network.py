@@ -86,8 +86,9 @@ class StackNetwork(CtcNetwork):
     def score(self, features: Tensor, mask: Mask) -> Tensor:
         """Score every label at every frame, wherever in the rows the clips lie.
 
-        A row may hold several clips if each starts at a multiple of `config.body_stride` and at least `config.reach`
-        frames after the one before it. No clip then touches another: the gap is zero before every convolution.
+        A row may hold several clips if each starts at a multiple of `config.body_stride` and at least as far after the
+        one before it as the widest of `config.reaches`. No clip then touches another: the gap is zero before every
+        convolution.
 
         Args:
             features: [batch, num_mels, frames] float32.

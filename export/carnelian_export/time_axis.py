@@ -1,0 +1,96 @@
+"""Where the clips of a batch lie on one time axis, with gaps as wide as convolutions look to either side.
+
+Most convolutions of QuartzNet look up to 37 frames to either side, and one of its last looks 86. Were all gaps as wide
+as that one needs, eight clips of two seconds would be 1,410 frames, 602 of them in gaps. So the clips lie close at first,
+and are moved apart right before the block that looks further.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from carnelian_training.models.blocks import Block
+from carnelian_training.models.masked import Mask, strided
+from carnelian_training.models.network import StackNetwork
+from torch import Tensor, nn
+
+WORTH_MOVING = 0.1
+"""Of the work in gaps, a move saves at least so much: it is a pass over the activations."""
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Feature frames between clips: how many before a block, and how many from it on."""
+
+    near: int
+    far: int
+    block: int | None
+    """Before which the clips are moved apart; None if they never are."""
+
+
+def find_spacing(network: StackNetwork) -> Spacing:
+    """Choose the block before which clips are moved apart: that with the least work in gaps, by its weights.
+
+    After it no block strides, or adds what an earlier one took.
+    """
+    reaches, stages = network.config.reaches, [stage for _, stage in network.config.blocks()]
+    sizes = [sum(weights.numel() for weights in block.parameters()) for block in network.blocks]
+    widest = max(reaches)
+    best, least = Spacing(widest, widest, None), (1 - WORTH_MOVING) * widest * sum(sizes)
+    for i in reversed(range(1, len(reaches))):
+        block = network.blocks[i]
+        assert isinstance(block, Block)
+        if len(block.earlier) or stages[i].stride > 1:
+            break
+        near = max(1, *reaches[:i])
+        work = near * sum(sizes[:i]) + widest * sum(sizes[i:])
+        if work < least:
+            best, least = Spacing(near, widest, i), work
+    return best
+
+
+@contextmanager
+def moved_apart(
+    network: StackNetwork,
+    spacing: Spacing,
+    near: Tensor,
+    far: Tensor,
+    lengths: Tensor,
+    time: int | Tensor,
+    mask: type[Mask],
+) -> Iterator[None]:
+    """Within it, `network` moves clips apart before the block that `spacing` names, if it names one.
+
+    Args:
+        network: What scores the clips.
+        spacing: Those gaps.
+        near: [rows] int64, the feature frame at which each clip starts at first.
+        far: [rows] int64, the feature frame at which it starts afterwards.
+        lengths: [rows] int64, feature frames of each.
+        time: Feature frames of all, afterwards.
+        mask: What keeps clips apart.
+    """
+    if spacing.block is None:
+        yield
+        return
+    stride = network.config.body_stride
+    starts, slots = near // stride, strided(lengths + spacing.near, stride)
+    position = torch.arange((time + stride - 1) // stride)  # type: ignore[arg-type]
+    row = (position[:, None] >= far // stride).long().sum(1) - 1
+    since_start = position - (far // stride)[row]
+    # The last frame of a clip's slot is in the gap after it.
+    index = starts[row] + torch.minimum(since_start, slots[row] - 1)
+    moved = mask((since_start < strided(lengths, stride)[row])[None, None, None])
+
+    def move(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        # With channels last, the runtime copies whole frames; it changes layouts here in any case.
+        x = inputs[0].permute(0, 2, 3, 1).index_select(2, index).permute(0, 3, 1, 2)
+        return moved.apply(x), moved, *inputs[2:]
+
+    handle = network.blocks[spacing.block].register_forward_pre_hook(move)
+    try:
+        yield
+    finally:
+        handle.remove()
