@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_without_language_models_there_is_nothing_to_choose():
         choose_weights([], [], Decoder(LABELS, 0.02))
 
 
-def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_language_model):
+def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_language_model, caplog):
     write_language_model(tmp_path / "lm.onnx", "abcdefghijklmnopqrstuvwxyz'")
     write_manifest(tmp_path / "clips.jsonl", read_manifest(CLIPS)[:2])
     manifest = str(tmp_path / "clips.jsonl")
@@ -71,12 +72,21 @@ def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_langua
     assert list(report["wer"]) == ["greedy", "n-gram", "n-gram, weighed", "tiny", "tiny, weighed"]
     assert report["wer"]["n-gram, weighed"] <= report["wer"]["n-gram"] < report["wer"]["greedy"]
     assert "lower than on others" in result.output
+    assert "outside the labels" not in caplog.text
     table = CliRunner().invoke(app, ["evaluate", "--table", str(DEMO), manifest, *models, "--lm-weights", str(weights)])
     assert table.exit_code == 0, table.output
     assert f"{report['wer']['n-gram, weighed']:.2%}"[:-1] in table.output
     arguments = [manifest, *models, "--lm-weights", str(weights), "--decoder=ngram", "--option=rescore=true"]
     again = CliRunner().invoke(app, ["evaluate", str(DEMO), *arguments])
     assert f"WER {report['wer']['tiny, weighed']:7.2%}" in again.output
+
+
+def test_references_in_capitals_are_named(tmp_path, caplog):
+    clip = read_manifest(CLIPS)[0]
+    write_manifest(tmp_path / "clips.jsonl", [dataclasses.replace(clip, text=clip.text.upper())])
+    arguments = [str(tmp_path / "clips.jsonl"), "--lm", str(NGRAMS), "--out", str(tmp_path / "weights.json")]
+    CliRunner().invoke(app, ["weigh", str(DEMO), *arguments])
+    assert "1 of 1 references hold characters outside the labels" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["[]", '{"options": 5}', '{"options": [1]}', "{", '{"lm_weight": 1}'])

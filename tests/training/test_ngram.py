@@ -58,6 +58,7 @@ def test_text_becomes_a_binary_language_model_in_the_labels(text, tmp_path):
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "lm.json").read_text())
     assert report["refused"] == 1
+    assert "left out: 1 that cannot be written in the labels" in result.output
     assert f"perplexity {report['perplexity']:g} on {report['held_out_sentences']} others" in result.output
     assert 2 < report["perplexity"] < 100
     assert report["bytes"] == (tmp_path / "lm.klm").stat().st_size
@@ -104,6 +105,23 @@ def test_sentences_of_a_test_set_are_left_out(text, tmp_path):
 
 
 @needs_kenlm
+def test_other_languages_are_written_in_the_recognisers_labels(tmp_path):
+    labels = LABEL_CHARACTERS + "äöüß"
+    sentences = [f"Der {noun} hört das {other}." for noun in ("König", "Bär", "Löwe") for other in ("Pferd", "Mädchen")]
+    (tmp_path / "text.txt").write_text(" ".join([*sentences, "Über 80 Gäste kamen."]))
+    write_manifest(tmp_path / "train.jsonl", [Clip(tmp_path / "a.wav", 1.0, "übung macht den meister")])
+    write_manifest(tmp_path / "dev.jsonl", [Clip(tmp_path / "b.wav", 1.0, "und der löwe hört das pferd nicht")])
+    more = ["--text", str(tmp_path / "train.jsonl"), "--exclude", str(tmp_path / "dev.jsonl"), "--labels", labels]
+    result = build(tmp_path / "text.txt", tmp_path / "lm.klm", *more)
+    assert result.exit_code == 0, result.output
+    assert "left out: 1 that cannot be written in the labels, 0 of --exclude" in result.output
+    model = kenlm.Model(str(tmp_path / "lm.klm"))
+    assert all(word in model for word in ("bär", "mädchen", "übung", "meister"))
+    assert all(word not in model for word in ("über", "duration"))
+    LanguageModel(tmp_path / "lm.klm", list(labels))
+
+
+@needs_kenlm
 def test_the_perplexity_is_of_every_sentence_that_was_kept_out(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat saw a king\na king met the queen\nthe queen met a dog\na dog saw the cat\n")
@@ -125,12 +143,18 @@ def test_the_report_does_not_overwrite_the_model(text, tmp_path):
     assert build(text, tmp_path / "lm.json").exit_code == 2
 
 
+def test_the_model_does_not_overwrite_its_text(text):
+    before = text.read_text()
+    assert build(text, text).exit_code == 2
+    assert text.read_text() == before
+
+
 @needs_kenlm
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "must hold sentences that can be used, but hold none"),
-        ("naïve".encode(), "1 have no sure pronunciation"),
+        ("naïve".encode(), "1 cannot be written in the labels"),
         (b"one sentence", "beside the one that is kept out"),
         (b"\xff\xfe", "text.txt must be text"),
     ],

@@ -1,5 +1,5 @@
 import pytest
-from carnelian_training.text import spell_out, to_labels
+from carnelian_training.text import spell_out, to_given_labels, to_labels
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,24 @@ def test_spelling_out_keeps_case_and_punctuation():
 
 def test_a_word_that_looks_like_an_abbreviation_stays():
     assert to_labels("He rode on. Gen and Col came.") == "he rode on gen and col came"
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "written"),
+    [
+        ("„Schöne Grüße“, sagte er – und ging.", " abcdefghijklmnopqrstuvwxyzäöüß", "schöne grüße sagte er und ging"),
+        ("Scho\u0308n", "nohcsö", "schön"),  # composed
+        ("Qu’est-ce que c’est ?", " 'qusteca", "qu'est ce que c'est"),
+        ("C'est-à-dire", " -cestàdir'", "c'est-à-dire"),
+        ("Irmak İZMİR'de", " ırmakizmde", "ırmak izmir de"),
+        ("Das ist gut.", " ADISTGU", "DAS IST GUT"),
+        ("Das ist gut.", " DastigußÄ", "Das ist gut"),
+        ("Это дом.", " этодм", "это дом"),
+        ("你好。", "你好", "你好"),
+        ("im Jahr 1945", " imjahr", None),
+        ("çà", "abc", None),
+        ("…", "abc", None),
+    ],
+)
+def test_text_of_other_languages_is_written_in_the_labels_that_are_given(text, labels, written):
+    assert to_given_labels(text, labels) == written

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
+LABELS_HELP = 'The recogniser\'s labels, for text in another language than English: " abc...xyzäöüß".'
 
 
 @app.command(rich_help_panel=MODELS)
@@ -172,11 +173,12 @@ def weigh(
     """Choose the weights of language models on a dev set, for decoding."""
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
-    from carnelian_training.evaluate import clips_to_evaluate, score_all
+    from carnelian_training.evaluate import clips_to_evaluate, score_all, warn_of_characters
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
     config, network, decoder = _load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
+    warn_of_characters(clips, config.labels)
     log_probs, references = score_all(network, config, clips), [clip.text for clip in clips]
     options = choose_weights(log_probs, references, decoder)
     rates = word_error_rates(log_probs, references, decoder, options)
@@ -192,7 +194,10 @@ def ngram(
     target: Annotated[Path, typer.Argument(help="The KenLM binary to write, lm.klm; its report is lm.json beside it.")],
     text: Annotated[
         list[str] | None,
-        typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
+        typer.Option(
+            help="austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged "
+            "texts by default."
+        ),
     ] = None,
     order: Annotated[int, typer.Option(help="Longest n-gram.", min=2, max=6)] = 3,
     prune: Annotated[
@@ -202,6 +207,7 @@ def ngram(
     exclude: Annotated[
         list[Path] | None, typer.Option(help="A manifest whose sentences must not be in the text; repeatable.")
     ] = None,
+    labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
 ) -> None:
     """Make an n-gram language model out of text, with KenLM, normalised as transcripts are; print its perplexity."""
     from carnelian_training.language_models.ngram import build_ngram
@@ -212,12 +218,19 @@ def ngram(
         raise typer.BadParameter(f"--prune must be counts that never fall, such as 0,0,1, but is {prune!r}")
     if target.suffix == ".json":
         raise typer.BadParameter(f"the model must not be named as its report is, but is {target}; name it lm.klm")
+    if target.resolve() in {path.resolve() for path in [*map(Path, text or []), *(exclude or [])]}:
+        raise typer.BadParameter(
+            f"the model must not take the place of what it is made of, but {target} is given twice"
+        )
     sources = choose_sources(text or None)
-    report = build_ngram(sources, target, order=order, prune=counts, vocabulary=vocabulary, exclude=exclude or ())
+    report = build_ngram(
+        sources, target, order=order, prune=counts, vocabulary=vocabulary, exclude=exclude or (), labels=labels
+    )
     print(
         f"{target}: {report.bytes:,} bytes, {report.vocabulary:,} words, from {report.sentences:,} sentences; "
         f"perplexity {report.perplexity:g} on {report.held_out_sentences:,} others, "
-        f"{report.unknown_share:.2%} of their words unknown"
+        f"{report.unknown_share:.2%} of their words unknown; left out: {report.refused:,} that cannot be written "
+        f"in the labels, {report.excluded:,} of --exclude"
     )
 
 
@@ -229,9 +242,13 @@ def perplexity(
     ],
     text: Annotated[
         list[str] | None,
-        typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
+        typer.Option(
+            help="austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged "
+            "texts by default."
+        ),
     ] = None,
     exclude: Annotated[list[Path] | None, typer.Option(help="As it was given to `ngram` and `fit`.")] = None,
+    labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
     whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
@@ -248,7 +265,7 @@ def perplexity(
 
     if len({path.name for path in models}) < len(models):
         raise typer.BadParameter("the models' files must have different names, by which they are reported")
-    sentences = divide(choose_sources(text or None), exclude or ())
+    sentences = divide(choose_sources(text or None), exclude or (), labels)
     chosen = [*sentences.used, *sentences.held_out] if whole else sentences.held_out
     scores = {}
     for path in models:

@@ -1,6 +1,6 @@
-"""Text to labels: what is said, in a-z, apostrophe and space.
+"""Text to labels: what is said, in a-z, apostrophe and space, or in the labels of another language.
 
-Training transcripts, synthesised sentences and reference transcripts all pass through `to_labels`, so that a
+English training transcripts, synthesised sentences and reference transcripts all pass through `to_labels`, so that a
 number, an abbreviation or a typographic quote is written in one way everywhere.
 """
 
@@ -36,6 +36,7 @@ CURRENCIES = {"$": ("dollar", "dollars"), "£": ("pound", "pounds"), "€": ("eu
 MAX_DIGITS = 15
 """Longer runs of digits are no amount that anybody reads out; a sentence with one is refused."""
 
+_DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc`\u00b4\u2032", "'"))
 _ABBREVIATION = re.compile(rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?=[\s,;:'\")-]|$)", flags=re.IGNORECASE)
 _NUMBER = re.compile(
@@ -74,6 +75,27 @@ def to_labels(text: str) -> str | None:
     if not labels or any(character not in LABEL_CHARACTERS for character in labels):
         return None
     return labels
+
+
+def to_given_labels(text: str, labels: str) -> str | None:
+    """Write text of any language in a recogniser's labels; numbers and abbreviations are left as they are.
+
+    Args:
+        text: of one case if the labels are, after this; its punctuation is dropped where the labels have none.
+        labels: one character each.
+
+    Returns:
+        Words with one space between them; None if the text has other letters or symbols, or no word at all.
+    """
+    text = unicodedata.normalize("NFC", text.translate(_APOSTROPHES))
+    is_turkish = _DOTLESS_I in labels or "İ" in labels
+    if not any(map(str.isupper, labels)):
+        text = (text.replace("I", _DOTLESS_I).replace("İ", "i") if is_turkish else text).lower()
+    elif not any(map(str.islower, labels)):
+        text = (text.replace("i", "İ") if is_turkish else text).upper()
+    marks = "".join(mark for mark in set(text) - set(labels) if unicodedata.category(mark).startswith("P"))
+    text = " ".join(text.translate(str.maketrans(marks, " " * len(marks))).split())
+    return text if text and set(text) <= {*labels, " "} else None
 
 
 def _spell_abbreviation(match: re.Match[str]) -> str:

@@ -18,6 +18,8 @@ class TextConfig:
     """Packaged texts (austen, web, wordnet) and files; none: all packaged texts that are installed."""
     exclude: tuple[Path, ...] = ()
     """Manifests whose sentences must not be in the text."""
+    labels: str | None = None
+    """Those of the recogniser, in which the text is written; none: English."""
     streams: int = 32
     """The text is cut into so many equal streams, which are read side by side; over all processes together."""
     device_streams: int | None = None

@@ -34,7 +34,7 @@ class NgramReport:
     words: int
     vocabulary: int
     refused: int
-    """Sentences with characters or numbers that have no sure pronunciation."""
+    """Sentences with characters that the labels do not have, or numbers that have no sure pronunciation."""
     excluded: int
     """Sentences in common with the manifests that were to be left out."""
     held_out_sentences: int
@@ -53,6 +53,7 @@ def build_ngram(
     prune: Sequence[int] = (0, 0, 1),
     vocabulary: int | None = None,
     exclude: Sequence[Path] = (),
+    labels: str | None = None,
 ) -> NgramReport:
     """Estimate, prune and write a language model.
 
@@ -63,13 +64,14 @@ def build_ngram(
         prune: n-grams seen at most so often are left out, for each length; the last holds for longer ones.
         vocabulary: most frequent words to know; None for all.
         exclude: manifests whose transcripts must not be in the text.
+        labels: of the recogniser, which the words are written in; None for English.
 
     Raises:
         FileNotFoundError: KenLM's programs are not installed.
         ValueError: The texts hold too little, or the settings do not fit together.
     """
     tools = {tool: find_tool(tool) for tool in ("lmplz", "build_binary", "query")}
-    text = divide(sources, exclude)
+    text = divide(sources, exclude, labels)
     if not text.used:
         raise ValueError("the texts must hold a sentence beside the one that is kept out, but hold that alone")
     counts = Counter(word for sentence in text.used for word in sentence.split())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.synthesis.texts import Source
-from carnelian_training.text import spell_out, to_labels
+from carnelian_training.text import spell_out, to_given_labels, to_labels
 
 HELD_OUT_EVERY = 100
 """One sentence in so many is kept for the perplexity."""
@@ -25,26 +25,27 @@ class Sentences:
     used: list[str]
     held_out: list[str]
     refused: int
-    """Those with characters or numbers that have no sure pronunciation."""
+    """Those with characters that the labels do not have, or numbers that have no sure pronunciation."""
     excluded: int
     """Those in common with the manifests that were to be left out."""
 
 
-def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences:
+def divide(sources: Iterable[Source], exclude: Sequence[Path] = (), labels: str | None = None) -> Sentences:
     """Read texts and keep one sentence in :data:`HELD_OUT_EVERY` out of training.
 
     Args:
         sources: texts.
         exclude: manifests whose transcripts must not be in the text.
+        labels: of the recogniser, which the sentences are written in; None for English.
 
     Raises:
         ValueError: No sentence is left.
     """
     transcripts = [clip.text for manifest in exclude for clip in read_manifest(manifest)]
-    excluded = {words for text in transcripts for words in _runs(to_labels(text) or text)}
+    excluded = {words for text in transcripts for words in _runs(_normalise(text, labels) or text)}
     kept: list[str] = []
     refused = shared = 0
-    for sentence in read_text(sources):
+    for sentence in read_text(sources, labels):
         if sentence is None:
             refused += 1
         elif excluded.isdisjoint(_runs(sentence)):
@@ -54,25 +55,39 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = ()) -> Sentences
     if not kept:
         raise ValueError(
             "the texts must hold sentences that can be used, but hold none: "
-            f"{refused} have no sure pronunciation, {shared} are in the manifests to exclude"
+            f"{refused} cannot be written in the labels (another language than English needs its own), {shared} are "
+            "in the manifests to exclude"
         )
     used = [sentence for i, sentence in enumerate(kept) if i % HELD_OUT_EVERY]
     return Sentences(used, kept[::HELD_OUT_EVERY], refused, shared)
 
 
-def read_text(sources: Iterable[Source]) -> Iterator[str | None]:
-    """Sentences as labels, each once, in their order; None for one without a sure pronunciation."""
+def read_text(sources: Iterable[Source], labels: str | None = None) -> Iterator[str | None]:
+    """Sentences as labels, each once, in their order; None for one that cannot be written in them."""
     seen: set[str] = set()
     for source in sources:
         for paragraph in source.read():
-            text = re.sub(r"-{2,}", ", ", spell_out(" ".join(paragraph.split())))
-            for sentence in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“']?[A-Z])", text):
-                labels = to_labels(sentence)
-                if labels is None and sentence.strip():
+            text = " ".join(paragraph.split())
+            for sentence in _split(re.sub(r"-{2,}", ", ", spell_out(text) if labels is None else text)):
+                written = _normalise(sentence, labels)
+                if written is None and sentence.strip():
                     yield None
-                elif labels is not None and labels not in seen:
-                    seen.add(labels)
-                    yield labels
+                elif written is not None and written not in seen:
+                    seen.add(written)
+                    yield written
+
+
+def _split(text: str) -> Iterator[str]:
+    start = 0
+    for end in re.finditer(r"(?<=[.!?])[\"”']?\s+(?=[\"“']?(\w))", text):
+        if end[1].isupper():
+            yield text[start : end.start()]
+            start = end.end()
+    yield text[start:]
+
+
+def _normalise(text: str, labels: str | None) -> str | None:
+    return to_labels(text) if labels is None else to_given_labels(text, labels)
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:

@@ -42,7 +42,7 @@ class LanguageModelling:
             raise ValueError(
                 f"`text.streams` must be a multiple of the {process.size} processes, but is {text.streams}"
             )
-        sentences = divide(choose_sources(text.sources), text.exclude)
+        sentences = divide(choose_sources(text.sources), text.exclude, text.labels)
         self.held_out = sentences.held_out
         assert isinstance(state.model, TransformerXl)
         if not state.model.tokenizer:
@@ -52,8 +52,8 @@ class LanguageModelling:
         encoded = Tokenizer(state.model.tokenizer).encode(sentences.used)
         self.streams = Streams(encoded, text)
         logger.info(
-            "%d sentences, %d words, %d tokens, %d steps an epoch; left out: %d with no sure pronunciation, %d of "
-            "`text.exclude`, %d to rate by",
+            "%d sentences, %d words, %d tokens, %d steps an epoch; left out: %d that cannot be written in the labels, "
+            "%d of `text.exclude`, %d to rate by",
             len(sentences.used),
             sum(sentence.count(" ") + 1 for sentence in sentences.used),
             sum(map(len, encoded)),

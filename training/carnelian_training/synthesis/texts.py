@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.text import spell_out, to_labels
 
 logger = logging.getLogger(__name__)
@@ -155,6 +156,11 @@ def read_text_file(path: Path) -> Iterator[str]:
     return iter(text.split("\n\n") if "\n\n" in text else text.splitlines())
 
 
+def read_transcripts(manifest: Path) -> Iterator[str]:
+    """Yield the transcripts of a manifest."""
+    return (clip.text for clip in read_manifest(manifest))
+
+
 def read_austen() -> Iterator[str]:
     """Yield the paragraphs of Jane Austen's novels, without headings.
 
@@ -252,7 +258,7 @@ def _find(name: str) -> Source:
     return Source(
         name=path.stem,
         share=50,
-        read=lambda: read_text_file(path),
+        read=lambda: read_transcripts(path) if path.suffix == ".jsonl" else read_text_file(path),
         install_hint=lambda: None,
         licence="the user's",
     )
