@@ -1,7 +1,7 @@
 """Where the clips of a batch lie on one time axis, with gaps as wide as convolutions look to either side.
 
 Most convolutions of QuartzNet look up to 37 frames to either side, and one of its last looks 86. Were all gaps as wide
-as that one needs, eight clips of two seconds would be 1,410 frames, 602 of them in gaps. So the clips lie close at first,
+as that one needs, eight clips of two seconds would be 1,410 frames, 602 of them in gaps. So clips lie close at first,
 and are moved apart right before the block that looks further.
 """
 
