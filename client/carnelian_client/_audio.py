@@ -1,6 +1,6 @@
 """From what a caller has (a path, bytes, samples) to the bytes of one audio file that the server reads.
 
-WAV, FLAC and Ogg go as they are. What only this side can read (MP3, AIFF, ... through libsndfile) is sent as
+WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, ... through libsndfile) is sent as
 FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is resampled or mixed
 down here: the server has the one definition of that.
 """
@@ -36,12 +36,9 @@ _FLAC_SUBTYPES = {
     "ULAW": "PCM_16",
     "ALAW": "PCM_16",
     "PCM_24": "PCM_24",
-    # Lossy already: 16 bits are what any player makes of it.
-    "MPEG_LAYER_I": "PCM_16",
-    "MPEG_LAYER_II": "PCM_16",
-    "MPEG_LAYER_III": "PCM_16",
 }
-"""libsndfile subtype of the source -> FLAC subtype that keeps it; others (float, 32 bit) go as float WAV."""
+"""libsndfile subtype of the source -> FLAC subtype that keeps it; others go as float WAV: floats, 32 bit, and MP3,
+which decodes to floats, beyond 1 where it is loud."""
 _FLAC_MAX_CHANNELS = 8
 
 
@@ -78,12 +75,15 @@ def encode_audio(audio: Audio) -> bytes:
     if not data:
         raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
     data = _measured(data) if _is_served_container(data) else _transcode(data, clip=describe_audio(audio))
-    if len(data) > MAX_BYTES:
-        raise InvalidAudio(
-            f"a request must be smaller than {MAX_BYTES} bytes, but has {len(data)}; send shorter clips",
-            clip=describe_audio(audio),
-        )
+    _check_size(len(data), describe_audio(audio))
     return data
+
+
+def _check_size(size: int, clip: str) -> None:
+    if size > MAX_BYTES:
+        raise InvalidAudio(
+            f"a request must be smaller than {MAX_BYTES} bytes, but has {size}; send shorter clips", clip=clip
+        )
 
 
 def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
@@ -165,7 +165,7 @@ def _measured(data: bytes) -> bytes:
 
 
 def _transcode(data: bytes, clip: str) -> bytes:
-    """Decode and encode without loss, block by block: an hour of MP3 must not fill the memory."""
+    """Decode and encode without loss, block by block."""
     try:
         import soundfile
     except ModuleNotFoundError:
@@ -179,7 +179,9 @@ def _transcode(data: bytes, clip: str) -> bytes:
                 form = {"format": "FLAC", "subtype": flac}
             # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
             with soundfile.SoundFile(sink, "w", source.samplerate, source.channels, **form) as target:
-                for block in source.blocks(BLOCK_FRAMES, dtype="float32"):
+                # Not `source.blocks()`, which repeats its last block where a header claims more than there is.
+                while len(block := source.read(BLOCK_FRAMES, dtype="float32")):
+                    _check_size(sink.tell() + block.nbytes, clip)
                     target.write(block)
     except soundfile.LibsndfileError as error:
         raise InvalidAudio(

@@ -155,7 +155,11 @@ _WORDINGS = (
         "send the header it names: headers={'triton-grpc-protocol-...': key}",
     ),
     _wording("has no available versions|not at ready state|is stopping|server not ready", ModelNotReady),
-    _wording("stub process .* is not healthy", ModelNotReady, "the model's process ended, and Triton starts it again"),
+    _wording(
+        "stub process .* is not healthy",
+        ModelNotReady,
+        "the model's process ended; another server may answer, or this one once it was started anew",
+    ),
     _wording("unknown model", ModelNotFound, "`models()` lists those the server has"),
     _wording(
         "unexpected inference (input|output)|data-type is|batch-size must|byte size mismatch|"
@@ -169,6 +173,7 @@ _WORDINGS = (
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
     _wording("too long|too short", InvalidAudio),
+    _wording("malformed 'fmt", InvalidAudio, f"the file is damaged, or of a codec that is not read; {CONVERT_ADVICE}"),
     _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
     _wording("flac decoder", InvalidAudio, f"the file is damaged, or FLAC within Ogg; {CONVERT_ADVICE}"),
     # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.

@@ -67,12 +67,29 @@ def test_floats_become_float_wav_without_loss(noise):
     np.testing.assert_array_equal(read(sent)[0], (2 * noise).astype(np.float32))
 
 
-def test_mp3_is_decoded_here():
-    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)
-    samples, rate = read(encode_audio(file_of(tone, "MP3")))
+def test_mp3_is_decoded_here_to_what_training_hears():
+    tone = np.sign(np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE))  # whose MP3 rings beyond 1
+    sound = file_of(tone, "MP3")
+    samples, rate = read(encode_audio(sound))
     assert rate == RATE
+    np.testing.assert_allclose(samples, read(sound)[0], atol=1e-6)  # decoded block by block
+    assert np.abs(samples).max() > 1
     assert len(samples) == pytest.approx(RATE, rel=0.2)  # MP3 pads to whole frames
     assert np.abs(np.fft.rfft(samples[:RATE])).argmax() * RATE / min(RATE, len(samples)) == pytest.approx(440, abs=2)
+
+
+def test_what_a_header_claims_beyond_the_end_is_not_sent():
+    """An MP3 that is cut short, as by a download that broke off."""
+    sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, 40 * RATE), "MP3")
+    cut = sound[: len(sound) // 3]
+    assert soundfile.info(io.BytesIO(cut)).frames == 40 * RATE
+    assert len(read(encode_audio(cut))[0]) == pytest.approx(40 * RATE / 3, rel=0.1)
+
+
+def test_formats_without_a_length_are_read(noise):
+    samples, rate = read(encode_audio(file_of(noise, "AU", "G721_32")))
+    assert rate == RATE
+    assert len(samples) >= len(noise)
 
 
 def test_without_soundfile_the_error_names_the_extra(monkeypatch):
@@ -149,3 +166,5 @@ def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
     with pytest.raises(InvalidAudio, match="smaller than 100 bytes"):
         encode_audio(wav)
+    with pytest.raises(InvalidAudio, match="smaller than 100 bytes, but has 40"):
+        encode_audio(file_of(np.zeros(1000), "AIFF", "FLOAT"))

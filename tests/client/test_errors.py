@@ -128,6 +128,12 @@ def test_the_message_is_the_words_without_their_wrapping_and_says_what_to_do():
     assert str(error).endswith("[model m, request 7, INTERNAL]")
 
 
+def test_a_codec_that_is_not_read_is_not_called_damage_alone():
+    error = error_from_answer("INTERNAL", "Failed to open encoded data: Error in WAV file. Malformed 'fmt ' chunk.")
+    assert isinstance(error, InvalidAudio)
+    assert "or of a codec that is not read; convert the file" in error.message
+
+
 def test_the_native_dali_backends_message_loses_the_servers_traceback():
     details = (
         "in ensemble 'm', Runtime error: Critical error in pipeline:\n"
