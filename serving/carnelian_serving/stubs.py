@@ -26,22 +26,24 @@ class StubWatch:
         """
         self._server_pid = server_pid
         self._instances: dict[int, str] = {}
+        self._uncollected: set[int] = set()
 
     def crashed(self) -> list[str]:
-        """Returns the instances whose stub has ended uncollected; Triton collects those that it unloads."""
-        found = []
+        """Returns the instances whose stub is uncollected and was at the last call: Triton collects those it unloads."""
+        ended = set()
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):
                 name, _, fields = (_PROC / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
                 if fields.split()[0] == "Z":
                     # A server that is crashing itself has other children: they look up its stack's symbols.
                     if pid in self._instances or _STUB.startswith(name):
-                        found.append(self._instances.get(pid, f"process {pid}"))
+                        ended.add(pid)
                 elif pid not in self._instances:
                     instance = find_instance((_PROC / str(pid) / "cmdline").read_text().split("\0"))
                     if instance is not None:  # else it is between fork and exec
                         self._instances[pid] = instance
-        return sorted(found)
+        crashed, self._uncollected = ended & self._uncollected, ended
+        return sorted(self._instances.get(pid, f"process {pid}") for pid in crashed)
 
 
 def find_instance(command: Sequence[str]) -> str | None:

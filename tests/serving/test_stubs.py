@@ -1,0 +1,43 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from carnelian_serving.stubs import StubWatch
+
+
+@pytest.fixture
+def stub():
+    """A child of this process with the command line of a stub."""
+    arguments = ["triton_python_backend_stub", "-c", "print(flush=True); input()", *"34567", "cut_0_0"]
+    process = subprocess.Popen(arguments, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def end(stub: subprocess.Popen[bytes]) -> None:
+    stub.kill()
+    os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)  # and leave it uncollected
+
+
+def test_a_stub_that_stays_uncollected_has_crashed(stub):
+    watch = StubWatch(os.getpid())
+    assert watch.crashed() == []
+    end(stub)
+    assert watch.crashed() == []
+    assert watch.crashed() == ["cut_0_0"]
+
+
+def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
+    """Between its end and Triton's `waitpid` it looks like one."""
+    watch = StubWatch(os.getpid())
+    watch.crashed()
+    end(stub)
+    watch.crashed()
+    stub.wait()
+    assert stub.returncode == -signal.SIGKILL
+    assert watch.crashed() == []
