@@ -29,7 +29,7 @@ class StubWatch:
         self._uncollected: set[int] = set()
 
     def crashed(self) -> list[str]:
-        """Returns the instances whose stub is uncollected and was at the last call: Triton collects those it unloads."""
+        """Returns the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
         ended = set()
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):

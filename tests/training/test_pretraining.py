@@ -134,6 +134,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, tmp_path):
         load_model(tmp_path / "whole" / "tiny.pt")
 
 
+def test_a_run_that_pre_trains_goes_on_pre_training(config, tmp_path):
+    once = dataclasses.replace(config, loop=dataclasses.replace(config.loop, steps=1))
+    train(once, tmp_path)
+    with pytest.raises(ConfigError, match="cannot be resumed, for `pretraining` may not go: take another --out"):
+        train(dataclasses.replace(once, pretraining=None), tmp_path)
+
+
 def test_fine_tuning_starts_from_the_body(config, tmp_path):
     train(changed(config, loop={"steps": 1, "evaluate_every_steps": 1}), tmp_path)
     tree = config_to_dict(config) | {"pretraining": None}

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -15,8 +16,11 @@ import yaml
 from carnelian_training import checkpoint, train
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import ConfigError, config_to_dict
+from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.distributed import Process
+from carnelian_training.recognition import Recognition
 from carnelian_training.replacement import WriteError
+from carnelian_training.run_folder import held
 from carnelian_training.state import checkpoints, new_state, newest, resume, write
 
 
@@ -78,7 +82,7 @@ def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path):
     assert_same_end(whole, tmp_path / "parts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_to_the_bit(
     config, whole, tmp_path, monkeypatch, caplog, number
 ):
@@ -216,14 +220,60 @@ def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, co
 
 
 def test_the_best_on_other_dev_clips_is_no_bar(state, config, tmp_path):
+    """Wherever they lie: a manifest may move, or have other clips in its place."""
+    clips = read_manifest(config.data.dev)
+    dev = tmp_path / "dev.jsonl"
+    write_manifest(dev, clips)
+    Recognition(config).prepare(state)
     state.best_error = 0.1
     write_at(state, config, tmp_path, 1)
-    same = new_state(config, state.process)
-    assert resume(same, config, tmp_path)
-    assert same.best_error == 0.1
-    harder = changed(config, data={"dev": tmp_path / "harder.jsonl"})
-    assert resume(same, harder, tmp_path)
-    assert same.best_error == float("inf")
+    for kept, best in ((clips, 0.1), (clips[1:], math.inf)):
+        write_manifest(dev, kept)
+        moved = changed(config, data={"dev": dev})
+        later = new_state(moved, state.process)
+        assert resume(later, moved, tmp_path)
+        Recognition(moved).prepare(later)
+        assert later.best_error == best
+
+
+def test_milestones_stay_when_others_are_set(state, config, tmp_path):
+    config = changed(config, loop={"milestones": (1,), "keep_last": 1})
+    write_at(state, config, tmp_path, 1)
+    for step, milestones in ((2, (2,)), (3, ())):
+        config = changed(config, loop={"milestones": milestones})
+        state = new_state(config, state.process)
+        assert resume(state, config, tmp_path)
+        write_at(state, config, tmp_path, step)
+    assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["1", "2", "3"]
+
+
+def test_what_is_written_beside_damaged_later_ones_stays(state, config, tmp_path):
+    config = changed(config, loop={"keep_last": 1})
+    (tmp_path / "tiny-00000009.pt").write_bytes(b"damaged")
+    write_at(state, config, tmp_path, 1, 2)
+    assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["2", "9"]
+    assert newest(tmp_path, config) == tmp_path / "tiny-00000002.pt"
+
+
+def test_a_start_that_is_given_too_late_is_said_to_change_nothing(state, config, tmp_path, caplog):
+    write_at(state, config, tmp_path, 1)
+    late = changed(config, init={"checkpoint": tmp_path / "better.pt"})
+    assert resume(state, late, tmp_path)
+    assert "`init.checkpoint` changes nothing in a run that is under way" in caplog.text
+
+
+def test_two_runs_do_not_share_a_folder(config, tmp_path):
+    with held(tmp_path), pytest.raises(ConfigError, match="another one works in it: wait for that, or take another"):
+        train.train(config, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "other"])
+def test_a_configuration_in_the_runs_folder_stays_as_it_was_written(config, tmp_path, name):
+    (tmp_path / f"{name}.yaml").write_text("# a comment")
+    train.train(changed(config, loop={"steps": 1}), tmp_path, tmp_path / f"{name}.yaml")
+    assert (tmp_path / f"{name}.yaml").read_text() == "# a comment"
+    assert (tmp_path / "tiny.yaml").exists()
 
 
 def test_an_average_may_be_switched_on_and_off(state, config, tmp_path):

@@ -32,7 +32,7 @@ def fit(
     from carnelian_training.run_config import load_run
     from carnelian_training.train import train
 
-    train(load_run(config, tuple(overrides or ())), directory)
+    train(load_run(config, tuple(overrides or ())), directory, config)
 
 
 @app.command(rich_help_panel=MODELS)

@@ -1,4 +1,4 @@
-"""SIGINT (Ctrl-C) and SIGTERM ask a run to stop after its step, with a checkpoint."""
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) ask a run to stop after its step, with a checkpoint."""
 
 import signal
 import threading
@@ -19,7 +19,9 @@ class Interruption:
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
             self._handlers = {
-                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
+                number: signal.signal(number, self._receive)
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                if signal.getsignal(number) != signal.SIG_IGN  # as `nohup` has it
             }
         return self
 

@@ -1,6 +1,8 @@
 """The training task of a recogniser, and of wav2vec 2.0 in pre-training: where clips come from, and evaluation."""
 
+import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -40,9 +42,15 @@ class Recognition:
             )
 
     def prepare(self, state: State) -> None:
-        """See :func:`check_dev`."""
-        if state.process.leads:
-            check_dev(self.config)
+        """See :func:`check_dev`; on other clips than before, what was best before is no bar."""
+        if not state.process.leads:
+            return
+        check_dev(self.config)
+        digest = None if self.config.data.dev is None else digest_of(read_manifest(self.config.data.dev))
+        if state.rated_by is not None and digest != state.rated_by:
+            logger.warning("`data.dev` has other clips than before: the best weights are chosen anew")
+            state.best_error = math.inf
+        state.rated_by = digest
 
     def shares(self, state: State) -> Iterator[Share]:
         """See :func:`shares`."""
@@ -74,6 +82,14 @@ def error_of(record: Mapping[str, float], labels: Sequence[str]) -> float:
     """
     cer = record["dev_cer"]
     return record["dev_wer"] + TIE * cer if " " in labels else cer
+
+
+def digest_of(clips: Sequence[Clip]) -> str:
+    """What tells dev clips from others, wherever they lie."""
+    digest = hashlib.sha256()
+    for clip in clips:
+        digest.update(repr((clip.audio_filepath.name, clip.offset, clip.duration, clip.text)).encode())
+    return digest.hexdigest()
 
 
 def read_training_clips(config: Config) -> list[Clip]:

@@ -9,7 +9,6 @@ number of processes.
 import fnmatch
 import glob
 import logging
-import math
 import os
 import shutil
 import time
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 
 from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import Config, ConfigError, config_to_dict, flat
+from carnelian_training.config import ConfigError, config_to_dict, flat
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
@@ -58,6 +57,10 @@ class State:
     """Steps of the epoch that are done."""
     best_error: float = float("inf")
     """The smallest so far: dev WER, in pre-training 1 - accuracy, of a language model perplexity."""
+    rated_by: str | None = None
+    """A digest of the dev clips that it was measured on."""
+    milestones: set[int] = field(default_factory=set)
+    """Steps whose checkpoints stay, those of earlier configurations of the run included."""
     memory: Tensor | None = None
     """[layers, streams, tokens, width]: what a language model remembers of this process's streams."""
     skipped_clips: int = 0
@@ -159,6 +162,8 @@ class State:
             "epoch": self.epoch,
             "batch": self.batch,
             "best_wer": self.best_error,
+            "rated_by": self.rated_by,
+            "milestones": sorted(self.milestones),
             "memory": memory,
             "skipped_clips": self.skipped_clips,
             "skipped_steps": self.skipped_steps,
@@ -179,7 +184,8 @@ class State:
         if training.get("scaler"):  # empty unless the run was in float16
             self.scaler.load_state_dict(training["scaler"])
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
-        self.best_error = training["best_wer"]
+        self.best_error, self.rated_by = training["best_wer"], training.get("rated_by")
+        self.milestones = set(training.get("milestones", content["config"]["loop"].get("milestones", ())))
         if (memory := training.get("memory")) is not None:
             self.memory = memory[:, self.process.rank :: self.process.size].to(self.process.device)
         for counter in ("skipped_clips", "skipped_steps", "skipped_in_a_row"):
@@ -255,8 +261,10 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
     before, content = checkpoint.load(directory / name)
     compare(before, config, directory / name)
     state.restore(content)
-    if isinstance(before, Config) and isinstance(config, Config) and before.data.dev != config.data.dev:
-        state.best_error = math.inf  # of other clips: the weights would have to beat what they are not compared with
+    if before.init.checkpoint != config.init.checkpoint:
+        logger.warning(
+            "`init.checkpoint` changes nothing in a run that is under way: to start from it, take another --out"
+        )
     logger.info("resuming %s at step %d", directory / name, state.step)
     return True
 
@@ -313,6 +321,12 @@ def compare(before: RunConfig, now: RunConfig, path: Path) -> None:
     Raises:
         ConfigError: It may not change; each change is named.
     """
+    before_pretrains, now_pretrains = (getattr(config, "pretraining", None) is not None for config in (before, now))
+    if before_pretrains != now_pretrains:
+        raise ConfigError(
+            f"{path} cannot be resumed, for `pretraining` may not {'go' if before_pretrains else 'come'}: take another "
+            "--out, and `init.checkpoint` to start from these weights"
+        )
     old, new = flat(config_to_dict(before)), flat(config_to_dict(now))
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     lines = {key: f"  {key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed}
@@ -337,12 +351,18 @@ def write(state: State, config: RunConfig, directory: Path) -> None:
     state.settle(config)
     memory = state.whole_memory()
     state.saved_at = time.monotonic()
+    state.milestones.update(config.loop.milestones)
     if not state.process.leads:
         return
-    state.save(directory / f"{config.name}-{state.step:08d}.pt", config, memory)
-    milestones = {directory / f"{config.name}-{step:08d}.pt" for step in config.loop.milestones}
-    for old in checkpoints(directory, config)[: -config.loop.keep_last]:
-        if old not in milestones:
+
+    def path(step: int) -> Path:
+        return directory / f"{config.name}-{step:08d}.pt"
+
+    state.save(path(state.step), config, memory)
+    # Later ones are damaged, or the run would have gone on from them.
+    until_now = [found for found in checkpoints(directory, config) if found <= path(state.step)]
+    for old in until_now[: -config.loop.keep_last]:
+        if old not in map(path, state.milestones):
             old.unlink()
     for suffix in (STEP_SUFFIX, ".pt"):
         for partial in directory.glob(f".[0-9]*.{glob.escape(config.name)}{suffix}"):

@@ -10,6 +10,7 @@ import math
 import signal
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from carnelian_training.recognition import Recognition
 from carnelian_training.replacement import replaced
 from carnelian_training.report import Report
 from carnelian_training.run_config import RunConfig
+from carnelian_training.run_folder import held
 from carnelian_training.state import State, new_state, resume, write
 from carnelian_training.task import Item, Objective, Share, Task
 from carnelian_training.transcription import Transcription
@@ -53,8 +55,13 @@ class Outcome:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-def train(config: RunConfig, directory: Path) -> None:
+def train(config: RunConfig, directory: Path, source: Path | None = None) -> None:
     """Train until `config.loop.steps`; a folder that holds checkpoints is resumed from the newest.
+
+    Args:
+        config: What to train, and how.
+        directory: The run's folder.
+        source: The file that `config` was read from, which stays as it is even if it is `<name>.yaml` of the folder.
 
     Started by `torchrun`, this is one of the processes that train together.
 
@@ -64,7 +71,7 @@ def train(config: RunConfig, directory: Path) -> None:
         SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
     task: Task = LanguageModelling(config) if isinstance(config, LanguageModelConfig) else Recognition(config)
-    with joined() as process, Interruption() as interruption:
+    with joined() as process, held(directory) if process.leads else nullcontext(), Interruption() as interruption:
         state = new_state(config, process)
         if not resume(state, config, directory):
             finetune.start_from_checkpoint(state.model, config)
@@ -74,9 +81,11 @@ def train(config: RunConfig, directory: Path) -> None:
             return
         task.prepare(state)
         if process.leads:
-            resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
-            with replaced(directory / f"{config.name}.yaml") as partial:
-                partial.write_text(resolved, encoding="utf-8")
+            target = directory / f"{config.name}.yaml"
+            if source is None or source.resolve() != target.resolve():
+                resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
+                with replaced(target) as partial:
+                    partial.write_text(resolved, encoding="utf-8")
 
         report = Report(directory, config, state.step, enabled=process.leads)
         stop = False
