@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from carnelian_perf.inference.results import Measurement, sum_up_served
 from carnelian_perf.raw_file import command
@@ -40,17 +41,29 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is not that of a sweep, or `inference` is not a raw file.
+        ValueError: the folder is not that of a sweep, or `inference` is not a raw file of the same machine.
     """
-    rows = make_rows(read_results(sweep))
+    results = read_results(sweep)
+    rows = make_rows(results)
     base = sweep.parent / sweep.name
     plots = draw_all(rows, published, base)
-    unserved = sum_up_served(Measurement.read(inference)) if inference else {}
+    unserved = _read_unserved(inference, results[0].machine) if inference else {}
     page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved, find_missing(sweep))
     markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
     markdown.write_text(page, encoding="utf-8")
     html.write_text(render_html(page, base.parent), encoding="utf-8")
     return [markdown, *plots, html]
+
+
+def _read_unserved(inference: Path, machine: dict[str, Any]) -> Unserved:
+    measurement = Measurement.read(inference)
+    for key in ("cpu", "cores", "accelerator"):
+        if measurement.facts.machine[key] != machine[key]:
+            raise ValueError(
+                f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
+                f"{measurement.facts.machine[key]}: run `carnelian-perf infer` there"
+            )
+    return sum_up_served(measurement)
 
 
 def render_page(

@@ -9,7 +9,7 @@ from carnelian_perf.load import Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
 from carnelian_perf.sweeps.report import write_report
-from carnelian_perf.sweeps.results import RESULT, Result, write_grid
+from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
 from carnelian_perf.yardsticks.published import TRITON_T4, choose
 from typer.testing import CliRunner
@@ -110,11 +110,16 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
     common = Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])
     raw = tmp_path / "infer.json"
-    facts = Facts(**origin, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={})
+    machine = read_results(sweep)[0].machine
+    facts = Facts(**origin | {"machine": machine}, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={})
     Measurement(facts=facts, timings=[slower, timing], common=[common]).write(raw)
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
     assert read_row(page, "2", "1")[-2:] == ["", ""]
+    elsewhere = dataclasses.replace(facts, machine=machine | {"cores": 99})
+    Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
+    with pytest.raises(ValueError, match=r"must be of the sweep's machine, whose cores is .*, but is of 99"):
+        write_report(sweep, {}, raw)
 
 
 def test_page_is_one_file_with_its_plots(sweep):
