@@ -184,5 +184,8 @@ def test_the_chart_starts_triton_as_carnelian_serve_does(
     server = render("runtime=native").server
     command = server["command"] + server["args"]
     assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
+    left = Path("/dev/shm") / f"triton_python_backend_shm_region_{os.getpid()}"  # by a container that was killed
+    left.touch()
     own = {name: "1" for name in KEPT_MEMORY}  # of the image or of extraEnv
     assert start_tritonserver(command, **own)[2:] == [*own.values()]
+    assert not left.exists()

@@ -4,10 +4,12 @@
 {{- if eq .Values.runtime "wheel" -}}
 - carnelian-serve
 {{- else -}}
-{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, stacks.py and allocator.py. */ -}}
+{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, stacks.py, allocator.py and
+shared_memory.py. */ -}}
 - sh
 - -c
 - |
+  rm -f /dev/shm/triton_python_backend_shm_region_*
   ulimit -s 65536
   export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-33554432}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-268435456}"
   export DALI_MALLOC_POOL_THRESHOLD="${DALI_MALLOC_POOL_THRESHOLD-0}"
