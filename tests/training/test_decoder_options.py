@@ -81,3 +81,10 @@ def test_a_model_may_lower_what_requests_may_ask_for():
 def test_limits_of_a_model_that_do_not_fit_its_defaults_are_refused(parameters, message):
     with pytest.raises(OptionError, match=message):
         Decoder(LABELS, 0.02).change_options(parameters)
+
+
+def test_of_several_mistakes_the_same_one_is_named_whatever_their_order():
+    decoder = Decoder(LABELS, 0.02)
+    for mistakes in ({"n_best": 0, "beam_width": 0}, {"beam_width": 0, "n_best": 0}):
+        with pytest.raises(OptionError, match="beam_width"):
+            decoder.read_options(mistakes, decoder.change_options({}))

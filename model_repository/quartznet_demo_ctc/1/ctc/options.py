@@ -127,7 +127,7 @@ def change_options(
         OptionError: A parameter does not exist, or its value is not allowed.
     """
     changes: dict[str, Any] = {}
-    for name, value in parameters.items():
+    for name, value in sorted(parameters.items()):  # Triton hands them over in any order
         if name not in names:
             raise OptionError(f"an option must be one of {', '.join(names)}, but there is {name!r:.{SHOWN}}")
         if name == "decoder":
