@@ -150,13 +150,28 @@ def test_a_dictionary_can_be_given(tmp_path):
     weights = {name: tensor for name, tensor in content["model"].items()}
     cfg = inert.plain(content["cfg"])
     torch.save({"args": None, "cfg": cfg, "model": weights}, tmp_path / "without.pt")
-    with pytest.raises(CheckpointError, match=r"dict\.ltr\.txt \(--labels\), for its head has 10 rows"):
+    with pytest.raises(
+        CheckpointError, match=r"its head has 10 rows.*: carnelian-train import --labels dict\.ltr\.txt"
+    ):
         sources.read(tmp_path / "without.pt")
     (tmp_path / "dict.ltr.txt").write_text("| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n")
     assert sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")[0].labels[1] == "x"
     (tmp_path / "dict.ltr.txt").write_text("| 9\n")
     with pytest.raises(CheckpointError, match="as many symbols as the head, 10, not 5"):
         sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")
+
+
+def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
+    """It was not looked at: a head of 32 rows was said to be LibriSpeech's, whatever its letters were."""
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    weights = dict(content["model"])
+    for part in ("weight", "bias"):
+        weights[f"w2v_encoder.proj.{part}"] = torch.randn(32, *weights[f"w2v_encoder.proj.{part}"].shape[1:])
+    letters = "|абвгдежзийклмнопрстуфхцчшщъ"
+    content = {"args": inert.plain(content["cfg"]), "model": weights}
+    torch.save(content | {"output_labels": "".join(f"{c} 9\n" for c in letters)}, tmp_path / "ru.pt")
+    assert "".join(sources.read(tmp_path / "ru.pt")[0].labels) == " " + letters[1:]
+    assert not caplog.messages
 
 
 class Harmful:

@@ -190,8 +190,9 @@ def _literal(expression: str, where: str) -> Any:
 def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alphabet:
     """Of the given file, else of the dictionary in the checkpoint, else LibriSpeech's."""
     dictionary = inert.plain((content.get("task_state") or {}).get("target_dictionary"))
-    if labels is not None:
-        lines = labels.read_text(encoding="utf-8").splitlines()
+    text = content.get("output_labels") if labels is None else labels.read_text(encoding="utf-8")
+    if isinstance(text, str):  # NVIDIA's files hold the dictionary's
+        lines = text.splitlines()
         symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line.strip())]
     elif isinstance(dictionary, dict) and dictionary.get("symbols"):
         symbols = list(dictionary["symbols"])
@@ -199,7 +200,10 @@ def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alpha
         logger.warning("%s has no dictionary; taking LibriSpeech's letters, as its head has as many rows", where)
         symbols = [*SPECIAL, *LIBRISPEECH]
     else:
-        raise CheckpointError(f"{where} must come with its dict.ltr.txt (--labels), for its head has {rows} rows")
+        raise CheckpointError(
+            f"{where} must come with its dictionary, for its head has {rows} rows, but has none: "
+            "carnelian-train import --labels dict.ltr.txt"
+        )
     if len(symbols) != rows:
         raise CheckpointError(
             f"{where}: the dictionary must have as many symbols as the head, {rows}, not {len(symbols)}"
