@@ -174,6 +174,34 @@ def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
     assert not caplog.messages
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("naive", "mean"), ("linear", "linear")])
+def test_the_lists_of_layers_of_nvidias_hourglass_are_read(tmp_path, theirs, ours):
+    """wav2vec2/wav2vec2/model.py of DeepLearningExamples; Base has one by default, and none could be imported."""
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    args = inert.plain(content["cfg"])
+    args["model"]["w2v_args"]["model"] |= {"hourglass_transformer": "[0,(1,2),1]", "hourglass_resample": theirs}
+    weights = {}
+    for name, tensor in content["model"].items():
+        name = name.replace("encoder.layers.0.", "encoder.hourglass_layers.0.")
+        weights[name.replace("encoder.layers.1.", "encoder.post_layers.0.")] = tensor
+    if theirs == "linear":
+        for name, sizes in (("downsample", (24, 48)), ("upsample", (48, 24))):
+            layer = f"w2v_encoder.w2v_model.encoder.{name}_layer.linear"
+            weights |= {f"{layer}.weight": torch.randn(sizes), f"{layer}.bias": torch.randn(sizes[0])}
+    content = {"args": args, "model": weights, "output_labels": "".join(f"{c} 9\n" for c in "|ETA'Z")}
+    torch.save(content, tmp_path / "hourglass.pt")
+    config, found = sources.read(tmp_path / "hourglass.pt")
+    assert config.model.hourglass == HourglassConfig(before=0, pooled=1, after=1, factor=2, resampling=ours)
+    plain = sources.read(REFERENCES / "wav2vec2_new.pt")[1]
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
+    added = {"resampling.down.weight", "resampling.down.bias", "resampling.up.weight", "resampling.up.bias"}
+    assert found.keys() - plain.keys() == (added if theirs == "linear" else set())
+    args["model"]["w2v_args"]["model"]["hourglass_resample"] = "attention"
+    torch.save(content, tmp_path / "hourglass.pt")
+    with pytest.raises(CheckpointError, match="`hourglass_resample` must be one of naive, linear, but is 'attention'"):
+        sources.read(tmp_path / "hourglass.pt")
+
+
 class Harmful:
     def __init__(self, path):
         self.path = path

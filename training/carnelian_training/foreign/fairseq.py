@@ -6,6 +6,7 @@ Hourglass comes along, writes the old layout. Nothing is executed: `inert.py` re
 
 import ast
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ MODEL: dict[str, tuple[str, Any]] = {
     "layer_drop": ("encoder_layerdrop", 0.0),
     "extractor_gradient": ("feature_grad_mult", 1.0),
 }
+RESAMPLING = {"naive": "mean", "linear": "linear"}
+"""NVIDIA's, of the Hourglass, by our names."""
 PRETRAINING: dict[str, tuple[str, Any]] = {
     "groups": ("latent_groups", 2),
     "codes": ("latent_vars", 320),
@@ -104,8 +107,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     model |= {"conv_channels": channels, "conv_kernels": kernels, "conv_strides": strides}
     model["conv_norm"] = "layer" if options.get("extractor_mode", "default") == "layer_norm" else "group"
     if options.get("hourglass_transformer"):  # of NVIDIA's
-        before, (pooled, factor), after = _literal(str(options["hourglass_transformer"]), where)
-        model["hourglass"] = {"before": before, "pooled": pooled, "factor": factor, "after": after}
+        model["hourglass"] = _hourglass(options, where)
     features = {"name": WaveformSettings.name, "variance_guard": VARIANCE_GUARD}
     features["normalise"] = bool(outer.get("normalize", inner.get("normalize", False)))
     # What a fine-tuned file says of its own training comes before what it says of the one before.
@@ -131,7 +133,9 @@ def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path)
     Raises:
         CheckpointError: Tensors do not fit; each is named.
     """
-    return take(content["model"], config, FAIRSEQ_FINE_TUNED if alphabet else FAIRSEQ, alphabet, path)
+    has_hourglass = any(".hourglass_layers." in name for name in content["model"])
+    naming = replace(FAIRSEQ_FINE_TUNED if alphabet else FAIRSEQ, has_hourglass=has_hourglass)
+    return take(content["model"], config, naming, alphabet, path)
 
 
 def _options(content: Any, where: str) -> Options:
@@ -158,6 +162,18 @@ def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:
         found = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]"
     layers: list[tuple[int, int, int]] = _literal(found, where) if isinstance(found, str) else found
     return layers
+
+
+def _hourglass(options: Options, where: str) -> Options:
+    """Our section of NVIDIA's options."""
+    before, (pooled, factor), after = _literal(str(options["hourglass_transformer"]), where)
+    theirs = options.get("hourglass_resample", "naive")
+    if theirs not in RESAMPLING:
+        raise CheckpointError(
+            f"{where}: `hourglass_resample` must be one of {', '.join(RESAMPLING)}, but is {theirs!r}"
+        )
+    resampling = RESAMPLING[theirs]
+    return {"before": before, "pooled": pooled, "factor": factor, "after": after, "resampling": resampling}
 
 
 def _literal(expression: str, where: str) -> Any:

@@ -15,6 +15,8 @@ from carnelian_training.checkpoint import build_network, is_finite
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
 from carnelian_training.foreign.keys import check_fit
+from carnelian_training.models.hourglass import HourglassConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 
 _BODY = {
     "extractor_norm": ("feature_projection.layer_norm", "layer_norm"),
@@ -22,6 +24,11 @@ _BODY = {
     "norm": ("encoder.layer_norm", "encoder.layer_norm"),
     "positions": ("encoder.pos_conv_embed.conv", "encoder.pos_conv.0"),
 }
+_HOURGLASS = {
+    "resampling.down": "encoder.downsample_layer.linear",
+    "resampling.up": "encoder.upsample_layer.linear",
+}
+"""NVIDIA's alone."""
 _LAYER = {
     "attention.query": ("attention.q_proj", "self_attn.q_proj"),
     "attention.key": ("attention.k_proj", "self_attn.k_proj"),
@@ -51,6 +58,8 @@ class Naming:
     body: str
     head: str
     mask: str
+    has_hourglass: bool = False
+    """NVIDIA's lists of the layers before, in and after the pooled middle, each numbered from 0."""
 
 
 HUGGING_FACE = Naming(0, "wav2vec2.", "lm_head", "masked_spec_embed")
@@ -63,11 +72,13 @@ def names(config: Config, naming: Naming) -> Iterator[tuple[str, str]]:
     """Every tensor of a network: its name here, its name there."""
     with torch.device("meta"):
         ours = build_network(config).state_dict()
+    assert isinstance(config.model, Wav2Vec2Config)
+    hourglass = config.model.hourglass if naming.has_hourglass else None
     for name in ours:
-        yield name, _name(name, naming)
+        yield name, _name(name, naming, hourglass)
 
 
-def _name(name: str, naming: Naming) -> str:
+def _name(name: str, naming: Naming, hourglass: HourglassConfig | None) -> str:
     if name == "mask_embedding":
         return naming.body + naming.mask
     module, _, part = name.rpartition(".")
@@ -82,7 +93,7 @@ def _name(name: str, naming: Naming) -> str:
         return f"{_PRETRAINING[rest][naming.column]}.{part}"
     if first == "layers":
         i, _, inner = rest.partition(".")
-        return f"{naming.body}encoder.layers.{i}.{_LAYER[inner][naming.column]}.{part}"
+        return f"{naming.body}encoder.{_place(int(i), hourglass)}.{_LAYER[inner][naming.column]}.{part}"
     if first == "extractor":
         i, _, norm = rest.partition(".")
         position = {
@@ -91,7 +102,18 @@ def _name(name: str, naming: Naming) -> str:
             "frame_norm": ("layer_norm", "2.1"),
         }[norm][naming.column]
         return f"{naming.body}feature_extractor.conv_layers.{i}.{position}.{part}"
+    if module in _HOURGLASS:
+        return f"{naming.body}{_HOURGLASS[module]}.{part}"
     return f"{naming.body}{_BODY[module][naming.column]}.{part}"
+
+
+def _place(layer: int, hourglass: HourglassConfig | None) -> str:
+    if hourglass is None or layer < hourglass.before:
+        return f"layers.{layer}"
+    layer -= hourglass.before
+    if layer < hourglass.pooled:
+        return f"hourglass_layers.{layer}"
+    return f"post_layers.{layer - hourglass.pooled}"
 
 
 def take(

@@ -1,7 +1,7 @@
 """A transformer whose middle layers see fewer frames (Hourglass: Nawrot et al. 2021, arXiv:2110.13711).
 
 As in NVIDIA's wav2vec 2.0: one level, the same width throughout; what leaves the middle is added to what entered it.
-A group of frames that reaches past its clip's end is the mean of the frames that are there.
+In a group of frames that reaches past its clip's end, those that are not there are zeros.
 """
 
 from collections.abc import Callable
@@ -62,10 +62,7 @@ class Resampling(nn.Module):
         if self.down is not None:
             shortened: Tensor = self.down(x.reshape(batch, groups, self.factor * width))
             return shortened, lengths_after
-        starts = torch.arange(groups, device=x.device) * self.factor
-        counts = (lengths[:, None] - starts).clamp(1, self.factor)
-        sums = x.reshape(batch, groups, self.factor, width).sum(2)
-        return sums / counts[:, :, None].to(x.dtype), lengths_after
+        return x.reshape(batch, groups, self.factor, width).mean(2), lengths_after
 
     def expand(self, x: Tensor, frames: int) -> Tensor:
         """[batch, groups, width] -> [batch, frames, width]."""
