@@ -12,7 +12,7 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
-from carnelian_training.config import config_to_dict
+from carnelian_training.config import ConfigError, config_to_dict
 from carnelian_training.foreign import huggingface, inert, sources
 from carnelian_training.foreign.alphabet import fold
 from carnelian_training.foreign.fairseq import _literal
@@ -172,6 +172,41 @@ def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
     torch.save(content | {"output_labels": "".join(f"{c} 9\n" for c in letters)}, tmp_path / "ru.pt")
     assert "".join(sources.read(tmp_path / "ru.pt")[0].labels) == " " + letters[1:]
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value"),
+    [
+        ("task", "sample_rate", 8000),
+        ("inner", "sample_rate", 8000),
+        ("model", "blank_weight", 5.0),
+        ("inner", "crop_seq_to_multiple", 4),
+    ],
+)
+def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, value):
+    """Options that bear on what a trained network says; they were dropped."""
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = inert.plain(content["cfg"])
+    (cfg["model"]["w2v_args"]["model"] if section == "inner" else cfg[section])[option] = value
+    torch.save(content | {"cfg": cfg, "task_state": None}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=rf"`{option}` must be \w+, but is {value}"):
+        sources.read(tmp_path / "x.pt")
+
+
+def test_an_option_may_stand_in_another_section(tmp_path):
+    """`normalize: ${task.normalize}`, not resolved, was taken for true."""
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = inert.plain(content["cfg"])
+    cfg["model"]["normalize"] = "${task.normalize}"
+    for normalise in (True, False):
+        cfg["task"]["normalize"] = normalise
+        content = {"cfg": cfg, "model": content["model"], "output_labels": "".join(f"{c} 9\n" for c in "|ETA'Z")}
+        torch.save(content, tmp_path / "x.pt")
+        assert sources.read(tmp_path / "x.pt")[0].features.normalise is normalise
+    cfg["task"]["normalize"] = "${common.normalize.all}"
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(ConfigError, match=r"features\.normalise"):
+        sources.read(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("naive", "mean"), ("linear", "linear")])

@@ -6,6 +6,7 @@ Hourglass comes along, writes the old layout. Nothing is executed: `inert.py` re
 
 import ast
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
+from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign import inert
 from carnelian_training.foreign.alphabet import Alphabet, fold
 from carnelian_training.foreign.options import Options, carry
@@ -30,6 +32,9 @@ LIBRISPEECH = "|ETAONIHSRDLUMWCFGYPBVK'XJQZ"
 VARIANCE_GUARD = 1e-5  # of `F.layer_norm`, by which waveforms are normalised
 
 FIXED: Options = {
+    "sample_rate": SAMPLE_RATE_HZ,
+    "blank_weight": 0,
+    "crop_seq_to_multiple": 1,
     "activation_fn": "gelu",
     "quantize_input": False,
     "target_glu": False,
@@ -95,7 +100,12 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     head = next((t for name, t in content["model"].items() if name.endswith("w2v_encoder.proj.weight")), None)
     inner = _flat(outer.get("w2v_args") or {}) if head is not None else outer
     options = outer | inner if head is not None else outer
-    wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in FIXED.items() if options.get(k, v) != v]
+    wrong = [
+        f"  `{name}` must be {value!r}, but is {found[name]!r}"
+        for name, value in FIXED.items()
+        for found in ([outer] if inner is outer else [outer, inner])
+        if found.get(name, value) != value
+    ]
     if "conv_feature_layers" not in options and "encoder_layers" not in options:
         wrong.append("  it says nothing of `encoder_layers`")
     if wrong:
@@ -109,7 +119,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     if options.get("hourglass_transformer"):  # of NVIDIA's
         model["hourglass"] = _hourglass(options, where)
     features = {"name": WaveformSettings.name, "variance_guard": VARIANCE_GUARD}
-    features["normalise"] = bool(outer.get("normalize", inner.get("normalize", False)))
+    features["normalise"] = outer.get("normalize", inner.get("normalize", False))
     # What a fine-tuned file says of its own training comes before what it says of the one before.
     tree: Options = {
         "model": model,
@@ -153,7 +163,17 @@ def _flat(found: Any) -> Options:
     flat = dict(found) if not sections else {}
     for options in sections:
         flat |= options
+    flat = {name: _resolved(value, found) for name, value in flat.items()}
     return {name: value for name, value in flat.items() if value is not None}
+
+
+def _resolved(value: Any, tree: Options) -> Any:
+    """An option, of another section where it says so in omegaconf's way: `${task.normalize}`."""
+    reference = re.fullmatch(r"\$\{(\w+)\.(\w+)\}", value) if isinstance(value, str) else None
+    if reference is None:
+        return value
+    section = tree.get(reference[1])
+    return section.get(reference[2]) if isinstance(section, dict) else None
 
 
 def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:
