@@ -137,6 +137,16 @@ def test_a_round_trip_through_the_command_keeps_everything(tmp_path, monkeypatch
     assert list(vocabulary) == ["<pad>", "<s>", "</s>", "<unk>", "|", "e", "t", "a", "'", "z"]
 
 
+def test_what_transformers_will_do_otherwise_is_told(tmp_path, monkeypatch, capsys):
+    """fairseq guards the variance of quiet clips more: 2.0 of a log-probability at an RMS of 0.001."""
+    for source, is_told in (("wav2vec2_new.pt", True), ("wav2vec2_large", False), ("wav2vec2_old.pt", False)):
+        ours = tmp_path / "ours.pt"
+        assert run_command(monkeypatch, "import", REFERENCES / source, ours) == 0
+        assert run_command(monkeypatch, "to-huggingface", ours, tmp_path / source) == 0
+        told = "note: `features.variance_guard` is 1e-05, but transformers has 1e-07" in capsys.readouterr().out
+        assert told == is_told
+
+
 def test_what_fine_tuning_says_comes_before_what_pretraining_said():
     config, _ = sources.read(REFERENCES / "wav2vec2_new.pt")
     assert (config.augment.spans.time_probability, config.augment.spans.channel_probability) == (0.5, 0.25)

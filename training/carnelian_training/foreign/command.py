@@ -58,5 +58,6 @@ def to_huggingface(
     from carnelian_training.foreign import huggingface
 
     config, content = checkpoint.load(source)
-    huggingface.write(target, config, content["weights"])
+    for difference in huggingface.write(target, config, content["weights"]):
+        typer.echo(f"note: {difference}; log-probabilities of quiet clips will differ")
     typer.echo(f"{target}: written")

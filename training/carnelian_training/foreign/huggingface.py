@@ -240,8 +240,11 @@ _READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")
 """Files that :func:`write` does not write, and that would contradict those that it does."""
 
 
-def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
+def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> list[str]:
     """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
+
+    Returns:
+        What `transformers` will do otherwise, in words.
 
     Raises:
         CheckpointError: The network is of a kind that `transformers` has not, or the folder is of another model.
@@ -287,6 +290,11 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> None:
     for name, content in files.items():
         with replaced(path / name) as partial:
             partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    guard = config.features.variance_guard
+    if not config.features.normalise or guard == WaveformSettings.variance_guard:
+        return []
+    theirs = WaveformSettings.variance_guard
+    return [f"`features.variance_guard` is {guard:g}, but transformers has {theirs:g} and no option for it"]
 
 
 NEVER = -1e4
