@@ -406,6 +406,13 @@ def test_every_token_has_a_row_of_its_own(tmp_path, added, found):
         sources.read(folder)
 
 
+def test_rows_that_no_token_names_are_told(tmp_path, caplog):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    changed(folder / "vocab.json", T=None, Z=None)
+    assert sources.read(folder)[0].labels == (" ", "e", "a", "'")
+    assert "must name all 10 rows of the head, but does not name [6, 9], which are left out" in caplog.text
+
+
 def test_an_alphabet_without_a_space_may_have_a_delimiter_without_a_row(tmp_path):
     """As transformers 5 saves the tokenizer of a Chinese model."""
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")

@@ -202,6 +202,10 @@ def _alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
         raise CheckpointError(
             f"{file} must hold each token's own row, of the {num_rows} of the head, but holds {wrong}"
         )
+    if unnamed := sorted(set(range(num_rows)) - set(tokens.values())):
+        logger.warning(
+            "%s must name all %d rows of the head, but does not name %s, which are left out", file, num_rows, unnamed
+        )
     return alphabet
 
 

@@ -39,6 +39,8 @@ MODEL_CLASS = "nemo.collections.asr.models.ctc_models.EncDecCTCModel"
 MODULES = "nemo.collections.asr.modules"
 FEATURE_TENSORS = "preprocessor.featurizer."
 AS_TODAY = {"std_guard": 1e-5, "edges": "zero", "frame_count": "floor"}
+AS_TORCHAUDIO = {"std_guard": 1e-5, "edges": "reflect", "frame_count": "floor + 1", "magnitude_power": 2}
+"""Of `use_torchaudio: true`, which knows no other power."""
 TABLE_TOLERANCE = 1e-4
 """Of the stored window and mel filters, which versions of librosa compute with other roundings; tables of 16 bits have
 those of their format besides."""
@@ -56,9 +58,10 @@ _PREPROCESSOR_FIXED: Options = {
 }
 _PREPROCESSOR_CARRIED = {"window_size", "window_stride", "n_window_size", "n_window_stride", "n_fft", "features"}
 _PREPROCESSOR_CARRIED |= {"preemph", "lowfreq", "highfreq", "log_zero_guard_type", "log_zero_guard_value", "mag_power"}
+_PREPROCESSOR_CARRIED |= {"use_torchaudio"}
 # Training only, padding that masks undo, or ways of computing the same.
 _PREPROCESSOR_IGNORED = {"dither", "pad_to", "max_duration", "rng", "use_grads", "nb_augmentation_prob", "nb_max_freq"}
-_PREPROCESSOR_IGNORED |= {"stft_conv", "stft_exact_pad", "use_torchaudio", "int_values"}
+_PREPROCESSOR_IGNORED |= {"stft_conv", "stft_exact_pad", "int_values"}
 _ENCODER_FIXED: Options = {
     "activation": "relu",
     "normalization_mode": "batch",
@@ -157,7 +160,7 @@ def _features(options: Options, where: str) -> Options:
     guard = options.get("log_zero_guard_value", 2.0**-24)
     power = options.get("mag_power", 2)
     float32 = torch.finfo(torch.float32)
-    return AS_TODAY | {
+    features = AS_TODAY | {
         "window_samples": window,
         "hop_samples": hop,
         "fft_size": options.get("n_fft") or 2 ** math.ceil(math.log2(window)),
@@ -169,6 +172,7 @@ def _features(options: Options, where: str) -> Options:
         "log_guard": {"tiny": float32.tiny, "eps": float32.eps}.get(guard, guard),
         "log_guard_by": options.get("log_zero_guard_type", "add"),
     }
+    return features | AS_TORCHAUDIO if options.get("use_torchaudio") else features
 
 
 def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
