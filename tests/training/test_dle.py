@@ -10,12 +10,13 @@ import yaml
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import config_to_dict
-from carnelian_training.foreign import sources
+from carnelian_training.foreign import inert, sources
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.masked import strided
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+REFERENCES = Path(__file__).parent / "references"
 TOLERANCE = 1e-4
 
 
@@ -257,6 +258,39 @@ def test_a_yaml_of_something_else_is_refused_by_name(tmp_path, change, message):
     (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(CheckpointError, match=message):
         sources.read(path, dle_config=tmp_path / "dle.yaml")
+
+
+def test_a_toml_is_refused(tmp_path):
+    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+    with pytest.raises(CheckpointError, match=r"jasper10x5dr\.toml must be YAML, but is TOML"):
+        sources.read(path, dle_config=tmp_path / "jasper10x5dr.toml")
+
+
+def test_options_of_another_kind_of_file_are_refused(tmp_path):
+    """They were passed over: a wrong dictionary, or the average in place of the raw weights."""
+    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+    with pytest.raises(CheckpointError, match=r"dle\.pt must be read without --labels: --labels is for recognisers of"):
+        sources.read(path, labels=tmp_path / "dict.ltr.txt")
+    for name in ("quartznet.nemo", "wav2vec2_base", "wav2vec2_new.pt"):
+        with pytest.raises(CheckpointError, match=rf"{name} must be read without --raw, --dle-config"):
+            sources.read(REFERENCES / name, is_raw=True, dle_config=tmp_path / "dle.yaml")
+    with pytest.raises(CheckpointError, match="must be read without --labels"):
+        sources.read(REFERENCES / "wav2vec2_old.pt", labels=tmp_path / "dict.ltr.txt")  # pre-trained: has no letters
+
+
+@pytest.mark.parametrize("wrong", [lambda t: t.numpy(), lambda t: t.to_sparse(), lambda t: t.tolist(), lambda t: None])
+def test_weights_that_are_no_tensors_are_named(tmp_path, wrong):
+    model = trained("quartznet")
+    weights = model.state_dict()
+    weights["decoder.layers.0.weight"] = wrong(weights["decoder.layers.0.weight"])
+    torch.save({"state_dict": weights}, tmp_path / "dle.pt")
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content["cfg"] = inert.plain(content["cfg"])
+    content["model"]["w2v_encoder.proj.weight"] = wrong(content["model"]["w2v_encoder.proj.weight"])
+    torch.save(content | {"task_state": None}, tmp_path / "fairseq.pt")
+    for name, key in (("dle.pt", r"decoder\.layers\.0\.weight"), ("fairseq.pt", r"w2v_encoder\.proj\.weight")):
+        with pytest.raises(CheckpointError, match=rf"{name}: each .* must be a dense tensor, but these are not: {key}"):
+            sources.read(tmp_path / name)
 
 
 def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):

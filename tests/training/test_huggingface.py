@@ -295,6 +295,9 @@ def test_incomplete_folders_are_refused(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"must hold model\.safetensors or pytorch_model\.bin"):
         sources.read(folder)
+    torch.save({"lm_head.weight": None}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"model\.bin: .* a dense tensor, but these are not: lm_head\.weight"):
+        sources.read(folder)
     (folder / "model.safetensors").write_text("no tensors")
     with pytest.raises(CheckpointError, match="weights cannot be read"):
         sources.read(folder)

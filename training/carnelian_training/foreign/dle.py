@@ -89,6 +89,10 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
             "labels": list(LABELS),
             "features": FEATURES,
         }
+    if yaml_file.suffix == ".toml":
+        raise CheckpointError(
+            f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none"
+        )
     try:
         tree = yaml.safe_load(yaml_file.read_text())
     except (OSError, yaml.YAMLError) as error:

@@ -17,6 +17,7 @@ from carnelian_training.checkpoint import CheckpointError, check_is_fetched
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
+from carnelian_training.foreign.keys import check_tensors
 from carnelian_training.foreign.options import Options, carry
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
@@ -151,6 +152,7 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
         found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # neither names a common base for what a damaged file raises
         raise CheckpointError(f"{path}: its weights cannot be read: {error}") from error
+    check_tensors(found, path)
     return found
 
 

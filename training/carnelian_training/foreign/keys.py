@@ -7,6 +7,7 @@ list of layers, activations and dropout included, so a name holds a position: `e
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +104,25 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
         weights[ours] = tensor.reshape(shape).to(wanted[ours].dtype, copy=True)
     check_fit(mistakes, path)
     return weights
+
+
+def check_tensors(found: Any, path: Path) -> None:
+    """Refuse weights that are no tensors of plain numbers: arrays of other packages, sparse and quantised ones.
+
+    Raises:
+        CheckpointError: There are some; each is named.
+    """
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")
+    wrong = [
+        str(name)
+        for name, tensor in found.items()
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
+        )
 
 
 def check_fit(mistakes: list[str], path: Path) -> None:

@@ -12,6 +12,7 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, apply_overrides, config_from_dict
 from carnelian_training.foreign import dle, fairseq, huggingface, inert, nemo
+from carnelian_training.foreign.keys import check_tensors
 from carnelian_training.models.network import CtcNetwork
 
 
@@ -41,11 +42,13 @@ def read(
     where = str(path)
     checkpoint.check_is_fetched(path)
     weights: Callable[[Config], dict[str, Tensor]]
+    taken: set[str] = set()
     if path.is_dir():
         tree, tensors, alphabet = huggingface.read(path)
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
     elif path.suffix == ".nemo":
         theirs, tensors = nemo.read(path)
+        check_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
         weights = partial(nemo.weights, tensors, path=path)
     else:
@@ -53,15 +56,26 @@ def read(
         if isinstance(content, dict) and "weights" in content:
             raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
         if fairseq.is_fairseq(content):
+            check_tensors(content["model"], path)
             tree, alphabet = fairseq.config_tree(content, labels, where)
+            taken = set() if alphabet is None else {"--labels"}
             weights = partial(fairseq.weights, content, alphabet=alphabet, path=path)
         elif nemo.is_training_checkpoint(content):
+            check_tensors(content["state_dict"], path)
             tree = nemo.config_tree(nemo.training_options(content, where), where)
             weights = partial(nemo.weights, content["state_dict"], path=path)
         else:
             tensors = dle.tensors(content, is_raw=is_raw, where=where)
+            check_tensors(tensors, path)
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
+            taken = {"--raw", "--dle-config"}
+    given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
+    if wrong := [option for option, is_given in given.items() if is_given and option not in taken]:
+        raise CheckpointError(
+            f"{path} must be read without {', '.join(wrong)}: --labels is for recognisers of fairseq, --raw and "
+            "--dle-config are for Jasper and QuartzNet of DLE"
+        )
     # Absolute: the folder that one is in, `.`, has a name.
     tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
     apply_overrides(tree, overrides)
