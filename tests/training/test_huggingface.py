@@ -13,7 +13,7 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config import ConfigError, config_to_dict
-from carnelian_training.foreign import huggingface, inert, sources
+from carnelian_training.foreign import fairseq, huggingface, inert, sources
 from carnelian_training.foreign.alphabet import fold
 from carnelian_training.foreign.fairseq import _literal
 from carnelian_training.models.hourglass import HourglassConfig
@@ -201,6 +201,27 @@ def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, v
     torch.save(content | {"cfg": cfg, "task_state": None}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"`{option}` must be \w+, but is {value}"):
         sources.read(tmp_path / "x.pt")
+
+
+def test_a_hubert_of_fairseq_is_read(tmp_path):
+    """Fine-tuned, it is the same network; only its file has the targets of its pre-training besides."""
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = inert.plain(content["cfg"])
+    cfg["model"]["final_dropout"] = 0.25
+    expected = sources.read(REFERENCES / "wav2vec2_new.pt")[1]
+    weights = content["model"] | {"w2v_encoder.w2v_model.label_embs_concat": torch.randn(504, 8)}
+    letters = "".join(f"{c} 9\n" for c in "|ETA'Z")
+    torch.save({"cfg": cfg, "model": weights, "output_labels": letters}, tmp_path / "hubert.pt")
+    config, found = sources.read(tmp_path / "hubert.pt")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert config.model.head_dropout == 0.25
+
+
+def test_a_final_dim_of_0_is_the_transformers(tmp_path):
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content["args"] = inert.plain(content["args"]) | {"final_dim": 0, "latent_dim": 0}
+    pretraining = fairseq.config_tree(content, None, "here")[0]["pretraining"]
+    assert (pretraining["width"], pretraining["code_width"]) == (24, 24)
 
 
 def test_an_option_may_stand_in_another_section(tmp_path):
@@ -409,6 +430,15 @@ def test_every_token_has_a_row_of_its_own(tmp_path, added, found):
         sources.read(folder)
 
 
+def test_special_tokens_that_contradict_each_other_are_refused(tmp_path):
+    """transformers takes one file's word in some versions, the other's in others."""
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    changed(folder / "special_tokens_map.json", pad_token="<s>")
+    changed(folder / "tokenizer_config.json", pad_token={"content": "<pad>"})
+    with pytest.raises(CheckpointError, match=r"must have one `pad_token`, but special.* says '<s>' and .* '<pad>'"):
+        sources.read(folder)
+
+
 def test_rows_that_no_token_names_are_told(tmp_path, caplog):
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
     changed(folder / "vocab.json", T=None, Z=None)
@@ -466,6 +496,8 @@ def test_vocabularies_are_folded_to_characters():
     assert alphabet.labels == (" ", "ä", "ß")
     assert alphabet.rows == [0, 1, 2, 4]
     assert fold({"a": 0, "B": 1, "_": 2}, 2, "here", "_").labels == ("a", "B")  # both kinds: as it is
+    assert fold({"I": 0, "İ": 1, "Ç": 2, "_": 3}, 3, "here").labels == ("ı", "i", "ç")  # Turkish
+    assert fold({"A": 0, "ª": 1, "_": 2}, 2, "here").labels == ("a", "ª")  # small, but of no capital
     with pytest.raises(CheckpointError, match="one character per token, but has 'sch'"):
         fold({"a": 0, "sch": 1, "-": 2}, 2, "here")
     with pytest.raises(CheckpointError, match="folds two tokens"):

@@ -10,6 +10,8 @@ from carnelian_training.checkpoint import CheckpointError
 logger = logging.getLogger(__name__)
 
 WORD_DELIMITER = "|"
+TURKISH = {"I": "\N{LATIN SMALL LETTER DOTLESS I}", "İ": "i"}
+"""What folds otherwise where both letters are there."""
 _SPECIAL = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 
 
@@ -41,10 +43,11 @@ def fold(tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WOR
     if pieces:
         raise CheckpointError(f"{where} must have one character per token, but has {', '.join(map(repr, pieces[:9]))}")
     labels = [token for token, _ in kept]
-    # Turkish capital I with a dot is two characters when small, and sharp s when capital.
-    has_small = any(label.islower() and len(label.upper()) == 1 for label in labels)
+    # Letters like ß and ª have no capital of one character.
+    has_small = any(label.islower() and len(label.upper()) == 1 and label.upper() != label for label in labels)
     if any(label.isupper() for label in labels) and not has_small:
-        labels = [label.lower() if len(label.lower()) == 1 else label for label in labels]
+        small = TURKISH if TURKISH.keys() <= set(labels) else {}
+        labels = [small.get(label, label.lower() if len(label.lower()) == 1 else label) for label in labels]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise CheckpointError(f"{where} must have each label once, but folds two tokens into {twice}")

@@ -59,6 +59,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "attention_dropout": ("attention_dropout", 0.1),
     "activation_dropout": ("activation_dropout", 0.0),
     "input_dropout": ("dropout_input", 0.0),
+    "head_dropout": ("final_dropout", 0.0),
     "layer_drop": ("encoder_layerdrop", 0.0),
     "extractor_gradient": ("feature_grad_mult", 1.0),
 }
@@ -67,7 +68,7 @@ RESAMPLING = {"naive": "mean", "linear": "linear"}
 PRETRAINING: dict[str, tuple[str, Any]] = {
     "groups": ("latent_groups", 2),
     "codes": ("latent_vars", 320),
-    "width": ("final_dim", 256),
+    "width": ("final_dim", 0),
     "feature_dropout": ("dropout_features", 0.0),
     "negatives": ("num_negatives", 100),
     "similarity_temperature": ("logit_temp", 0.1),
@@ -130,6 +131,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
         alphabet = _alphabet(content, len(head), labels, where)
         return tree | {"labels": list(alphabet.labels)}, alphabet
     pretraining = carry(PRETRAINING, options)
+    pretraining["width"] = pretraining["width"] or model["width"]
     pretraining["code_width"] = options.get("latent_dim") or pretraining["width"]
     temperature = options.get("latent_temp") or (2, 0.5, 0.999995)
     start, end, decay = _literal(temperature, where) if isinstance(temperature, str) else temperature

@@ -182,7 +182,7 @@ def _alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
     tokens = _json(file)
     if any(isinstance(row, dict) for row in tokens.values()):
         raise CheckpointError(f"{file} must be of one language, but is of {', '.join(tokens)}")
-    tokenizer = _json_if_there(path / "special_tokens_map.json") | _json_if_there(path / "tokenizer_config.json")
+    tokenizer = _tokenizer(path)
     added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
     tokens |= _json_if_there(path / "added_tokens.json") | added
     wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
@@ -209,6 +209,24 @@ def _alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
             "%s must name all %d rows of the head, but does not name %s, which are left out", file, num_rows, unnamed
         )
     return alphabet
+
+
+def _tokenizer(path: Path) -> Options:
+    """What `special_tokens_map.json` and `tokenizer_config.json` say together.
+
+    Raises:
+        CheckpointError: They contradict each other about a special token.
+    """
+    special, config = (_json_if_there(path / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
+    for name in sorted(special.keys() & config.keys()):
+        if not name.endswith("_token") or not special[name] or not config[name]:
+            continue
+        if (one := _content(special[name])) != (other := _content(config[name])):
+            raise CheckpointError(
+                f"{path} must have one `{name}`, but special_tokens_map.json says {one!r} and tokenizer_config.json "
+                f"{other!r}, and transformers follows one or the other: correct the wrong one"
+            )
+    return special | config
 
 
 def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path) -> int:

@@ -45,6 +45,8 @@ _PRETRAINING = {
     "target": ("project_q", "project_q"),
     "guess": ("project_hid", "final_proj"),
 }
+_HUBERT_TARGETS = "label_embs_concat"
+"""What pre-training compares with in fairseq's HuBERT, which is the same network once it is fine-tuned."""
 _POSITIONS = {"direction": "weight_v", "magnitude": "weight_g", "bias": "bias"}
 _TODAYS = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
 """How PyTorch calls weight norm since 2.0, and what these files mostly say."""
@@ -137,7 +139,8 @@ def take(
     with torch.device("meta"):
         wanted = build_network(config).state_dict()
     table = dict(names(config, naming))
-    leftover = {f"{naming.body}{names[naming.column]}" for names in _PRETRAINING.values()} if alphabet else set()
+    pretraining = {names[naming.column] for names in _PRETRAINING.values()} | {_HUBERT_TARGETS}
+    leftover = {f"{naming.body}{name}" for name in pretraining} if alphabet else set()
     unexpected = [
         name for name in found.keys() - set(table.values()) if not any(name.startswith(part) for part in leftover)
     ]
