@@ -138,7 +138,7 @@ def test_a_round_trip_through_the_command_keeps_everything(tmp_path, monkeypatch
 
 
 def test_what_transformers_will_do_otherwise_is_told(tmp_path, monkeypatch, capsys):
-    """fairseq guards the variance of quiet clips more: 2.0 of a log-probability at an RMS of 0.001."""
+    """fairseq guards the variance of quiet clips more, and not a word was said."""
     for source, is_told in (("wav2vec2_new.pt", True), ("wav2vec2_large", False), ("wav2vec2_old.pt", False)):
         ours = tmp_path / "ours.pt"
         assert run_command(monkeypatch, "import", REFERENCES / source, ours) == 0
@@ -191,6 +191,7 @@ def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
         ("inner", "sample_rate", 8000),
         ("model", "blank_weight", 5.0),
         ("inner", "crop_seq_to_multiple", 4),
+        ("inner", "rotary_embeddings", True),
     ],
 )
 def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, value):

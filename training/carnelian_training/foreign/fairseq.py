@@ -35,6 +35,9 @@ FIXED: Options = {
     "sample_rate": SAMPLE_RATE_HZ,
     "blank_weight": 0,
     "crop_seq_to_multiple": 1,
+    "rotary_embeddings": False,
+    "use_spectrogram_features": False,
+    "conv_pos_batch_norm": False,
     "activation_fn": "gelu",
     "quantize_input": False,
     "target_glu": False,
@@ -104,9 +107,10 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     wrong = [
         f"  `{name}` must be {value!r}, but is {found[name]!r}"
         for name, value in FIXED.items()
-        for found in ([outer] if inner is outer else [outer, inner])
+        for found in (outer, inner)
         if found.get(name, value) != value
     ]
+    wrong = list(dict.fromkeys(wrong))  # both sections may say it
     if "conv_feature_layers" not in options and "encoder_layers" not in options:
         wrong.append("  it says nothing of `encoder_layers`")
     if wrong:
