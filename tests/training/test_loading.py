@@ -137,7 +137,7 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
     }
     for name, words in expected.items():
         assert words in reasons[name]
-        assert f"{name}.wav: {reasons[name]}" in caplog.text
+        assert f"{bad_clips[name].title}: {reasons[name]}" in caplog.text
     assert alone.items == ()
     assert len(alone.skipped) == 1
     assert list(second.items) == [Item(clip) for clip in good]
@@ -157,6 +157,17 @@ def test_evaluation_refuses_bad_clips_by_name(bad_clips):
         list(load([[Item(read_manifest(CLIPS)[0]), Item(bad_clips["text"])]], FeatureSettings(), 1))
     with pytest.raises(RuntimeError, match=r"nan\.wav: samples that are no finite numbers"):
         list(load([[Item(bad_clips["nan"])]], FeatureSettings(), 1))
+
+
+def test_bad_segments_of_one_file_are_each_named_by_where_they_begin(bad_clips, tiny_config, caplog):
+    segments = [Item(dataclasses.replace(bad_clips["silent"], duration=0.5, offset=offset)) for offset in (0.0, 1.0)]
+    list(load([segments], FeatureSettings(), 1, skip=Limits.of(tiny_config)))
+    assert [line.partition(": ")[0][-15:] for line in caplog.messages] == ["lent.wav at 0 s", "lent.wav at 1 s"]
+    segments = [Item(dataclasses.replace(bad_clips["nan"], duration=3.0, offset=offset)) for offset in (0.0, 0.1)]
+    with pytest.raises(
+        RuntimeError, match=r"(?s)nan\.wav at 0 s: lasts 2\.00 s.*\n.*nan\.wav at 0\.1 s: lasts 1\.90 s"
+    ):
+        list(load([segments], FeatureSettings(), 1))
 
 
 def test_evaluation_names_the_bad_clips_of_all_batches_and_stops_at_the_first(bad_clips):

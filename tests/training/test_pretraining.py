@@ -176,6 +176,7 @@ def test_long_clips_are_cropped_at_random():
     assert crop(Item(clip), 15.0, draw).clip == clip
     crops = [crop(Item(clip, speed=1.25), 4.0, draw) for _ in range(50)]
     assert {item.duration_s for item in crops} == {4.0}
+    assert {item.title for item in crops} == {"a.wav at 2 s"}
     offsets = [item.clip.offset for item in crops]
     assert min(offsets) < 3.0
     assert 6.0 < max(offsets) <= 7.0  # 5 s of the file, which begin within it at most 5 s after its own beginning

@@ -1,10 +1,13 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 from carnelian_training.cli import app
 from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
 from carnelian_training.data.acoustics import Sounds, read_room
+from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.synthesis.surroundings import babble
 from typer.testing import CliRunner
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
@@ -34,3 +37,27 @@ def test_a_room_has_its_direct_sound_first_and_decays(tmp_path):
         assert np.abs(response).argmax() == 0
         early, late = np.array_split(response[1:] ** 2, 2)
         assert early.sum() > 10 * late.sum()
+
+
+def test_voices_of_babble_are_the_segments_that_the_manifest_names(tmp_path):
+    sound = np.zeros(48_000)
+    sound[16_000:32_000] = np.random.default_rng(0).standard_normal(16_000) * 0.1
+    soundfile.write(tmp_path / "talk.wav", sound, 16_000)
+    mixed = babble([Clip(tmp_path / "talk.wav", 1.0, "a", offset=1.0)], np.random.default_rng(1))
+    np.testing.assert_allclose(mixed[:16_000], mixed[16_000:32_000])
+    assert np.corrcoef(mixed[:16_000], sound[16_000:32_000])[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("name", ["missing", "text", "empty", "silent", "nan", "infinite"])
+def test_a_voice_that_cannot_be_heard_is_named(bad_clips, name):
+    with pytest.raises(ValueError, match=rf"{name}\.wav (cannot be read|must be a voice)"):
+        babble([bad_clips[name]], np.random.default_rng(1))
+
+
+def test_a_manifest_without_voices_is_refused(tmp_path):
+    write_manifest(tmp_path / "none.jsonl", [])
+    arguments = ["surroundings", str(tmp_path / "out"), "--babble", str(tmp_path / "none.jsonl")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "must name a manifest with clips" in result.output
+    assert not (tmp_path / "out").exists()

@@ -118,7 +118,7 @@ def evaluate(
     if out is not None:
         evaluation.write(out)
     for i, reason in evaluation.failures.items():
-        logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].audio_filepath, reason)
+        logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].title, reason)
     if evaluation.failures:
         raise typer.Exit(1)
 

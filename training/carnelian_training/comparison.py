@@ -192,7 +192,7 @@ def _name_failures(evaluation: Evaluation, named: set[Clip]) -> None:
     for i, reason in evaluation.failures.items():
         if evaluation.clips[i] not in named:
             named.add(evaluation.clips[i])
-            logger.error("%s failed: %s", evaluation.clips[i].audio_filepath, reason)
+            logger.error("%s failed: %s", evaluation.clips[i].title, reason)
 
 
 def _with_served(

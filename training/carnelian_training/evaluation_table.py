@@ -21,5 +21,5 @@ def render_mistakes(evaluation: Evaluation, most: int) -> str:
     lines += [f"{count:>6}  {word} -> (nothing)" for word, count in mistakes.deletions]
     lines += [f"{count:>6}  (nothing) -> {word}" for word, count in mistakes.insertions]
     for wer, clip, heard in mistakes.worst:
-        lines += ["", f"WER {wer:.0%}  {clip.audio_filepath}", f"  reference  {clip.text}", f"  heard      {heard}"]
+        lines += ["", f"WER {wer:.0%}  {clip.title}", f"  reference  {clip.text}", f"  heard      {heard}"]
     return "\n".join(lines)

@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 from carnelian_training import contrastive
 from carnelian_training.config import Config
@@ -133,7 +132,7 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
         RuntimeError: A whole epoch held no clip that could be learnt from.
     """
     rank, size = state.process.rank, state.process.size
-    named: set[tuple[Path, str]] = set()  # a bad clip is bad in every epoch
+    named: set[tuple[str, str]] = set()  # a bad clip is bad in every epoch
     while True:
         started = None if state.batch else state.step
         plan = plan_epoch(clips, config, state.epoch)[state.batch :]

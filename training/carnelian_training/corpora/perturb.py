@@ -57,7 +57,7 @@ def _write(clip: Clip, target: Path, speed: float) -> Clip:
             frames = -1 if clip.offset is None else round(clip.duration * rate_hz)
             sound = file.read(frames, dtype="float32", always_2d=True).mean(1)
     except RuntimeError as error:
-        raise ValueError(f"{clip.audio_filepath} cannot be read: {error_words(error)}") from error
+        raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
     faster = np.asarray(soxr.resample(sound, rate_hz * speed, rate_hz), np.float32)
     write_sound(target, faster, rate_hz)
     extra = {**clip.extra, "speed": speed}

@@ -50,6 +50,8 @@ class Item:
     seed: int = 0
     """What else is random about this clip in this epoch is drawn from here, whatever its batch and its process."""
     disturbance: Disturbance = UNDISTURBED
+    line: Clip | None = None
+    """The clip of the manifest that `clip` is cut out of, if it is."""
 
     @property
     def duration_s(self) -> float:
@@ -59,7 +61,7 @@ class Item:
     @property
     def title(self) -> str:
         """How the log calls it."""
-        return str(self.clip.audio_filepath)
+        return (self.line or self.clip).title
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def crop(item: Item, longest_s: float, draw: random.Random) -> Item:
     if item.clip.duration <= cut_s:
         return item
     offset = (item.clip.offset or 0.0) + draw.uniform(0.0, item.clip.duration - cut_s)
-    return replace(item, clip=replace(item.clip, duration=cut_s, offset=offset))
+    return replace(item, clip=replace(item.clip, duration=cut_s, offset=offset), line=item.clip)
 
 
 def deal(
@@ -194,7 +196,7 @@ def load(
     num_threads: int,
     *,
     skip: Limits | None = None,
-    named: set[tuple[Path, str]] | None = None,
+    named: set[tuple[str, str]] | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
     """Decode audio and compute features, ahead of the caller.
@@ -205,7 +207,7 @@ def load(
         num_threads: for decoding and features.
         skip: for training: a clip that cannot be learnt from is left out of its batch, logged and listed in
             `Batch.skipped`. None, for evaluation: such a clip is an error.
-        named: files and their defects that the log has named already; those that it names are added.
+        named: clips and their defects that the log has named already; those that it names are added.
         prefetch: batches that DALI works on before they are asked for.
 
     Raises:
@@ -225,7 +227,7 @@ def load(
         if items:
             batch = _batch(items, [output.as_cpu() for output in outputs], failed, skip)
         if skip is None:
-            refused += [f"{item.clip.audio_filepath}: {defect}" for item, defect in batch.skipped]
+            refused += [f"{item.title}: {defect}" for item, defect in batch.skipped]
         else:
             _warn_once(batch.skipped, named)
         if not refused:
@@ -346,13 +348,12 @@ def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) 
     failed |= found
 
 
-def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[Path, str]]) -> None:
-    """Log clips that are left out, once for each file and reason."""
+def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[str, str]]) -> None:
+    """Log clips that are left out, once for each clip and reason."""
     for item, defect in skipped:
-        path = item.clip.audio_filepath
-        if (path, defect) not in named:
-            logger.warning("skipped %s: %s", path, defect)
-            named.add((path, defect))
+        if (item.title, defect) not in named:
+            logger.warning("skipped %s: %s", item.title, defect)
+            named.add((item.title, defect))
 
 
 def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:

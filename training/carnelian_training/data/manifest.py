@@ -27,6 +27,11 @@ class Clip:
     offset: float | None = field(default=None, kw_only=True)
     """Seconds into the file where the clip begins; None: the file is the clip."""
 
+    @property
+    def title(self) -> str:
+        """How errors and the log call it."""
+        return f"{self.audio_filepath}" + ("" if self.offset is None else f" at {self.offset:g} s")
+
 
 def read_manifest(path: Path) -> list[Clip]:
     """Read a manifest; relative audio paths are taken from the manifest's own folder, ``~`` is the user's.

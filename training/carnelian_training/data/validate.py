@@ -107,8 +107,7 @@ def validate(
     with tqdm(total=len(clips), unit="clip", desc=check.manifest.name, disable=None) as progress:
         for clip, sounds in _listen(clips, min_rate_hz, num_threads or os.cpu_count() or 1):
             found = _line_defects(clip, check) | sounds
-            name = f"{clip.audio_filepath}" + ("" if clip.offset is None else f" at {clip.offset:g} s")
-            report.defects.extend((name, words) for words in found.values())
+            report.defects.extend((clip.title, words) for words in found.values())
             report.kinds.update(found.keys())
             if not found:
                 report.sound.append(clip)
@@ -137,7 +136,7 @@ def check_sound(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None
         RuntimeError: Clips that evaluation would refuse; each is named, with why.
     """
     bad = [
-        f"{clip.audio_filepath}: {found[kind]}"
+        f"{clip.title}: {found[kind]}"
         for clip, found in _listen(clips, 0, num_threads)
         for kind in ("unreadable", "sound")
         if kind in found

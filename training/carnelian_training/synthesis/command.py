@@ -46,4 +46,7 @@ def surroundings(
     from carnelian_training.data.manifest import read_manifest
     from carnelian_training.synthesis.surroundings import write_surroundings
 
-    write_surroundings(directory, seed, rooms, noises, read_manifest(babble) if babble else [])
+    voices = read_manifest(babble) if babble else []
+    if babble and not voices:
+        raise typer.BadParameter(f"--babble must name a manifest with clips, but {babble} has none")
+    write_surroundings(directory, seed, rooms, noises, voices)

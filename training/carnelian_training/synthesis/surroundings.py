@@ -5,14 +5,18 @@ harmonics; and, from a manifest, babble, several voices at once. Rooms: impulse 
 direct sound and a tail of noise that decays exponentially, high frequencies first.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import soundfile
 from tqdm import tqdm
 
-from carnelian_training.data.acoustics import read_sound
+from carnelian_training.data.acoustics import to_mono
+from carnelian_training.data.audio import encoded, error_words
+from carnelian_training.data.defects import SILENT_RMS
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
@@ -23,7 +27,11 @@ NOISE_S = 30
 
 
 def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voices: Sequence[Clip]) -> None:
-    """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble."""
+    """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble.
+
+    Raises:
+        ValueError: A voice cannot be read, or there is nothing to hear.
+    """
     draw = np.random.default_rng(seed)
     for i in tqdm(range(rooms), "rooms", disable=None):
         _write(directory / "rooms" / f"{i:04d}.wav", room(draw))
@@ -72,9 +80,24 @@ def babble(voices: Sequence[Clip], draw: np.random.Generator) -> Signal:
     for _ in range(draw.integers(3, 9)):
         spoken: list[Signal] = []
         while sum(map(len, spoken)) < len(mixed):
-            spoken.append(read_sound(voices[draw.integers(len(voices))].audio_filepath).astype(np.float64))
+            spoken.append(_read_voice(voices[draw.integers(len(voices))]))
         mixed += np.concatenate(spoken)[: len(mixed)]
     return mixed
+
+
+def _read_voice(clip: Clip) -> Signal:
+    try:
+        sound = io.BytesIO(encoded(clip).tobytes())
+        voice = to_mono(*soundfile.read(sound, dtype="float32", always_2d=True)).astype(np.float64)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
+    rms = np.sqrt(np.mean(voice**2)) if len(voice) else 0.0
+    if not SILENT_RMS <= rms < np.inf:
+        raise ValueError(
+            f"{clip.title} must be a voice, but its {len(voice)} samples have a root mean square of {rms:.1e}; "
+            "leave it out of the manifest"
+        )
+    return voice
 
 
 def _write(path: Path, sound: Signal) -> None:
