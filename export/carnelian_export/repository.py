@@ -1,6 +1,7 @@
 """A recogniser's folders in a Triton repository: two ensembles, three stages, and the shared audio_decode."""
 
 import json
+import logging
 import re
 import shutil
 import struct
@@ -33,6 +34,8 @@ from carnelian_export.profiles import MAX_AUDIO_S
 from carnelian_export.target import Target
 from carnelian_export.tuning import apply_tuning
 
+logger = logging.getLogger(__name__)
+
 MAX_BATCH_SIZE = 32
 MAX_ATTENDING = 8
 """Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
@@ -41,6 +44,15 @@ SOURCES = Path(__file__).parent / "models"
 VERSION = "1"
 # What makes two exports the same release: a server that serves one may find the other in its place.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
+CALIBRATION = "calibration.json"
+OPTIONS = {
+    "language_model": "--lm",
+    "neural_language_model": "--neural-lm",
+    CALIBRATION: "--calibration",
+    "cudnn_conv_algo_search": "--execution-provider",
+    **dict.fromkeys(("instance_group", "dynamic_batching", "intra_op_thread_count", "num_threads"), "--tuning"),
+}
+"""Of the command, for what stages are deployed with; the other parameters of `_ctc` are the decoder's options."""
 _ENSEMBLE_README = (
     "An ensemble has no files. Git would drop this folder without this one, and Triton needs the folder.\n"
 )
@@ -129,13 +141,14 @@ def write_model(
             acoustic = staged / f"{name}_acoustic"
             max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
             difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size, MAX_AUDIO_S)
+        if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
+            shutil.rmtree(staged / AUDIO_DECODE)
+        folders = sorted(staged.iterdir())
+        _warn_of_changes(repository, folders)
         replaced = staged / "replaced"
         replaced.mkdir()
-        for folder in sorted(staged.iterdir()):
+        for folder in folders:
             place = repository / folder.name
-            is_shared = folder.name == AUDIO_DECODE and "decode" not in target.tuning
-            if folder == replaced or (is_shared and place.exists()):
-                continue
             if place.exists():
                 place.rename(replaced / folder.name)
             folder.rename(place)
@@ -187,7 +200,7 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     for path in decoding.language_models.values():
         shutil.copyfile(path, decoder / path.name)
     if decoding.calibration:
-        ctc.Calibration.read(decoding.calibration).write(decoder / "calibration.json")
+        ctc.Calibration.read(decoding.calibration).write(decoder / CALIBRATION)
     settings: dict[str, object] = {
         "name": name,
         "labels": list(config.labels),
@@ -236,6 +249,36 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
                 f"{there} must be a model as this export would write, with {_interface(new)}, but it has "
                 f"{_interface(there)}; choose another --name or --repository"
             )
+
+
+def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
+    """Name what folders that will be replaced were deployed with, or edited to, and the new ones have otherwise."""
+    changes = []
+    for new in folders:
+        there = repository / new.name
+        if there.exists():
+            settings = _settings(new)
+            for name, value in _settings(there).items():
+                if value != settings.get(name):
+                    now = f"is {settings[name]}" if name in settings else "is not there any more"
+                    by_default = "--option, --lm-weights" if new.name.endswith("_ctc") else "an edit of config.pbtxt"
+                    option = OPTIONS.get(name, by_default)
+                    changes.append(f"  {new.name}: {name} was {value}, {now} (it comes from {option})")
+    if changes:
+        lines = ["what is replaced was set up otherwise; to keep it, export again with the options named:", *changes]
+        logger.warning("\n".join(lines))
+
+
+def _settings(model: Path) -> dict[str, str]:
+    """What a stage was deployed with, by name: language models, options, instances, threads, batching."""
+    config = read_config(model / "config.pbtxt")
+    found = {name: parameter.string_value for name, parameter in sorted(config.parameters.items())}
+    groups = [text_format.MessageToString(group, as_one_line=True) for group in config.instance_group]
+    batching = text_format.MessageToString(config.dynamic_batching, as_one_line=True)
+    found |= {"instance_group": "; ".join(groups), "dynamic_batching": batching}
+    if (model / VERSION / CALIBRATION).exists():
+        found[CALIBRATION] = "there"
+    return {name: value for name, value in found.items() if value}
 
 
 def _interface(model: Path) -> str:

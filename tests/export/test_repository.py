@@ -12,7 +12,7 @@ from carnelian_export.repository import Decoding, RepositoryError, read_config, 
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import build_model
-from carnelian_training.ctc import OptionError
+from carnelian_training.ctc import Calibration, OptionError
 from carnelian_training.replacement import WriteError
 
 FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
@@ -221,6 +221,27 @@ def test_a_language_model_and_options_are_deployed_with_the_model(tmp_path, conf
     assert (values["decoder"], values["lm_weight"], values["hotwords"]) == ("ngram", "0.75", '["ada"]')
     deployed = tmp_path / "r" / "tiny_ctc" / "1" / values["language_model"]
     assert deployed.read_bytes() == (tmp_path / "lm.arpa").read_bytes()
+
+
+def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_path, config, network, caplog):
+    (tmp_path / "lm.arpa").write_text(ARPA.format(word="ada"))
+    Calibration().write(tmp_path / "calibration.json")
+    decoding = Decoding(tmp_path / "lm.arpa", {"decoder": "ngram"}, tmp_path / "calibration.json")
+    for _ in range(2):
+        write_model(tmp_path / "r", "tiny", config, network, decoding, Target(provider="cuda"))
+    path = tmp_path / "r" / "tiny_features" / "config.pbtxt"
+    path.write_text(path.read_text().replace("count: 1", "count: 3"))
+    assert not caplog.messages  # an equal one changes nothing
+    write_model(tmp_path / "r", "tiny", config, network)
+    (warning,) = caplog.messages
+    assert warning.splitlines()[1:] == [
+        "  tiny_acoustic: cudnn_conv_algo_search was 1, is not there any more (it comes from --execution-provider)",
+        "  tiny_ctc: decoder was ngram, is greedy (it comes from --option, --lm-weights)",
+        "  tiny_ctc: language_model was lm.arpa, is not there any more (it comes from --lm)",
+        "  tiny_ctc: calibration.json was there, is not there any more (it comes from --calibration)",
+        "  tiny_features: instance_group was count: 3 kind: KIND_CPU, is count: 1 kind: KIND_CPU "
+        "(it comes from --tuning)",
+    ]
 
 
 def test_a_neural_language_model_is_deployed_with_the_model(tmp_path, config, network, write_language_model):
