@@ -13,6 +13,7 @@ import soundfile
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
+from carnelian_training.comparison import Measured, Row, render_comparison
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluate import Evaluation, evaluate
@@ -101,6 +102,14 @@ def test_mistakes_are_aligned_and_counted(heard):
     table = render_mistakes(heard, 3).splitlines()
     assert table[:3] == ["substitutions 1, deletions 1, insertions 2", "     1  two -> too", "     1  one -> (nothing)"]
     assert "  heard      four five" in table
+
+
+def test_the_table_has_no_rate_where_nothing_was_said():
+    row = Row("noise", "greedy", 2, 0, Measured(None, None, 0.01, 0.001))
+    assert render_comparison([row]).splitlines()[-1] == "| noise | greedy | 2 | 0 | - | - | 0.01 | 0.001 |"
+    silence = Evaluation([Clip(Path("a.wav"), 1.0, " ")], ["oh my"]).error_rates()
+    assert np.isnan([silence.wer, silence.cer]).all()
+    assert (silence.words, silence.insertions) == (0, 2)
 
 
 def test_white_space_is_no_error():

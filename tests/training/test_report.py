@@ -7,12 +7,14 @@ import pty
 import struct
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import Evaluation
+from carnelian_training.evaluation_table import render
 from carnelian_training.plot import draw, read_metrics
 from carnelian_training.replacement import WriteError
 from carnelian_training.report import Report
@@ -93,6 +95,46 @@ def test_throughput_counts_the_steps_since_the_last_line(tiny_config, tmp_path):
         assert record["audio_s_per_s"] / record["utterances_per_s"] == pytest.approx(5.0, rel=1e-2)
 
 
+def test_an_evaluation_takes_no_time_and_no_losses_from_the_line(tiny_config, tmp_path, heard):
+    report = Report(tmp_path, tiny_config, 0)
+    report.add(1.0, {"utterances": 4})
+    with report.paused():
+        time.sleep(0.5)
+        report.evaluated(1, heard)
+    report.add(3.0, {"utterances": 4})
+    report.log(2, 0)
+    record = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert record["loss"] == 2.0
+    assert record["utterances_per_s"] > 8 / 0.5
+
+
+def test_a_source_without_words_has_no_rate(tiny_config, tmp_path):
+    clips = [Clip(Path("a.wav"), 2.0, "one two"), Clip(Path("b.wav"), 2.0, "", {"source": "noise"})]
+    evaluation = Evaluation(clips, ["one two", "what ever"])
+    assert Report(tmp_path, tiny_config, 0).evaluated(1, evaluation).keys() == {"step", "dev_wer", "dev_cer"}
+    noise, everything = render(evaluation).splitlines()
+    assert noise.endswith("0 words  WER       -  CER       -  2 words inserted")
+    assert everything.endswith("WER 100.00%  CER 128.57%")
+
+
+def test_without_a_space_among_the_labels_the_rate_is_that_of_characters(tiny_config, tmp_path):
+    config = dataclasses.replace(tiny_config, labels=("你", "好"))
+    evaluation = Evaluation([Clip(Path("a.wav"), 2.0, "你好", {"source": "a"})], ["你"])
+    record = Report(tmp_path, config, 0).evaluated(1, evaluation)
+    assert record == {"step": 1, "dev_cer": 0.5, "dev_cer/a": 0.5}
+
+
+def test_any_name_of_a_source_has_a_curve(tiny_config, tmp_path, heard, caplog):
+    clips = [dataclasses.replace(clip, extra={"source": "LibriSpeech (größer)"}) for clip in heard.clips]
+    with caplog.at_level(logging.INFO):
+        report = Report(tmp_path, tiny_config, 0)
+        report.evaluated(3, dataclasses.replace(heard, clips=clips))
+        report.close()
+    assert "dev_wer/LibriSpeech__größer_" in scalars(tmp_path / "tensorboard")
+    assert "dev_wer/LibriSpeech (größer)" in read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert "illegal" not in caplog.text
+
+
 def test_a_terminal_gets_a_bar_and_no_log_lines(tiny_config, tmp_path, heard, monkeypatch, caplog):
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
@@ -136,6 +178,20 @@ def test_equal_records_give_an_equal_picture(tmp_path, monkeypatch):
         assert exit_.value.code == 0
     assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
     assert "best WER 50.0%, CER 20.0% at step 2" in (tmp_path / "a.svg").read_text()
+
+
+def test_the_picture_names_the_evaluation_that_training_kept(tmp_path):
+    def picture(*evaluations):
+        records = [{"step": step, **record} for step, record in enumerate(evaluations)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        draw([tmp_path / "metrics.jsonl"], tmp_path / "curves.svg")
+        return (tmp_path / "curves.svg").read_text()
+
+    words = picture({"dev_wer": 1.0, "dev_cer": 0.9}, {"dev_wer": 1.0, "dev_cer": 0.2})
+    assert "best WER 100.0%, CER 20.0% at step 1" in words
+    characters = picture({"dev_cer": 0.9}, {"dev_cer": 0.2}, {"dev_cer": 0.3})
+    assert "best CER 20.0% at step 1" in characters
+    assert "WER" not in characters
 
 
 def test_what_holds_no_curve_is_refused(tmp_path):

@@ -39,8 +39,9 @@ BATCH = 32
 class Measured:
     """Error rates, and what decoding cost."""
 
-    wer: float
-    cer: float
+    wer: float | None
+    """None, as is the next, where nothing was said."""
+    cer: float | None
     decode_s: float
     """Offline, seconds of one core; of a server, the time that its `<model>_ctc` worked."""
     real_time_factor: float
@@ -176,8 +177,7 @@ def write_comparison(path: Path, rows: Sequence[Row]) -> None:
 
 def _columns(measured: Measured) -> list[str]:
     return [
-        f"{measured.wer:.2%}"[:-1],
-        f"{measured.cer:.2%}"[:-1],
+        *("-" if rate is None else f"{rate:.2%}"[:-1] for rate in (measured.wer, measured.cer)),
         f"{measured.decode_s:.3g}",
         f"{measured.real_time_factor:.2g}",
     ]
@@ -185,7 +185,8 @@ def _columns(measured: Measured) -> list[str]:
 
 def _measured(evaluation: Evaluation, seconds: float) -> Measured:
     rates, audio_s = evaluation.error_rates(), sum(clip.duration for clip in evaluation.clips)
-    return Measured(rates.wer, rates.cer, round(seconds, 6), round(seconds / audio_s, 8))
+    wer, cer = (rates.wer, rates.cer) if rates.words else (None, None)
+    return Measured(wer, cer, round(seconds, 6), round(seconds / audio_s, 8))
 
 
 def _name_failures(evaluation: Evaluation, named: set[Clip]) -> None:

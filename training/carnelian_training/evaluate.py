@@ -5,6 +5,7 @@ In: a model and a manifest; several processes share the clips out. Out, in every
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ MOST_S = 600.0
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Over all clips together, as fractions."""
+    """Over all clips together, as fractions; where nothing was said there is no rate, and both are NaN."""
 
     wer: float
     cer: float
@@ -73,11 +74,13 @@ class Evaluation:
         pairs = [(self.clips[i].text, self.transcripts[i]) for i in self.places(source)]
         references, transcripts = map(list, zip(*pairs, strict=True))
         words = jiwer.process_words(references, transcripts)
+        said = words.hits + words.substitutions + words.deletions
         return ErrorRates(
-            wer=words.wer,
-            cer=jiwer.cer(_single_spaced(references), _single_spaced(transcripts)),
+            # Without words jiwer's rates are counts of insertions.
+            wer=words.wer if said else math.nan,
+            cer=jiwer.cer(_single_spaced(references), _single_spaced(transcripts)) if said else math.nan,
             clips=len(pairs),
-            words=words.hits + words.substitutions + words.deletions,
+            words=said,
             substitutions=words.substitutions,
             deletions=words.deletions,
             insertions=words.insertions,

@@ -9,7 +9,10 @@ def render(evaluation: Evaluation) -> str:
     for source in [*evaluation.sources(), None]:
         rates = evaluation.error_rates(source)
         counts = f"{rates.clips:>6} clips {rates.words:>7} words"
-        lines.append(f"{source or 'all':<32} {counts}  WER {rates.wer:7.2%}  CER {rates.cer:7.2%}")
+        shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
+        if not rates.words:
+            shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
+        lines.append(f"{source or 'all':<32} {counts}  {shares}")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from carnelian_training.best import error_of
 from carnelian_training.replacement import replaced
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -34,7 +35,7 @@ PANELS = (
     Panel("accuracy on hidden frames", {"dev_accuracy": "dev"}, is_share=True),
     Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}),
 )
-"""Below the loss, where there are records with the first of their curves."""
+"""Below the loss, where there are records with one of their curves."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ def draw(runs: Sequence[Path], target: Path) -> None:
         if not any(drawn & record.keys() for record in found):
             raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
     names = {name for found in records.values() for record in found for name in record}
-    below = [panel for panel in PANELS if next(iter(panel.curves)) in names]
+    below = [panel for panel in PANELS if names & panel.curves.keys()]
     figure = Figure(figsize=(7, 2.8 + 2.2 * len(below)), layout="constrained")
     panels = figure.subplots(1 + len(below), sharex=True, squeeze=False)[:, 0]
     per_item = "loss per hidden frame" if names & {"accuracy", "dev_accuracy"} else "CTC loss per character"
@@ -92,9 +93,10 @@ def draw(runs: Sequence[Path], target: Path) -> None:
 
 def _best(records: list[dict[str, Any]]) -> str:
     """The best evaluation of a run, in words; none of pre-training, whose curve says it."""
-    if evaluations := [record for record in records if "dev_wer" in record]:
-        best = min(evaluations, key=lambda record: float(record["dev_wer"]))
-        return f"best WER {best['dev_wer']:.1%}, CER {best['dev_cer']:.1%} at step {best['step']}"
+    if evaluations := [record for record in records if "dev_cer" in record]:
+        best = min(evaluations, key=error_of)
+        wer = f"WER {best['dev_wer']:.1%}, " if "dev_wer" in best else ""
+        return f"best {wer}CER {best['dev_cer']:.1%} at step {best['step']}"
     if evaluations := [record for record in records if "dev_word_perplexity" in record]:
         best = min(evaluations, key=lambda record: float(record["dev_word_perplexity"]))
         return f"best perplexity per word {best['dev_word_perplexity']:.1f} at step {best['step']}"
@@ -106,9 +108,11 @@ def _draw_panel(axes: Axes, panel: Panel, records: Mapping[Path, list[dict[str, 
     for i, (path, found) in enumerate(records.items()):
         for j, (name, label) in enumerate(panel.curves.items()):
             points = [(record["step"], record[name]) for record in found if name in record]
+            if not points:
+                continue
             words = [label, path.parent.name if len(records) > 1 else ""]
             axes.plot(
-                *zip(*points, strict=True) if points else ([], []),
+                *zip(*points, strict=True),
                 color=f"C{i if len(records) > 1 else j}",
                 linestyle="-" if len(records) == 1 else STYLES[j],
                 marker="" if name == "loss" else ".",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from carnelian_training import contrastive
+from carnelian_training.best import error_of
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import Item, deal, load, plan_epoch, trainable
@@ -20,9 +21,6 @@ from carnelian_training.state import State
 from carnelian_training.task import Finding, Share
 
 logger = logging.getLogger(__name__)
-
-TIE = 1e-6
-"""Less than a difference of WER in `metrics.jsonl`, 1e-4, for any CER below 100."""
 
 
 class Recognition:
@@ -71,16 +69,7 @@ class Recognition:
         assert isinstance(state.best_model, CtcNetwork)
         evaluation = evaluate(state.best_model, self.config, manifest, state.process)
         record = report.evaluated(state.step, evaluation)
-        return Finding(record, error_of(record, self.config.labels))
-
-
-def error_of(record: Mapping[str, float], labels: Sequence[str]) -> float:
-    """What the best weights have least of: WER and, where that is equal, CER.
-
-    Without a space among the labels a sentence is one word, wrong until all of it is right. Then it is CER alone.
-    """
-    cer = record["dev_cer"]
-    return record["dev_wer"] + TIE * cer if " " in labels else cer
+        return Finding(record, error_of(record))
 
 
 def digest_of(clips: Sequence[Clip]) -> str:

@@ -7,16 +7,19 @@ In: what the loop measures. Out, in the run's folder: `metrics.jsonl` (one recor
 import json
 import logging
 import math
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from carnelian_training.evaluate import Evaluation
+from carnelian_training.config import Config
+from carnelian_training.evaluate import ErrorRates, Evaluation
 from carnelian_training.plot import draw, read_metrics
 from carnelian_training.replacement import replaced, written
 from carnelian_training.run_config import RunConfig
@@ -43,7 +46,7 @@ class Report:
         self.config = config
         self.enabled = enabled
         self.bar: tqdm[Any] | None = None
-        self.restart_clock()
+        self._restart()
         if not enabled:
             return
         _drop_after(directory / METRICS, step)
@@ -51,8 +54,14 @@ class Report:
         if sys.stderr.isatty():
             self.bar = tqdm(total=config.loop.steps, initial=step, unit="step", dynamic_ncols=True)
 
-    def restart_clock(self) -> None:
-        """Forget the steps since the last log line, for example because an evaluation came between."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time inside, for example of an evaluation."""
+        began = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - began
+
+    def _restart(self) -> None:
         self.losses: list[float] = []
         self.amounts: dict[str, float] = {}
         self.started = time.perf_counter()
@@ -91,16 +100,23 @@ class Report:
             fields = [f"{key}={value:<{'8' if isinstance(value, int) else '8.5g'}}" for key, value in record.items()]
             logger.info(" ".join(fields))
         self._record(record)
-        self.restart_clock()
+        self._restart()
 
     def evaluated(self, step: int, evaluation: Evaluation) -> dict[str, Any]:
-        """Record the error rates of an evaluation, show a few transcripts and return the record."""
-        rates = evaluation.error_rates()
-        record = {"step": step, "dev_wer": round(rates.wer, 4), "dev_cer": round(rates.cer, 4)}
-        record |= {f"dev_wer/{s}": round(evaluation.error_rates(s).wer, 4) for s in evaluation.sources()}
+        """Record the error rates of an evaluation, show a few transcripts and return the record.
+
+        A source whose clips hold no words has no rate.
+        """
+        shares = self._shares(evaluation.error_rates())
+        record = {"step": step, **{name: round(share, 4) for name, share in shares.items()}}
+        first = next(iter(shares))
+        for source in evaluation.sources():
+            rates = evaluation.error_rates(source)
+            if rates.words:
+                record[f"{first}/{source}"] = round(self._shares(rates)[first], 4)
         if not self.enabled:
             return record
-        self._say(f"step={step:<7d} dev_wer={rates.wer:.2%} dev_cer={rates.cer:.2%}")
+        self._say(" ".join([f"step={step:<7d}", *(f"{name}={share:.2%}" for name, share in shares.items())]))
         samples = list(zip(evaluation.clips, evaluation.transcripts, strict=True))[:SAMPLES]
         for clip, transcript in samples:
             self._say(f"reference: {clip.text}\n    heard: {transcript}")
@@ -130,6 +146,11 @@ class Report:
             draw([self.directory / METRICS], target)
             logger.info("wrote %s", target)
 
+    def _shares(self, rates: ErrorRates) -> dict[str, float]:
+        """WER and CER. Without a space among the labels a sentence is one word, wrong until all of it is right: CER."""
+        assert isinstance(self.config, Config)
+        return ({"dev_wer": rates.wer} if " " in self.config.labels else {}) | {"dev_cer": rates.cer}
+
     def _say(self, line: str) -> None:
         if self.bar is not None:
             self.bar.write(line, file=sys.stderr)
@@ -144,7 +165,8 @@ class Report:
         with written(events):
             for name, value in record.items():
                 if name != "step":
-                    self.writer.add_scalar(name, value, record["step"])
+                    # The writer would do the same to the name of a source, and say so each time.
+                    self.writer.add_scalar(re.sub(r"[^-/\w.]", "_", name), value, record["step"])
             self.writer.flush()
 
 

@@ -103,12 +103,12 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
             stop, is_overdue = process.any(interruption.signal is not None, state.checkpoint_is_overdue(config))
             if not stop and state.evaluation_is_due(config):
                 try:
-                    evaluate_and_keep_best(state, task, config, directory, report)
+                    with report.paused():
+                        evaluate_and_keep_best(state, task, config, directory, report)
                 except Exception:
                     if process.size == 1:  # the others may not have failed, and all have to write
                         write(state, config, directory)
                     raise
-                report.restart_clock()
             if stop or is_overdue or state.checkpoint_is_due(config):
                 write(state, config, directory)
             if stop or state.step >= config.loop.steps:
