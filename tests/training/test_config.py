@@ -89,6 +89,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("features.edges=mirror", r"features\.edges"),
         ("data.batch_s=0", "`batch_s` must be positive"),
         ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
+        ("loop.milestones=[-100, 5]", r"`milestones` must be steps, at least 1, but hold \[-100\]"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
         ("labels=[]", "`labels` must hold one character at least"),
@@ -106,6 +107,17 @@ def test_overrides_reach_nested_values_before_validation(config_file):
 def test_wrong_overrides_say_what_is_wrong(config_file, override, message):
     with pytest.raises(ConfigError, match=message):
         load_config(config_file, (override,))
+
+
+def test_a_warm_up_that_outlasts_the_run_is_named_by_the_first_process(config_file, caplog, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    load_run(config_file, ("loop.steps=60",))
+    assert not caplog.messages
+    monkeypatch.setenv("RANK", "0")
+    load_run(config_file, ("loop.steps=1000",))
+    assert not caplog.messages
+    load_run(config_file, ("loop.steps=60",))
+    assert "`optimizer.warmup_steps` should be at most `loop.steps`, 60, but is 1000" in caplog.text
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):

@@ -234,7 +234,7 @@ def test_a_segment_of_an_mp3_file_is_what_the_whole_file_has_there(tmp_path):
         np.testing.assert_allclose(found, whole[begin : begin + 8000], atol=1e-6)  # 0.35 was seen
 
 
-def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplog):
+def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplog, monkeypatch):
     good = Clip(Path("good.wav"), 2.0, "hello")
     bad = [
         Clip(Path("long.wav"), 99.0, "hello"),
@@ -247,6 +247,10 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     assert "left out 2 of 6 clips: characters outside the labels: 'äé'" in caplog.text
     for reason in ("duration", "empty transcript", "transcript longer than CTC can align"):
         assert f"left out 1 of 6 clips: {reason}" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("RANK", "1")
+    assert trainable([good, *bad], tiny_config) == [good]
+    assert not caplog.messages  # the first process has said it
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,11 @@ class Process:
         return nullcontext()
 
 
+def is_first() -> bool:
+    """Whether this process is the one that leads; known before it has joined the others."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 @contextmanager
 def joined() -> Iterator[Process]:
     """Join the processes that `torchrun` started; the log of all but the first is kept to warnings.

@@ -137,6 +137,8 @@ class LoopConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, but is {value}")
+        if early := [step for step in self.milestones if step < 1]:
+            raise ValueError(f"`milestones` must be steps, at least 1, but hold {early}")
         check_positive(self, "checkpoint_every_s")
         check_not_negative(self, "max_skipped_steps")
 

@@ -1,13 +1,17 @@
 """The configuration of a run of either kind: a recogniser's or a language model's, told apart by `model.name`."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from carnelian_training.config import Config, config_from_dict, config_to_dict, flat, inherit, load_tree, validated
+from carnelian_training.distributed import is_first
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.transformer_xl import TransformerXlConfig
+
+logger = logging.getLogger(__name__)
 
 RunConfig = Config | LanguageModelConfig
 """Whatever the loop trains."""
@@ -22,7 +26,17 @@ def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     """Read a YAML file of a recogniser or of a language model; see :func:`carnelian_training.config.load_config`."""
     tree = load_tree(path, overrides)
     inherit(tree)
-    return run_from_dict(tree, str(path))
+    config = run_from_dict(tree, str(path))
+    warmup, steps = config.optimizer.warmup_steps, config.loop.steps
+    if warmup > steps and is_first():
+        logger.warning(
+            "`optimizer.warmup_steps` should be at most `loop.steps`, %d, but is %d: the learning rate will stay below "
+            "`optimizer.lr`, %g; lower it",
+            steps,
+            warmup,
+            config.optimizer.lr,
+        )
+    return config
 
 
 def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:

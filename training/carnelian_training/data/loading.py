@@ -35,6 +35,7 @@ from carnelian_training.data.defects import (
     text_defect,
 )
 from carnelian_training.data.manifest import Clip
+from carnelian_training.distributed import is_first
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.front_end import FrontEnd, build_features, channels
 
@@ -120,7 +121,7 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
             kept.append(clip)
             continue
         left_out[reason] += 1
-    for reason, count in left_out.items():
+    for reason, count in left_out.items() if is_first() else ():
         characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
         logger.warning("left out %d of %d clips: %s%s", count, len(clips), reason, characters)
     return kept
