@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import (
@@ -115,6 +116,29 @@ def test_the_yaml_of_a_fine_tuning_needs_neither_model_nor_labels(tiny_config, s
     config = load_config(tmp_path / "fine.yaml")
     assert (config.model, config.labels) == (tiny_config.model, tiny_config.labels)
     assert load_config(tmp_path / "fine.yaml", ("labels=[a, b]",)).labels == ("a", "b")
+
+
+def test_a_part_of_a_section_is_laid_over_the_checkpoints(tiny_config, tmp_path):
+    tree = config_to_dict(tiny_config)
+    tree["features"] |= {"preemphasis": 0.5, "edges": "zero"}
+    checkpoint.save(tmp_path / "a.pt", config_from_dict(tree, "here"), {}, results={})
+    (tmp_path / "fine.yaml").write_text(f"name: fine\ninit: {{checkpoint: {tmp_path / 'a.pt'}}}\n")
+    config = load_config(tmp_path / "fine.yaml", ("model.stages.1.dropout=0.3", "features.preemphasis=0.9"))
+    first, second = tiny_config.model.stages
+    assert config.model.stages == (first, dataclasses.replace(second, dropout=0.3))
+    assert (config.features.preemphasis, config.features.edges) == (0.9, "zero")
+    alone = load_config(tmp_path / "fine.yaml", ("model={name: quartznet, stages: [{filters: 8, kernel: 3}]}",))
+    assert len(alone.model.stages) == 1
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    assert load_config(tmp_path / "whole.yaml") == config
+    with pytest.raises(ConfigError, match=r"`model\.stages` of the checkpoint has positions 0 to 1, .* given: \['2'\]"):
+        load_config(tmp_path / "fine.yaml", ("model.stages.2.dropout=0.3",))
+    with pytest.raises(ConfigError, match=r"model\.stages\.1\.drop: unknown key"):
+        load_config(tmp_path / "fine.yaml", ("model.stages.1.drop=0.3",))
+    (tmp_path / "a.pt").unlink()
+    assert load_config(tmp_path / "whole.yaml") == config
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_config(tmp_path / "fine.yaml")
 
 
 def test_frozen_stages_stay_as_they_are_until_their_step(tiny_config, source, tmp_path):

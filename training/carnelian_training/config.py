@@ -266,23 +266,51 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
 def inherit(tree: dict[str, Any]) -> None:
     """Fill in what a fine-tuning's YAML leaves out of `model`, `labels` and `features` from its checkpoint, in place.
 
+    A section without its `name` is laid over the checkpoint's; one with its `name` stands alone.
+
     Raises:
         CheckpointError: `init.checkpoint` cannot be read.
+        ConfigError: The YAML names a stage that the checkpoint does not have.
     """
     init = tree.get("init")
-    is_complete = {"model", "labels", "features"} <= tree.keys()
-    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not is_complete:
-        from carnelian_training.checkpoint import load  # which needs this module
+    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str):
+        from carnelian_training.checkpoint import CheckpointError, load  # which needs this module
 
-        source = config_to_dict(load(Path(init["checkpoint"]))[0])
+        try:
+            source = config_to_dict(load(Path(init["checkpoint"]))[0])
+        except CheckpointError:
+            if {"model", "labels", "features"} <= tree.keys():
+                return  # as a run's own YAML has them, which goes on without that file; one that begins reports it
+            raise
         wanted = tree.get("model")
-        if isinstance(wanted, dict) and wanted.get("name") != source["model"].get("name"):
+        if isinstance(wanted, dict) and wanted.get("name", source["model"]["name"]) != source["model"]["name"]:
             return  # `finetune.py` reports the mismatch
         sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())
         for section in sections & source.keys():
-            tree.setdefault(section, source[section])
+            if section not in tree:
+                tree[section] = source[section]
+            elif isinstance(tree[section], dict) and "name" not in tree[section]:
+                tree[section] = _laid_over(source[section], tree[section], section)
         if "text" in source and isinstance(text := tree.setdefault("text", {}), dict):
             text.setdefault("tokens", source["text"]["tokens"])
+
+
+def _laid_over(node: Any, changes: Any, path: str) -> Any:
+    """A plain tree with changes; those of a list, such as `model.stages`, are a mapping from positions."""
+    if isinstance(node, dict) and isinstance(changes, dict):
+        return node | {key: _laid_over(node.get(key), value, f"{path}.{key}") for key, value in changes.items()}
+    if isinstance(node, list) and isinstance(changes, dict):
+        positions = {str(i): i for i in range(len(node))}
+        if absent := [key for key in changes if str(key) not in positions]:
+            raise ConfigError(
+                f"`{path}` of the checkpoint has positions 0 to {len(node) - 1}, but these are given: {absent}"
+            )
+        changed = list(node)
+        for key, value in changes.items():
+            i = positions[str(key)]
+            changed[i] = _laid_over(node[i], value, f"{path}.{key}")
+        return changed
+    return changes
 
 
 def config_from_dict(tree: dict[str, Any], where: str) -> Config:

@@ -89,7 +89,8 @@ class InitConfig:
     """Fine-tuning: where the weights of a new run come from, and how fast each part moves away from there."""
 
     checkpoint: Path | None = None
-    """Ours, published ones too. `model`, `labels` and `features` are its own where the YAML does not give them."""
+    """Ours, published ones too. `model`, `labels` and `features` are its own where the YAML does not give them; a
+    `model` or `features` without `name` is laid over its own."""
     freeze: Annotated[tuple[FreezeConfig, ...], BeforeValidator(_check_freezes)] = ()
     stage_lr_decay: float = 1.0
     """The head learns at the full rate, the last stage at this factor of it, the one before at its square, ..."""
