@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import carnelian_client
 import numpy as np
 import pytest
 import soundfile
@@ -238,6 +239,15 @@ def test_what_is_written_can_be_read_as_a_manifest(heard, tmp_path):
     clips = read_manifest(tmp_path / "heard.jsonl")
     assert [clip.extra["pred_text"] for clip in clips] == list(heard.transcripts)
     assert [clip.audio_filepath for clip in clips] == [clip.audio_filepath.absolute() for clip in heard.clips]
+
+
+def test_a_server_that_is_shutting_down_is_an_error_in_one_line(monkeypatch):
+    def shutting_down(self):
+        raise carnelian_client.ModelNotReady("Server not ready")
+
+    monkeypatch.setattr(carnelian_client.CarnelianClient, "is_ready", shutting_down)
+    with pytest.raises(RuntimeError, match=r"^the server must be running .* has no 'tiny' ready: .*Server not ready$"):
+        evaluate_served("localhost:1", "tiny", CLIPS)
 
 
 def test_segments_stay_segments_in_what_is_written(tmp_path):

@@ -30,7 +30,7 @@ def spell(text: str, doubts: dict[int, tuple[str, float]]) -> np.ndarray:
     return clip
 
 
-def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tmp_path, write_language_model):
+def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tmp_path, write_language_model, caplog):
     # The model prefers a to b by 2; the recogniser is wrong by 1 where b should be a, right by 5 where b is b.
     write_language_model(tmp_path / "lm.onnx", "ab", log_prob=lambda character: -3.0 if character == "b" else -1.0)
     clips = [
@@ -45,6 +45,14 @@ def test_weights_are_those_with_which_a_language_model_settles_what_is_unsure(tm
     options = decoder.read_options({"decoder": "beam", "rescore": True, **chosen}, Options())
     heard = [decoder.decode([clip], [options])[0].text for clip in clips]
     assert heard == references
+    assert not caplog.messages
+
+
+def test_weights_at_the_edge_of_the_grid_are_named(tmp_path, write_language_model, caplog):
+    write_language_model(tmp_path / "lm.onnx", "ab")
+    decoder = Decoder(LABELS, 0.02, neural_language_model=tmp_path / "lm.onnx")
+    assert choose_weights([spell("ab aa", {})], ["ab aa"], decoder) == {"rescore_weight": 0.0}  # any would do
+    assert "at its edge: rescore_weight 0 (of 0 to 1.5); the clips may be too few" in caplog.text
 
 
 def test_a_model_is_not_heard_before_there_is_something_to_weigh(tmp_path):

@@ -45,17 +45,21 @@ def connect(url: str, model: str) -> "CarnelianClient":
         RuntimeError: The SDK is not installed, or the server has no such model ready.
     """
     try:
-        from carnelian_client import CarnelianClient
+        from carnelian_client import CarnelianClient, CarnelianClientError
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"evaluating a server needs the SDK, but {error.name} is not installed: pip install carnelian-client "
             "(`pip install -e client` in the repository)"
         ) from error
     client = CarnelianClient(url, model=model)
-    if not client.is_ready():
-        client.close()
-        raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
-    return client
+    why = ""
+    try:
+        if client.is_ready():
+            return client
+    except CarnelianClientError as error:  # as of a server that is shutting down
+        why = f": {error}"
+    client.close()
+    raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready{why}")
 
 
 def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options: Mapping[str, Any]) -> Evaluation:

@@ -87,6 +87,7 @@ def choose_weights(log_probs: Sequence[LogProbs], references: Sequence[str], dec
         lists = [Readings(reference) for reference in references]
         _search(log_probs, lists, decoder, replace(options, n_best=options.rescore_depth), rescore=True)
         chosen |= _best_point(lists, RESCORING_GRID, options)
+    _warn_of_edges(chosen)
     return chosen
 
 
@@ -163,6 +164,21 @@ def _best_point(lists: Sequence[Readings], grid: Mapping[str, Floats], options: 
     padded = np.pad(errors.reshape([len(values) for values in grid.values()]), 1, mode="edge")
     smooth = np.lib.stride_tricks.sliding_window_view(padded, sides).mean(axis=tuple(range(-len(grid), 0)))
     return {name: round(value, 4) for name, value in points[int(smooth.argmin())].items()}
+
+
+def _warn_of_edges(chosen: Mapping[str, float]) -> None:
+    """Name weights that may only be where the grid ends. The least `unknown_score` is as good as any below it."""
+    at_edge = []
+    for name, values in (SEARCH_GRID | RESCORING_GRID).items():
+        least, most = round(float(values[0]), 4), round(float(values[-1]), 4)
+        if name in chosen and chosen[name] in ((most,) if name == "unknown_score" else (least, most)):
+            at_edge.append(f"{name} {chosen[name]:g} (of {least:g} to {most:g})")
+    if at_edge:
+        logger.warning(
+            "weights should lie inside what was tried, but these lie at its edge: %s; the clips may be too few to "
+            "tell, so choose on more of them",
+            ", ".join(at_edge),
+        )
 
 
 def _weights(options: ctc.Options, rescore: bool) -> tuple[float, ...]:
