@@ -44,7 +44,7 @@ def find_spacing(network: StackNetwork) -> Spacing:
         assert isinstance(block, Block)
         if len(block.earlier) or stages[i].stride > 1:
             break
-        near = max(1, *reaches[:i])
+        near = max(network.config.body_stride, *reaches[:i])  # at least a frame for each gap
         work = near * sum(sizes[:i]) + widest * sum(sizes[i:])
         if work < least:
             best, least = Spacing(near, widest, i), work

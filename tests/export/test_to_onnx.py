@@ -18,6 +18,7 @@ from carnelian_export.time_axis import Spacing, find_spacing
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import load_config
+from carnelian_training.models.blocks import StageConfig
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.network import CtcNetwork
 from onnxruntime import GraphOptimizationLevel as Level
@@ -287,6 +288,19 @@ def test_what_goes_around_a_block_keeps_clips_where_they_are(jasper_config):
     strided = dataclasses.replace(dense, stages=(first, middle, dataclasses.replace(far, stride=2, residual=False)))
     for model in (dense, strided):
         assert find_spacing(build_model(dataclasses.replace(jasper_config, model=model))).block is None
+
+
+def test_clips_that_hardly_need_gaps_at_first_have_one_to_be_moved_with(config, clips, tmp_path):
+    narrow = StageConfig(filters=64, kernel=1, residual=False, separable=False)
+    stages = (dataclasses.replace(narrow, stride=2), narrow, narrow, StageConfig(filters=16, kernel=9, residual=False))
+    network = build_model(dataclasses.replace(config, model=dataclasses.replace(config.model, stages=stages))).eval()
+    assert find_spacing(network) == Spacing(2, 8, 3)
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    batch, _ = run(session, clips, FRAMES)
+    for row, clip in enumerate(clips):
+        alone, lengths = run(session, [clip], [clip.shape[1]])
+        np.testing.assert_allclose(batch[row, : lengths[0, 0]], alone[0], atol=TOLERANCE)
 
 
 def test_exporting_twice_gives_the_same_bytes(network):
