@@ -36,15 +36,15 @@ def render(transcript: Transcript, format: str, file: str) -> str:
             f"{name} 1 {word.start_s:.2f} {word.end_s - word.start_s:.2f} {word.word} {word.confidence:.2f}\n"
             for word in transcript.words
         )
-    point, opening = (",", "") if format == "srt" else (".", "WEBVTT\n\n")
+    point, text = (",", "") if format == "srt" else (".", "WEBVTT\n\n")
     cues = list(split_cues(transcript.words))
-    nexts = [*(cue[0].start_s for cue in cues[1:]), math.inf]
+    nexts = [*(cue[0].start_s for cue in cues[1:]), math.inf]  # one too many where there is no cue
     for i, (cue, next_s) in enumerate(zip(cues, nexts, strict=False), 1):
         start_s = cue[0].start_s
         end_s = max(cue[-1].end_s, min(start_s + MIN_CUE_S, next_s))
-        opening += f"{i}\n" if format == "srt" else ""
-        opening += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{_lines(cue)}\n\n"
-    return opening
+        text += f"{i}\n" if format == "srt" else ""
+        text += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{_lines(cue)}\n\n"
+    return text
 
 
 def ctm_name(file: str) -> str:

@@ -52,7 +52,7 @@ OPTIONS = {
     "cudnn_conv_algo_search": "--execution-provider",
     **dict.fromkeys(("instance_group", "dynamic_batching", "intra_op_thread_count", "num_threads"), "--tuning"),
 }
-"""Of the command, for what stages are deployed with; the other parameters of `_ctc` are the decoder's options."""
+"""What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the others."""
 _ENSEMBLE_README = (
     "An ensemble has no files. Git would drop this folder without this one, and Triton needs the folder.\n"
 )
@@ -265,7 +265,7 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
                     option = OPTIONS.get(name, by_default)
                     changes.append(f"  {new.name}: {name} was {value}, {now} (it comes from {option})")
     if changes:
-        lines = ["what is replaced was set up otherwise; to keep it, export again with the options named:", *changes]
+        lines = ["what is replaced was set up otherwise; to have it again, export with the options named:", *changes]
         logger.warning("\n".join(lines))
 
 

@@ -50,19 +50,19 @@ class ShapedAcoustic(nn.Module):
         rows, mels = lengths.shape[0], config.num_mels
         frames = shapes[:, 1].long()
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
-        (near, time), (far, time_apart) = (
+        (starts, time), (starts_apart, time_apart) = (
             (
                 sum_before(strided(real + gap, config.body_stride) * config.body_stride),
                 features.shape[0] // mels + rows * (gap + config.body_stride),
             )
             for gap in (self.spacing.near, self.spacing.far)
         )
-        packed, valid = pack(features, frames, real, near, time, mels)
+        packed, valid = pack(features, frames, real, starts, time, mels)
         body = packed.to(next(self.network.parameters()).dtype)
-        with moved_apart(self.network, self.spacing, near, far, real, time_apart, Mask):
+        with moved_apart(self.network, self.spacing, starts, starts_apart, real, time_apart, Mask):
             log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
         longest = strided(longest_row(longest_request, request_sizes, rows) // mels, config.stride)  # type: ignore[arg-type]
-        unpacked = unpack(log_probs, longest, strided(real, config.stride), far // config.stride)  # type: ignore[arg-type]
+        unpacked = unpack(log_probs, longest, strided(real, config.stride), starts_apart // config.stride)  # type: ignore[arg-type]
         return unpacked, strided(lengths.clamp(min=0), config.stride)
 
 

@@ -55,8 +55,8 @@ def find_spacing(network: StackNetwork) -> Spacing:
 def moved_apart(
     network: StackNetwork,
     spacing: Spacing,
-    near: Tensor,
-    far: Tensor,
+    starts: Tensor,
+    starts_apart: Tensor,
     lengths: Tensor,
     time: int | Tensor,
     mask: type[Mask],
@@ -66,8 +66,8 @@ def moved_apart(
     Args:
         network: What scores the clips.
         spacing: Those gaps.
-        near: [rows] int64, the feature frame at which each clip starts at first.
-        far: [rows] int64, the feature frame at which it starts afterwards.
+        starts: [rows] int64, the feature frame at which each clip starts at first.
+        starts_apart: [rows] int64, the feature frame at which it starts afterwards.
         lengths: [rows] int64, feature frames of each.
         time: Feature frames of all, afterwards.
         mask: What keeps clips apart.
@@ -76,12 +76,12 @@ def moved_apart(
         yield
         return
     stride = network.config.body_stride
-    starts, slots = near // stride, strided(lengths + spacing.near, stride)
+    slots = strided(lengths + spacing.near, stride)
     position = torch.arange((time + stride - 1) // stride)  # type: ignore[arg-type]
-    row = (position[:, None] >= far // stride).long().sum(1) - 1
-    since_start = position - (far // stride)[row]
+    row = (position[:, None] >= starts_apart // stride).long().sum(1) - 1
+    since_start = position - (starts_apart // stride)[row]
     # The last frame of a clip's slot is in the gap after it.
-    index = starts[row] + torch.minimum(since_start, slots[row] - 1)
+    index = (starts // stride)[row] + torch.minimum(since_start, slots[row] - 1)
     moved = mask((since_start < strided(lengths, stride)[row])[None, None, None])
 
     def move(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

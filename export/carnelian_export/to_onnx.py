@@ -58,21 +58,21 @@ class RaggedAcoustic(nn.Module):
         config = self.network.config
         frames = shapes[:, 1].long()
         real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
-        near, far = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
-        packed, valid = pack(features, frames, real, near, config.num_mels)
+        starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
+        packed, valid = pack(features, frames, real, starts, config.num_mels)
         # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
         sound = packed.abs() <= LOUDEST
         body = torch.where(sound, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
-        time = (far[-1] + real[-1]).clamp(min=1)
-        with moved_apart(self.network, self.spacing, near, far, real, time, self.mask):
+        time = (starts_apart[-1] + real[-1]).clamp(min=1)
+        with moved_apart(self.network, self.spacing, starts, starts_apart, real, time, self.mask):
             log_probs = self.network.score(body[None], self.mask(valid[None, None, None]))[0]
         unsound = torch.where(sound, torch.zeros(()), torch.ones(())).sum(0)
         spoilt = F.max_pool1d(unsound[None, None], config.stride, ceil_mode=True)[0, 0]
         # The root of a negative number is NaN. NaN as a constant confuses ONNX Runtime's calibration for int8.
         spoilt = (-spoilt).sqrt()[:, None]
         longest, ends = strided(frames.max(), config.stride), strided(real, config.stride)
-        unpacked = unpack(log_probs, longest, ends, far // config.stride)
-        unpacked = unpacked + unpack(spoilt, longest, ends, near // config.stride)
+        unpacked = unpack(log_probs, longest, ends, starts_apart // config.stride)
+        unpacked = unpacked + unpack(spoilt, longest, ends, starts // config.stride)
         return unpacked, strided(lengths.clamp(min=0), config.stride)
 
 

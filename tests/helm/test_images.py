@@ -182,10 +182,19 @@ def test_the_chart_starts_triton_as_carnelian_serve_does(
     render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
 ) -> None:
     server = render("runtime=native").server
-    command = server["command"] + server["args"]
+    command = [word.replace("/dev/shm", "/nowhere") for word in server["command"] + server["args"]]
     assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
-    left = Path("/dev/shm") / f"triton_python_backend_shm_region_{os.getpid()}"  # by a container that was killed
-    left.touch()
     own = {name: "1" for name in KEPT_MEMORY}  # of the image or of extraEnv
     assert start_tritonserver(command, **own)[2:] == [*own.values()]
+
+
+def test_the_chart_takes_back_the_shared_memory_of_a_container_that_was_killed(
+    render: Callable[..., Any], start_tritonserver: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    shell, option, script, *others = render("runtime=native").server["command"]
+    left, other = (tmp_path / name for name in ("triton_python_backend_shm_region_1", "other"))
+    left.touch()
+    other.touch()
+    start_tritonserver([shell, option, script.replace("/dev/shm", str(tmp_path)), *others])
     assert not left.exists()
+    assert other.exists()

@@ -37,7 +37,7 @@ def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
     watch = StubWatch(os.getpid())
     watch.crashed()
     end(stub)
-    watch.crashed()
+    assert watch.crashed() == []
     stub.wait()
     assert stub.returncode == -signal.SIGKILL
     assert watch.crashed() == []

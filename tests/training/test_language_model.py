@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError, load, load_language_model, load_model
+from carnelian_training.checkpoint import CheckpointError, build_network, load, load_language_model, load_model, save
 from carnelian_training.cli import app
 from carnelian_training.config import ConfigError, config_to_dict
 from carnelian_training.distributed import Process
@@ -266,8 +266,20 @@ def test_fine_tuning_takes_over_the_tokens(tree, trained, text, tmp_path):
     assert before.embedding.weight.shape == after.embedding.weight.shape
 
 
+def test_fine_tuning_reads_the_text_of_its_checkpoints_language(tree, tmp_path):
+    german = tree | {"text": tree["text"] | {"labels": " abcdefghijklmnopqrstuvwxyzäöüß"}}
+    config = run_from_dict(german, "here")
+    save(tmp_path / "german.pt", config, build_network(config).state_dict(), results={})
+    (tmp_path / "tuned.yaml").write_text(f"name: tuned\ninit: {{checkpoint: {tmp_path / 'german.pt'}}}\n")
+    run = load_run(tmp_path / "tuned.yaml")
+    assert run.text.labels == config.text.labels
+    (tmp_path / "whole.yaml").write_text(json.dumps(config_to_dict(run)))
+    (tmp_path / "german.pt").unlink()
+    assert load_run(tmp_path / "whole.yaml") == run
+
+
 def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, tiny_config, tmp_path):
-    from carnelian_training.checkpoint import build_model, save
+    from carnelian_training.checkpoint import build_model
 
     with pytest.raises(CheckpointError, match="must be a recogniser, but is a language model"):
         load_model(trained / "tiny.pt")

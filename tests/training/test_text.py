@@ -51,6 +51,9 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("„Schöne Grüße“, sagte er – und ging.", " abcdefghijklmnopqrstuvwxyzäöüß", "schöne grüße sagte er und ging"),
         ("Scho\u0308n", "nohcsö", "schön"),  # composed
         ("Qu’est-ce que c’est ?", " 'qusteca", "qu'est ce que c'est"),
+        ("l'homme de L\u2019Isle", " ’lhomedis", "l’homme de l’isle"),
+        ("об'єкт", " \u02bcобєкт", "об\u02bcєкт"),
+        ("\u201aHallo\u2018, 'Du'!", " 'halodu", "hallo du"),
         ("C'est-à-dire", " -cestàdir'", "c'est-à-dire"),
         ("Irmak İZMİR'de", " ırmakizmde", "ırmak izmir de"),
         ("Das ist gut.", " ADISTGU", "DAS IST GUT"),

@@ -1,7 +1,7 @@
 """The configuration tree and its loader: one YAML file, only what differs from the defaults, no unknown keys."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -273,15 +273,10 @@ def inherit(tree: dict[str, Any]) -> None:
         ConfigError: The YAML names a stage that the checkpoint does not have.
     """
     init = tree.get("init")
-    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str):
-        from carnelian_training.checkpoint import CheckpointError, load  # which needs this module
+    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not _is_whole(tree):
+        from carnelian_training.checkpoint import load  # which needs this module
 
-        try:
-            source = config_to_dict(load(Path(init["checkpoint"]))[0])
-        except CheckpointError:
-            if {"model", "labels", "features"} <= tree.keys():
-                return  # as a run's own YAML has them, which goes on without that file; one that begins reports it
-            raise
+        source = config_to_dict(load(Path(init["checkpoint"]))[0])
         wanted = tree.get("model")
         if isinstance(wanted, dict) and wanted.get("name", source["model"]["name"]) != source["model"]["name"]:
             return  # `finetune.py` reports the mismatch
@@ -292,7 +287,19 @@ def inherit(tree: dict[str, Any]) -> None:
             elif isinstance(tree[section], dict) and "name" not in tree[section]:
                 tree[section] = _laid_over(source[section], tree[section], section)
         if "text" in source and isinstance(text := tree.setdefault("text", {}), dict):
-            text.setdefault("tokens", source["text"]["tokens"])
+            for key in ("tokens", "labels"):
+                text.setdefault(key, source["text"].get(key))
+
+
+def _is_whole(tree: dict[str, Any]) -> bool:
+    """Whether nothing is left to a checkpoint, as in a run's own YAML, which goes on where that file is gone."""
+    model, features, text = (tree.get(key) for key in ("model", "features", "text"))
+    if not (isinstance(model, dict) and "name" in model):
+        return False
+    if isinstance(text, dict):
+        return {"tokens", "labels"} <= text.keys()
+    log_mel = {field.name for field in fields(FeatureSettings)}
+    return "labels" in tree and isinstance(features, dict) and ("name" in features or log_mel <= features.keys())
 
 
 def _laid_over(node: Any, changes: Any, path: str) -> Any:

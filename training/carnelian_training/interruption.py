@@ -18,11 +18,10 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            self._handlers = {
-                number: signal.signal(number, self._receive)
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                if signal.getsignal(number) != signal.SIG_IGN  # as `nohup` has it
-            }
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+                numbers.append(signal.SIGHUP)
+            self._handlers = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(

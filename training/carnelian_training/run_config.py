@@ -17,7 +17,7 @@ RunConfig = Config | LanguageModelConfig
 """Whatever the loop trains."""
 
 OF_TRAINING = ("dropout", "layer_drop", "extractor_gradient")
-"""Fields of `model` with these words in their names change no output of a trained network."""
+"""Fields of `model` whose names end so change no output of a trained network."""
 
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
 
@@ -57,5 +57,5 @@ def model_differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, 
     return {
         key: (ours.get(key), theirs.get(key))
         for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key) and not any(word in key for word in OF_TRAINING)
+        if ours.get(key) != theirs.get(key) and not key.endswith(OF_TRAINING)
     }

@@ -87,7 +87,10 @@ def to_given_labels(text: str, labels: str) -> str | None:
     Returns:
         Words with one space between them; None if the text has other letters or symbols, or no word at all.
     """
-    text = unicodedata.normalize("NFC", text.translate(_APOSTROPHES))
+    # Whichever apostrophe the labels have; it is no quotation mark where it stands between letters.
+    own = next((label for label in labels if ord(label) in _APOSTROPHES or label == "'"), "'")
+    text = unicodedata.normalize("NFC", text).translate(dict.fromkeys(_APOSTROPHES, own)).replace("'", own)
+    text = re.sub(rf"(?<!\w){own}+|{own}+(?!\w)", " ", text)
     is_turkish = _DOTLESS_I in labels or "İ" in labels
     if not any(map(str.isupper, labels)):
         text = (text.replace("I", _DOTLESS_I).replace("İ", "i") if is_turkish else text).lower()

@@ -177,20 +177,21 @@ def check_files(grid: Grid) -> None:
 
 
 def check_same_subject(grid: Grid, earlier: Grid) -> None:
-    """See that two grids measure the same server with the same clips: loads and limits may differ.
+    """See that two grids name the same server and the same clips: loads and limits may differ.
 
     Raises:
         GridError: They do not; the message names the key.
     """
     before, now = (
         {
-            **{key: getattr(one, key) for key in ("repository", "server", "manifest", "clips")},
+            **{key: getattr(one, key) for key in ("server", "manifest", "clips")},
+            "repository": None if one.server or one.random_weights else one.repository,
             "files.format": one.files.format if one.files else None,
             **{f"models.{name}.random_weights": tested.random_weights for name, tested in one.models.items()},
         }
         for one in (earlier, grid)
     )
-    for key in before.keys() & now.keys():
+    for key in [key for key in before if key in now]:
         if before[key] != now[key] and not (key == "files.format" and None in (before[key], now[key])):
             raise GridError(
                 f"`{key}` of the grid must be as it was for the results that are there, {before[key]}, but is "

@@ -85,7 +85,7 @@ def read_sound(path: Path) -> Signal:
         ConfigError: It cannot be read.
     """
     try:
-        return to_mono(*soundfile.read(path, dtype="float32", always_2d=True))
+        return to_mono_16khz(*soundfile.read(path, dtype="float32", always_2d=True))
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"{path} must be a sound file: {error}") from error
 
@@ -124,7 +124,7 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
                 parts.append(file.read(missing, dtype="float32", always_2d=True))
                 if not len(parts[-1]):
                     raise ConfigError(f"{disturbance.noise} must hold noise, but is empty")
-            noise = to_mono(np.concatenate(parts), file.samplerate)
+            noise = to_mono_16khz(np.concatenate(parts), file.samplerate)
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"{disturbance.noise} must be a sound file: {error}") from error
     if not np.isfinite(noise).all():
@@ -210,7 +210,7 @@ def _sound_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
-def to_mono(sound: Signal, rate_hz: int) -> Signal:
+def to_mono_16khz(sound: Signal, rate_hz: int) -> Signal:
     """[samples, channels] at any rate -> [samples] at 16 kHz."""
     mono = sound.mean(1)
     return mono if rate_hz == SAMPLE_RATE_HZ else np.asarray(soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ), np.float32)

@@ -121,9 +121,10 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
             kept.append(clip)
             continue
         left_out[reason] += 1
-    for reason, count in left_out.items() if is_first() else ():
-        characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
-        logger.warning("left out %d of %d clips: %s%s", count, len(clips), reason, characters)
+    if is_first():
+        for reason, count in left_out.items():
+            characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
+            logger.warning("left out %d of %d clips: %s%s", count, len(clips), reason, characters)
     return kept
 
 

@@ -179,7 +179,7 @@ def _resolved(value: Any, tree: Options) -> Any:
     if reference is None:
         return value
     section = tree.get(reference[1])
-    return section.get(reference[2]) if isinstance(section, dict) else None
+    return section[reference[2]] if isinstance(section, dict) and reference[2] in section else value
 
 
 def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:

@@ -33,6 +33,8 @@ class NgramReport:
     sentences: int
     words: int
     vocabulary: int
+    labels: str | None
+    """That the words are written in; None for English."""
     refused: int
     """Sentences with characters that the labels do not have, or numbers that have no sure pronunciation."""
     excluded: int
@@ -93,6 +95,7 @@ def build_ngram(
         sentences=len(text.used),
         words=sum(counts.values()),
         vocabulary=len(known),
+        labels=labels,
         refused=text.refused,
         excluded=text.excluded,
         held_out_sentences=len(text.held_out),

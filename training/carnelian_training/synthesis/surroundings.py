@@ -14,7 +14,7 @@ import numpy.typing as npt
 import soundfile
 from tqdm import tqdm
 
-from carnelian_training.data.acoustics import to_mono
+from carnelian_training.data.acoustics import to_mono_16khz
 from carnelian_training.data.audio import encoded, error_words
 from carnelian_training.data.defects import SILENT_RMS
 from carnelian_training.data.manifest import Clip
@@ -88,7 +88,7 @@ def babble(voices: Sequence[Clip], draw: np.random.Generator) -> Signal:
 def _read_voice(clip: Clip) -> Signal:
     try:
         sound = io.BytesIO(encoded(clip).tobytes())
-        voice = to_mono(*soundfile.read(sound, dtype="float32", always_2d=True)).astype(np.float64)
+        voice = to_mono_16khz(*soundfile.read(sound, dtype="float32", always_2d=True)).astype(np.float64)
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
     rms = np.sqrt(np.mean(voice**2)) if len(voice) else 0.0

@@ -258,7 +258,7 @@ def _find(name: str) -> Source:
     return Source(
         name=path.stem,
         share=50,
-        read=lambda: read_transcripts(path) if path.suffix == ".jsonl" else read_text_file(path),
+        read=lambda: read_transcripts(path) if path.suffix in (".jsonl", ".json") else read_text_file(path),
         install_hint=lambda: None,
         licence="the user's",
     )
