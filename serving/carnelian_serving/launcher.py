@@ -41,8 +41,6 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
-COLLECTED_WITHIN_S = 0.1
-"""In which Triton collects a stub that it has ended itself."""
 
 _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "error": ("--log-info=false", "--log-warning=false"),
@@ -201,9 +199,8 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             # Triton waits for a crashed instance in vain, and for as long as it can.
-            self._crashed_instances()
-            time.sleep(COLLECTED_WITHIN_S)
-            timeout_s = 0.0 if self._crashed_instances() else self._exit_timeout_s + EXIT_MARGIN_S
+            crashed = self._stubs is not None and self._stubs.crashed_by_now()
+            timeout_s = 0.0 if crashed else self._exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
             try:
                 process.wait(timeout_s)

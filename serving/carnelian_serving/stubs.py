@@ -7,11 +7,13 @@ request with "Stub process ... is not healthy", and the server goes on calling i
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
+_COLLECTED_WITHIN_S = 0.1  # by Triton, if it has ended a stub itself
 _INSTANCE_ARGUMENT = 8  # of the stub's command line: the name of the model instance
 
 
@@ -44,6 +46,14 @@ class StubWatch:
                         self._instances[pid] = instance
         crashed, self._uncollected = ended & self._uncollected, ended
         return sorted(self._instances.get(pid, f"process {pid}") for pid in crashed)
+
+    def crashed_by_now(self) -> list[str]:
+        """Returns :meth:`crashed` without waiting for the next call: looks again at once if a stub is uncollected."""
+        crashed = self.crashed()
+        if self._uncollected and not crashed:
+            time.sleep(_COLLECTED_WITHIN_S)
+            crashed = self.crashed()
+        return crashed
 
 
 def find_instance(command: Sequence[str]) -> str | None:
