@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
+TEXT_HELP = (
+    "austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged texts by "
+    "default."
+)
 LABELS_HELP = 'The recogniser\'s labels, for text in another language than English: " abc...xyzäöüß".'
 
 
@@ -192,13 +196,7 @@ def weigh(
 @app.command(rich_help_panel=LANGUAGE_MODELS)
 def ngram(
     target: Annotated[Path, typer.Argument(help="The KenLM binary to write, lm.klm; its report is lm.json beside it.")],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged "
-            "texts by default."
-        ),
-    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help=TEXT_HELP)] = None,
     order: Annotated[int, typer.Option(help="Longest n-gram.", min=2, max=6)] = 3,
     prune: Annotated[
         str, typer.Option(help="Leave out n-grams seen at most this often, for 1, 2, ... words.")
@@ -240,13 +238,7 @@ def perplexity(
         list[Path],
         typer.Argument(help="Checkpoints of language models; n-gram models, ARPA or KenLM binary."),
     ],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged "
-            "texts by default."
-        ),
-    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help=TEXT_HELP)] = None,
     exclude: Annotated[list[Path] | None, typer.Option(help="As it was given to `ngram` and `fit`.")] = None,
     labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
     whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,

@@ -51,11 +51,12 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
         found |= {name: tensor for name, tensor in wanted.items() if _is_head(name)}
         source = replace(source, labels=config.labels)
+    differences = _differences(source, config)
     if mistakes := _misfits(wanted, found):
-        lines = [*_differences(source, config), *mistakes[:MOST_NAMED]]
+        lines = [*differences, *mistakes[:MOST_NAMED]]
         lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
         raise CheckpointError("\n".join([f"{path} does not fit `model`; all but its head must:", *lines]))
-    if differences := _differences(source, config):
+    if differences:
         lines = [f"`model` differs from that of {path}, whose weights then compute something else:", *differences]
         logger.warning("\n".join(lines))
     if source.features != config.features:

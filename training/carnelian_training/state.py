@@ -365,8 +365,9 @@ def write(state: State, config: RunConfig, directory: Path) -> None:
     state.save(path(state.step), config, memory)
     # Later ones are damaged, or the run would have gone on from them.
     until_now = [found for found in checkpoints(directory, config) if found <= path(state.step)]
+    milestones = set(map(path, state.milestones))
     for old in until_now[: -config.loop.keep_last]:
-        if old not in map(path, state.milestones):
+        if old not in milestones:
             old.unlink()
     for suffix in (STEP_SUFFIX, ".pt"):
         for partial in directory.glob(f".[0-9]*.{glob.escape(config.name)}{suffix}"):
