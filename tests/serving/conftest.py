@@ -98,6 +98,18 @@ def lookup_onnx() -> bytes:
     )
 
 
+def large_onnx() -> bytes:
+    """SUMS = [rows, 1024] inputs through products with 16 matrices: 64 MiB of weights."""
+    weights = {f"weights{i}": np.eye(1024, dtype=np.float32) for i in range(16)}
+    tensors = ["VALUES", *(f"product{i}" for i in range(15)), "PRODUCT"]
+    return onnx_model(
+        [helper.make_node("MatMul", [tensors[i], f"weights{i}"], [tensors[i + 1]]) for i in range(16)],
+        {"VALUES": (TensorProto.FLOAT, [None, 1024])},
+        {"PRODUCT": (TensorProto.FLOAT, [None, 1024])},
+        weights,
+    )
+
+
 def onnx_model(
     nodes: Sequence[onnx.NodeProto],
     inputs: Mapping[str, tuple[int, list[int | None]]],
@@ -147,6 +159,11 @@ max_batch_size: 4
 dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 3 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
+LARGE_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+instance_group { kind: KIND_CPU count: 1 }
+"""
 CUT_CONFIG = """
 backend: "dali"
 max_batch_size: 4
@@ -182,6 +199,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(repository, "ragged", RAGGED_CONFIG, {"model.onnx": ragged_onnx()})
     write_model(repository, "square", SQUARE_CONFIG, {"model.onnx": square_onnx()})
     write_model(repository, "lookup", LOOKUP_CONFIG, {"model.onnx": lookup_onnx()})
+    write_model(repository, "large", LARGE_CONFIG, {"model.onnx": large_onnx()})
     write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})
     with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import psutil
 import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
@@ -13,6 +14,8 @@ from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import thread_count
+from carnelian_serving.launcher import Server
+from carnelian_serving.stubs import find_instance
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
@@ -223,3 +226,12 @@ def test_threads_sleep_once_a_run_is_over() -> None:
         time.sleep(0.02)
         busy_s.append(time.process_time() - before)
     assert statistics.median(busy_s) < 0.002
+
+
+def test_an_instance_keeps_its_weights_once(tiny_server: Server) -> None:
+    """ONNX Runtime reads them, and packs them anew for its kernels."""
+    held = {}
+    for process in psutil.Process(tiny_server.pid).children():
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        held[find_instance(process.cmdline())] = int(status.partition("RssAnon:")[2].split()[0]) / 1024
+    assert held["large_0_0"] - held["lookup_0_0"] < 1.5 * 64
