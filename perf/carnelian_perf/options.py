@@ -4,28 +4,24 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 
-OptionalPath = Optional[Path]  # noqa: UP045  typer reads annotations at run time, on Python 3.10 too
-Overrides = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", help="a.b=value, over the file; repeatable."),
-]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
 Repository = Annotated[Path, typer.Option(help="The repository under test.")]
 Recogniser = Annotated[str, typer.Option(help="The recogniser.")]
 RandomWeights = Annotated[
-    OptionalPath,
+    Path | None,
     typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
 ]
 Durations = Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")]
 FileFormat = Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")]
 ClipsManifest = Annotated[
-    OptionalPath,
+    Path | None,
     typer.Option(help="Manifest whose clips are sent whole.", show_default="the demo's, cut to log-normal durations"),
 ]
 SpeechManifest = Annotated[Path, typer.Option(help="Manifest of the speech that is cut to the durations.")]

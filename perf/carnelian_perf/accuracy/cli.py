@@ -3,16 +3,11 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import (
-    OptionalPath,
-    check_file,
-    numbers_of,
-    raw_file_option,
-)
+from carnelian_perf.options import check_file, numbers_of, raw_file_option
 
 app = typer.Typer()
 
@@ -23,7 +18,7 @@ def accuracy(
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",
     model: Annotated[str, typer.Option(help="Name of the model.")] = "quartznet_demo",
     out: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="JSON lines to write, one for each clip, with its transcript as pred_text."),
     ] = None,
 ) -> None:
@@ -60,15 +55,15 @@ def decoding(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="Weights of the language model, from `carnelian-train weigh`."),
     ] = None,
     boosts: Annotated[str, typer.Option(help="Boosts of hot words to try, comma-separated.")] = "4,6,8,10",
     url: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="host:port of a server of the model, whose decoding stage is measured too."),
     ] = None,
-    out: Annotated[OptionalPath, raw_file_option("NAME_decoding.json", "Raw file.")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_decoding.json", "Raw file.")] = None,
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
@@ -105,13 +100,13 @@ def held_out(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines, with speakers.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     neural_language_model: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option("--neural-lm", help="Neural language model, ONNX."),
     ] = None,
     groups: Annotated[
         int, typer.Option(help="Groups of speakers; each is decoded with weights chosen on the others.", min=2)
     ] = 4,
-    out: Annotated[OptionalPath, raw_file_option("NAME_held_out.json", "Raw file.")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_held_out.json", "Raw file.")] = None,
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--neural-lm": neural_language_model})
@@ -139,14 +134,14 @@ def words(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of 16 kHz clips that were not trained on.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="Weights of the language model, from `carnelian-train weigh`."),
     ] = None,
     calibration: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="Where to write the calibration, for `carnelian-export --calibration`."),
     ] = None,
-    out: Annotated[OptionalPath, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
 ) -> None:
     """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
@@ -173,7 +168,7 @@ def int8(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of Jasper or QuartzNet.")],
     clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.")],
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.")],
-    out: Annotated[OptionalPath, raw_file_option("NAME_int8.json", "Raw file.")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
     """Measure what int8 costs in accuracy: it and float32 on the same clips, with the interval of their difference."""
     from carnelian_perf.accuracy.int8 import measure

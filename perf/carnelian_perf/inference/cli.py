@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
     Durations,
-    OptionalPath,
     SpeechManifest,
     check_file,
     check_words,
@@ -25,11 +24,11 @@ app = typer.Typer()
 @app.command()
 def infer(
     source: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
     ] = None,
     overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", help="a.b=value, over the YAML; repeatable."),
     ] = None,
     engines: Annotated[
@@ -45,7 +44,7 @@ def infer(
     precision: Annotated[str, typer.Option(help="fp32, tf32 (of GPUs), bf16, fp16.")] = "fp32",
     manifest: SpeechManifest = DEMO_MANIFEST,
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--published-model",
             help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
@@ -53,8 +52,8 @@ def infer(
     ] = None,
     machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
     published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
-    out: Annotated[OptionalPath, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[OptionalPath, render_option("the table")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
     from carnelian_perf.inference.render import render as render_table

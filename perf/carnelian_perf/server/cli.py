@@ -10,7 +10,6 @@ from carnelian_perf.options import (
     ClipsManifest,
     Durations,
     FileFormat,
-    OptionalPath,
     RandomWeights,
     Recogniser,
     Repository,
@@ -46,14 +45,14 @@ def tune(
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1)] = 96,
     rounds: Annotated[int, typer.Option(help="Rounds in each step.", min=1)] = 3,
     write: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="Where to write the result, for `carnelian-export --tuning`."),
     ] = None,
     out: Annotated[
-        OptionalPath, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
+        Path | None, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
     ] = None,
     render: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="Measure nothing: make the table of this raw file, and --write."),
     ] = None,
 ) -> None:
@@ -108,8 +107,8 @@ def overhead(
     rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
     batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,
-    out: Annotated[OptionalPath, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[OptionalPath, render_option("the table")] = None,
+    out: Annotated[Path | None, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
     from carnelian_perf.server.render_overhead import render as render_table
@@ -154,9 +153,9 @@ def first_request(
     rounds: Annotated[int, typer.Option(help="Servers for each duration.", min=1)] = 5,
     requests: Annotated[int, typer.Option(help="Requests to each server, one after another.", min=4)] = 100,
     out: Annotated[
-        OptionalPath, raw_file_option("MODEL_first_request.json", "Raw file; the table goes beside it.")
+        Path | None, raw_file_option("MODEL_first_request.json", "Raw file; the table goes beside it.")
     ] = None,
-    render: Annotated[OptionalPath, render_option("the table")] = None,
+    render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure whether the first request to a fresh server is as fast as later ones, as a whole and stage by stage.
 
@@ -197,8 +196,8 @@ def memory(
     requests: Annotated[int, typer.Option(help="Clips to send.", min=2)] = 10_000,
     every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
     concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 8,
-    out: Annotated[OptionalPath, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
-    render: Annotated[OptionalPath, render_option("page and plot")] = None,
+    out: Annotated[Path | None, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
+    render: Annotated[Path | None, render_option("page and plot")] = None,
 ) -> None:
     """Measure the memory of a server's processes, at rest and over many requests, and whether it grows.
 

@@ -2,14 +2,11 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import (
-    OptionalPath,
-    check_file,
-)
+from carnelian_perf.options import check_file
 
 app = typer.Typer()
 
@@ -20,7 +17,7 @@ def sweep(
         Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
     ],
     out: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="Folder of the sweep; each cell has its own in it.", show_default="perf/results/NAME_sweep"),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
@@ -49,7 +46,7 @@ def sweep(
 def report(
     sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--published-model", help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr."
         ),
@@ -57,7 +54,7 @@ def report(
     machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
     precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
     inference: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
     ] = None,
 ) -> None:

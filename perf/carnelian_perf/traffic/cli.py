@@ -8,7 +8,6 @@ import typer
 from carnelian_perf.options import (
     DEMO_MANIFEST,
     ClipsManifest,
-    OptionalPath,
     Recogniser,
     Repository,
     check_file,
@@ -36,9 +35,9 @@ def batching(
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
     rounds: Annotated[int, typer.Option(help="Runs of each candidate and queue delay.", min=1, max=100)] = 5,
     out: Annotated[
-        OptionalPath, raw_file_option("MODEL_batching.json", "Raw file; table and plot go beside it.")
+        Path | None, raw_file_option("MODEL_batching.json", "Raw file; table and plot go beside it.")
     ] = None,
-    render: Annotated[OptionalPath, render_option("table and plot")] = None,
+    render: Annotated[Path | None, render_option("table and plot")] = None,
 ) -> None:
     """Measure how batches form from clips of mixed length, for each candidate way.
 
@@ -89,7 +88,7 @@ def mixed(
         "demo/quartznet_demo.pt"
     ),
     random_weights: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(help="A training YAML whose network is served with random weights, in place of the three above."),
     ] = None,
     manifest: ClipsManifest = None,
@@ -97,8 +96,8 @@ def mixed(
     seconds: Annotated[float, typer.Option(help="Seconds during which clips arrive in each run.", min=0.1)] = 10,
     steps: Annotated[int, typer.Option(help="Steps of the bisection of the rate.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
-    out: Annotated[OptionalPath, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
-    render: Annotated[OptionalPath, render_option("page and plot")] = None,
+    out: Annotated[Path | None, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
+    render: Annotated[Path | None, render_option("page and plot")] = None,
 ) -> None:
     """Measure how many clips of mixed length a second are answered in time, in an open loop.
 

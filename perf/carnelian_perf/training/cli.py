@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from carnelian_perf.options import (
-    OptionalPath,
     Overrides,
     check_file,
     check_words,
@@ -24,7 +23,7 @@ def loading(
     overrides: Overrides = None,
     batches: Annotated[int, typer.Option(help="Batches to read.")] = 20,
     steps: Annotated[int, typer.Option(help="Steps to train.")] = 2,
-    out: Annotated[OptionalPath, raw_file_option("NAME_loading.json", "Raw file.")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_loading.json", "Raw file.")] = None,
 ) -> None:
     """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
     check_file("CONFIG", config)
@@ -43,7 +42,7 @@ def loading(
 @app.command()
 def training(
     config: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
     ] = None,
     overrides: Overrides = None,
@@ -54,8 +53,8 @@ def training(
     steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
-    out: Annotated[OptionalPath, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[OptionalPath, render_option("the table")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
 
@@ -88,7 +87,7 @@ def training(
 @app.command()
 def hourglass(
     config: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Argument(help="A training YAML of wav2vec 2.0."),
     ] = None,
     overrides: Overrides = None,
@@ -97,8 +96,8 @@ def hourglass(
     duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 15.6,
     steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
-    out: Annotated[OptionalPath, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[OptionalPath, render_option("the table")] = None,
+    out: Annotated[Path | None, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
+    render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
     from carnelian_perf.training.hourglass import Work, measure
