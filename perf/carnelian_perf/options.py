@@ -1,4 +1,4 @@
-"""Options of the commands: lists, words and files, checked before anything heavy is imported."""
+"""Options of the commands: lists, words and files, checked before anything heavy is imported; and their pages."""
 
 import contextlib
 import tempfile
@@ -98,6 +98,13 @@ def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -
 def describe_clips(manifest: Path | None) -> str:
     """Where clips are from, in words."""
     return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
+
+
+def show_page(raw_path: Path, text: str) -> None:
+    """Write the page of a raw file beside it, and print it."""
+    from carnelian_perf.raw_file import write_page
+
+    typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
 
 
 @contextlib.contextmanager

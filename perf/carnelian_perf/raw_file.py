@@ -1,4 +1,4 @@
-"""Raw files: how each measurement says where it is from, and how it is written and read."""
+"""Raw files: how each measurement says where it is from, how it is written and read, and its page beside it."""
 
 import datetime
 import json
@@ -163,6 +163,17 @@ def write_whole(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(f"{path} could not be written, and is as it was before: {error.strerror}") from error
+
+
+def write_page(raw_path: Path, text: str) -> Path:
+    """Write the page of a raw file beside it as :func:`write_whole` does.
+
+    Returns:
+        Its path: the raw file's name with `.md`.
+    """
+    page = raw_path.with_suffix(".md")
+    write_whole(page, text)
+    return page
 
 
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path("perf/results")
 RAW_FILES = [path for path in sorted((ROOT / RESULTS).glob("*.json")) if path.with_suffix(".md").is_file()]
 SWEEPS = sorted(path for path in (ROOT / RESULTS).glob("*_sweep") if path.is_dir())
+ONE_OF_EACH = {path.stem.rpartition("_")[2]: path for path in RAW_FILES}.values()
 PUBLISHED = re.compile(r"--published-\S+ \S+")
 
 
@@ -22,11 +23,11 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     RESULTS.mkdir(parents=True)
 
-    def call(command: str) -> None:
+    def call(command: str, status: int = 0) -> None:
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as done:
             main()
-        assert not done.value.code
+        assert (done.value.code or 0) == status
 
     return call
 
@@ -40,6 +41,17 @@ def test_page_is_what_its_raw_file_says(path, run):
     run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name} {options}")
     page = RESULTS / f"{path.stem}.md"
     assert (ROOT / page).read_text() == page.read_text()
+
+
+@pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
+def test_page_that_a_full_disk_has_no_room_for_stays_as_it_was(path, run, room):
+    content = json.loads(path.read_text())
+    shutil.copy(path, RESULTS)
+    page = RESULTS / f"{path.stem}.md"
+    page.write_text("old")
+    with room(500):
+        run(f"carnelian-perf {content.get('facts', content)['subject']} --render {RESULTS / path.name}", status=1)
+    assert page.read_text() == "old"
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)

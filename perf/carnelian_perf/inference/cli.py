@@ -16,6 +16,7 @@ from carnelian_perf.options import (
     durations_of,
     raw_file_option,
     render_option,
+    show_page,
 )
 
 app = typer.Typer()
@@ -56,7 +57,8 @@ def infer(
     render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
-    from carnelian_perf.inference.render import render as render_table
+    from carnelian_perf.inference.render import render_page
+    from carnelian_perf.inference.results import PRECISIONS, TITLES, Measurement
     from carnelian_perf.yardsticks.published import choose
 
     chosen = {"model": model, "hardware": machine, "precision": published_precision} if model else {}
@@ -66,8 +68,6 @@ def infer(
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:
-        from carnelian_perf.inference.results import PRECISIONS, TITLES
-
         for option, path in (("SOURCE", source), ("--manifest", manifest)):
             check_file(option, path)
         check_words("--engines", engines.split(","), TITLES)
@@ -93,5 +93,4 @@ def infer(
         facts = replace(measurement.facts, published=chosen)
         render = out or Path("perf/results") / f"{facts.model}_infer.json"
         replace(measurement, facts=facts).write(render)
-    page = render_table(render, published)
-    print(f"{page.read_text()}\nwrote {page}")
+    show_page(render, render_page(Measurement.read(render), render.name, published))

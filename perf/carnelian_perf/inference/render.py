@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -12,25 +11,16 @@ from carnelian_perf.yardsticks.published import PublishedLatency, choose
 BASELINE = "plain"
 
 
-def render(raw_path: Path, published: dict[tuple[float, int], PublishedLatency]) -> Path:
-    """Write the table beside a raw file, with `.md`.
+def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[float, int], PublishedLatency]) -> str:
+    """The Markdown page: a row for each engine, batch and duration.
 
     Args:
-        raw_path: The raw file.
+        measurement: What the raw file holds.
+        raw_name: The raw file's name.
         published: The table to set beside it; if empty, the one that was chosen when it was measured, if one was.
-
-    Raises:
-        ValueError: It is no raw file.
     """
-    measurement, page = Measurement.read(raw_path), raw_path.with_suffix(".md")
     if not published and measurement.facts.published:
         published = choose(**measurement.facts.published)
-    page.write_text(render_page(measurement, raw_path.name, published), encoding="utf-8")
-    return page
-
-
-def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[float, int], PublishedLatency]) -> str:
-    """The Markdown page: a row for each engine, batch and duration."""
     facts, plan = measurement.facts, measurement.facts.plan
     head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]

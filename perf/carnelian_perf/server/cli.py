@@ -22,6 +22,7 @@ from carnelian_perf.options import (
     raw_file_option,
     render_option,
     served_repository,
+    show_page,
 )
 
 app = typer.Typer()
@@ -62,7 +63,8 @@ def tune(
     """
     from carnelian_export.tuning import StageTuning, write_tuning
 
-    from carnelian_perf.server.render_tune import render as render_table
+    from carnelian_perf.raw_file import write_page
+    from carnelian_perf.server.render_tune import render_page
     from carnelian_perf.server.tune_results import Measurement
 
     check_words("--objective", [objective], ("throughput", "latency"))
@@ -88,10 +90,10 @@ def tune(
             for measurement in measure(plan):
                 measurement.write(render)  # after each step, so that it is not lost if a later one fails
     check_file("--render", render)
-    print(f"wrote {render_table(render)}")
+    tuning = Measurement.read(render)
+    print(f"wrote {write_page(render, render_page(tuning, render.name))}")
     if write is not None:
-        winner = Measurement.read(render).winner
-        write_tuning(write, {stage: StageTuning(**values) for stage, values in winner.items()})  # type: ignore[arg-type]
+        write_tuning(write, {stage: StageTuning(**values) for stage, values in tuning.winner.items()})  # type: ignore[arg-type]
         print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
 
 
@@ -111,7 +113,8 @@ def overhead(
     render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
-    from carnelian_perf.server.render_overhead import render as render_table
+    from carnelian_perf.server.overhead_results import Measurement
+    from carnelian_perf.server.render_overhead import render_page
 
     if render is None:
         from carnelian_perf.server.overhead import Plan, measure
@@ -138,8 +141,7 @@ def overhead(
             for measurement in measure(plan):
                 measurement.write(render)  # after each round, so that it is not lost if a later one fails
     check_file("--render", render)
-    page = render_table(render)
-    print(f"{page.read_text()}\nwrote {page}")
+    show_page(render, render_page(Measurement.read(render), render.name))
 
 
 @app.command()
@@ -161,7 +163,8 @@ def first_request(
 
     Starts a server on 127.0.0.1 for each duration and round, one after the other.
     """
-    from carnelian_perf.server.render_first_request import render as render_table
+    from carnelian_perf.server.first_request_results import Measurement
+    from carnelian_perf.server.render_first_request import render_page
 
     if render is None:
         from carnelian_perf.server.first_request import Plan, measure
@@ -184,8 +187,7 @@ def first_request(
             for measurement in measure(plan):
                 measurement.write(render)  # after each server, so that it is not lost if a later one fails
     check_file("--render", render)
-    page = render_table(render)
-    print(f"{page.read_text()}\nwrote {page}")
+    show_page(render, render_page(Measurement.read(render), render.name))
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """The raw file of a measurement of a server's first requests as a Markdown page."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from carnelian_perf.server.first_request_results import Measurement, Run
 
@@ -9,20 +8,6 @@ COLUMNS = (
     "| duration s | time of | first ms | second ms | later ms | rested ms | first over later | first over rested |\n"
     "|--:|---|--:|--:|--:|--:|--:|--:|\n"
 )
-
-
-def render(raw_path: Path) -> Path:
-    """Write the page beside a raw file.
-
-    Returns:
-        Its path: the raw file's name with `.md`.
-
-    Raises:
-        ValueError: the file is no raw file.
-    """
-    page = raw_path.with_suffix(".md")
-    page.write_text(render_page(Measurement.read(raw_path), raw_path.name), encoding="utf-8")
-    return page
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from carnelian_perf.raw_file import write_page
 from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
 
 MIB = 2**20
@@ -17,8 +18,8 @@ def render(raw_path: Path) -> tuple[Path, Path]:
         ValueError: the file is no raw file.
     """
     measurement = Measurement.read(raw_path)
-    page, plot = raw_path.with_suffix(".md"), raw_path.with_suffix(".png")
-    page.write_text(render_page(measurement, raw_path.name, plot.name), encoding="utf-8")
+    plot = raw_path.with_suffix(".png")
+    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
     draw(measurement, plot)
     return page, plot
 

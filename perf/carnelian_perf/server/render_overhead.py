@@ -1,7 +1,6 @@
 """The raw file of a measurement of what serving costs as a Markdown page."""
 
 import statistics
-from pathlib import Path
 
 from carnelian_perf.load import Split
 from carnelian_perf.server.overhead import ACOUSTIC, FILE, FILE_CLIENTS, IN_PROCESS, PCM, PCM_CLIENTS, STATIC
@@ -9,20 +8,6 @@ from carnelian_perf.server.overhead_results import Measurement, Run
 
 ONE_AT_A_TIME = (IN_PROCESS, ACOUSTIC, PCM, FILE)
 MANY = (STATIC, PCM_CLIENTS, FILE_CLIENTS)
-
-
-def render(raw_path: Path) -> Path:
-    """Write the page beside a raw file.
-
-    Returns:
-        Its path: the raw file's name with `.md`.
-
-    Raises:
-        ValueError: the file is no raw file.
-    """
-    page = raw_path.with_suffix(".md")
-    page.write_text(render_page(Measurement.read(raw_path), raw_path.name), encoding="utf-8")
-    return page
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:

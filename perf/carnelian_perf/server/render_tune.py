@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
@@ -13,20 +12,6 @@ from carnelian_perf.server.tune_results import (
     compare,
     name_settings,
 )
-
-
-def render(raw_path: Path) -> Path:
-    """Write the page beside a raw file.
-
-    Returns:
-        Its path: the raw file's name with `.md`.
-
-    Raises:
-        ValueError: the file is no raw file.
-    """
-    page = raw_path.with_suffix(".md")
-    page.write_text(render_page(Measurement.read(raw_path), raw_path.name), encoding="utf-8")
-    return page
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from carnelian_perf.inference.results import Measurement, sum_up_served
-from carnelian_perf.raw_file import command
+from carnelian_perf.raw_file import command, write_whole
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.results import find_missing, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
@@ -50,8 +50,8 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
     unserved = _read_unserved(inference, results[0].machine) if inference else {}
     page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved, find_missing(sweep))
     markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
-    markdown.write_text(page, encoding="utf-8")
-    html.write_text(render_html(page, base.parent), encoding="utf-8")
+    write_whole(markdown, page)
+    write_whole(html, render_html(page, base.parent))
     return [markdown, *plots, html]
 
 

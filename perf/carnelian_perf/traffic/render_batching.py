@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from carnelian_perf.raw_file import write_page
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
 
 
@@ -15,8 +16,8 @@ def render(raw_path: Path) -> tuple[Path, Path]:
         ValueError: the file is no raw file.
     """
     measurement = Measurement.read(raw_path)
-    table, plot = raw_path.with_suffix(".md"), raw_path.with_suffix(".png")
-    table.write_text(render_page(measurement, raw_path.name, plot.name))
+    plot = raw_path.with_suffix(".png")
+    table = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
     draw_batches(measurement, plot)
     return table, plot
 

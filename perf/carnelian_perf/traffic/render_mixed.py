@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from carnelian_perf.ratio import Ratio
+from carnelian_perf.raw_file import write_page
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
@@ -18,8 +19,8 @@ def render(raw_path: Path) -> tuple[Path, Path]:
         ValueError: the file is no raw file.
     """
     measurement = Measurement.read(raw_path)
-    page, plot = raw_path.with_suffix(".md"), raw_path.with_suffix(".png")
-    page.write_text(render_page(measurement, raw_path.name, plot.name), encoding="utf-8")
+    plot = raw_path.with_suffix(".png")
+    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
     draw(measurement, plot)
     return page, plot
 

@@ -12,6 +12,7 @@ from carnelian_perf.options import (
     counts_of,
     raw_file_option,
     render_option,
+    show_page,
 )
 
 app = typer.Typer()
@@ -60,7 +61,8 @@ def training(
 
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
-    from carnelian_perf.training.render_steps import render as render_table
+    from carnelian_perf.training.render_steps import render_page
+    from carnelian_perf.training.steps import Measurement
 
     if render is not None:
         check_file("--render", render)
@@ -80,8 +82,7 @@ def training(
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
         render = out or Path("perf/results") / f"{settings.name}_training.json"
         run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
-    page = render_table(render)
-    print(f"{page.read_text()}\nwrote {page}")
+    show_page(render, render_page(Measurement.read(render), render.name))
 
 
 @app.command()
@@ -100,8 +101,7 @@ def hourglass(
     render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
-    from carnelian_perf.training.hourglass import Work, measure
-    from carnelian_perf.training.hourglass import render as render_table
+    from carnelian_perf.training.hourglass import Measurement, Work, measure, render_page
 
     if render is not None:
         check_file("--render", render)
@@ -115,5 +115,4 @@ def hourglass(
         settings = load_config(config, tuple(overrides or ()))
         render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
         measure(settings, wanted, Work(batch, duration, steps, threads), render)
-    page = render_table(render)
-    print(f"{page.read_text()}\nwrote {page}")
+    show_page(render, render_page(Measurement.read(render)))

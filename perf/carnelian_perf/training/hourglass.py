@@ -174,17 +174,6 @@ def _write(
     measurement.write(out)
 
 
-def render(path: Path) -> Path:
-    """The table of a raw file, beside it as Markdown.
-
-    Raises:
-        ValueError: It is no raw file.
-    """
-    page = path.with_suffix(".md")
-    page.write_text(render_page(Measurement.read(path)), encoding="utf-8")
-    return page
-
-
 def render_page(measurement: Measurement) -> str:
     """The Markdown page."""
     on_gpu = measurement.accelerator != "none"

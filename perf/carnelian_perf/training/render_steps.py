@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import statistics
 from importlib import resources
-from pathlib import Path
 
 from carnelian_perf.training.steps import OURS, PLAIN, Measurement, Result
 
@@ -19,13 +18,8 @@ _OF_TOKENS = (
 )
 
 
-def render(raw_path: Path) -> Path:
-    """Write the table beside a raw file, with `.md`.
-
-    Raises:
-        ValueError: It is no raw file.
-    """
-    measurement = Measurement.read(raw_path)
+def render_page(measurement: Measurement, raw_name: str) -> str:
+    """The Markdown page: a row for each cell, and the published rows of the model."""
     lines = [
         f"# {measurement.model}: {_objective(measurement)} throughput",
         "",
@@ -34,11 +28,9 @@ def render(raw_path: Path) -> Path:
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [_row(result, measurement) for result in measurement.results]
-    lines += ["", *_ratios(measurement), *_amp(measurement.results), *_notes(measurement, raw_path)]
+    lines += ["", *_ratios(measurement), *_amp(measurement.results), *_notes(measurement, raw_name)]
     lines += _published(measurement.model, _objective(measurement))
-    page = raw_path.with_suffix(".md")
-    page.write_text("\n".join(lines) + "\n")
-    return page
+    return "\n".join(lines) + "\n"
 
 
 def _objective(measurement: Measurement) -> str:
@@ -148,7 +140,7 @@ def _amp(results: list[Result]) -> list[str]:
     ]
 
 
-def _notes(measurement: Measurement, raw_path: Path) -> list[str]:
+def _notes(measurement: Measurement, raw_name: str) -> list[str]:
     machine, work = measurement.machine, measurement.work
     peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in measurement.gflop_per_s.items())
     return [
@@ -163,5 +155,5 @@ def _notes(measurement: Measurement, raw_path: Path) -> list[str]:
         f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work.threads} thread(s) in a single process, "
         f"accelerator: {machine['accelerator']}. Others kept {measurement.others_busy_cores:.1f} cores busy at the "
         f"start. `torch.compile`: {'on' if measurement.compiled else 'off'}.",
-        *(f"- {note}" for note in measurement.say_sources(raw_path.name)),
+        *(f"- {note}" for note in measurement.say_sources(raw_name)),
     ]

@@ -11,7 +11,7 @@ import torch
 from carnelian_perf.cli import app
 from carnelian_perf.inference.engines import EngineError, build_engine
 from carnelian_perf.inference.measure import Plan, measure, measure_cell
-from carnelian_perf.inference.render import render, render_page
+from carnelian_perf.inference.render import render_page
 from carnelian_perf.inference.results import Measurement
 from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import count_operations
@@ -54,7 +54,7 @@ def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
     raw = tmp_path / "small_infer.json"
     measurement.write(raw)
     assert Measurement.read(raw) == measurement
-    page = render(raw, choose("quartznet_15x5", "A100", "fp16")).read_text()
+    page = render_page(measurement, raw.name, choose("quartznet_15x5", "A100", "fp16"))
     assert page.count("| PyTorch eager, plain Conv1d |") == 2
     assert page.count("not run: no GPU") == 2
     assert "Texts: equal, of all engines." in page

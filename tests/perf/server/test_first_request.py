@@ -8,7 +8,7 @@ from carnelian_perf.raw_file import Speech
 from carnelian_perf.server import first_request
 from carnelian_perf.server.first_request import Plan, measure
 from carnelian_perf.server.first_request_results import Measurement, Run
-from carnelian_perf.server.render_first_request import render
+from carnelian_perf.server.render_first_request import render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 STAGES = ("audio_decode", *(f"quartznet_demo_{stage}" for stage in ("features", "acoustic", "ctc")))
@@ -53,7 +53,7 @@ def test_the_first_is_compared_with_the_last_half_of_its_own_row_and_with_those_
 def test_the_page_has_a_row_for_the_request_and_each_stage(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    page = render(tmp_path / "raw.json").read_text()
+    page = render_page(measurement, "raw.json")
     assert "| 2 | **request** | 30.00 | 9.00 | 10.00 | 20.00 | 2.00 (0.50 to 3.00) | 1.00 (0.80 to 1.50) |" in page
     assert "| 2 | ensemble | 15.00 | 4.50 | 5.00 | 10.00 | 2.00 (0.50 to 3.00) | 1.00 (0.80 to 1.50) |" in page
     assert "| 2 | ctc | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) |" in page

@@ -8,7 +8,7 @@ from carnelian_perf.raw_file import Speech
 from carnelian_perf.repository import read_config, write_config
 from carnelian_perf.server.overhead import FILE, IN_PROCESS, PCM, STATIC, Plan, measure, open_session
 from carnelian_perf.server.overhead_results import Facts, Measurement, Run
-from carnelian_perf.server.render_overhead import render
+from carnelian_perf.server.render_overhead import render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 
@@ -54,7 +54,7 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
     assert 0 < low <= middle <= high
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    page = render(tmp_path / "raw.json").read_text()
+    page = render_page(measurement, "raw.json")
     assert "| 0.5 | the ensemble, of FLAC files |" in page
     assert "## 2 clients, whose batches form on the server, beside batches of 2" in page
 

@@ -7,7 +7,7 @@ from carnelian_export.tuning import read_tuning
 from carnelian_perf.cli import app
 from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
-from carnelian_perf.server.render_tune import render
+from carnelian_perf.server.render_tune import render_page
 from carnelian_perf.server.tune import Knob, Plan, list_candidates, list_knobs, measure, read_settings
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
@@ -109,7 +109,7 @@ def test_every_knob_is_a_setting_of_the_demo_model(repository):
 def test_page_and_tuning_are_made_of_the_raw_file(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    page = render(tmp_path / "raw.json").read_text()
+    page = render_page(measurement, "raw.json")
     assert "**Result: ctc instances 2.**" in page
     assert "| ctc instances | ctc instances 2 | 5.0 | 200.0 | 200.0 | 50.0 | 1.10 | 1.10 | 1.10 | kept |" in page
     arguments = ["tune", "--render", str(tmp_path / "raw.json"), "--write", str(tmp_path / "tuning.json")]

@@ -1,7 +1,7 @@
 """Training steps of an Hourglass beside the plain transformer; tiny, for what it writes and not for its numbers."""
 
 import pytest
-from carnelian_perf.training.hourglass import Measurement, Work, hourglass_of, measure, render
+from carnelian_perf.training.hourglass import Measurement, Work, hourglass_of, measure, render_page
 from carnelian_training.config import config_from_dict
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 
@@ -17,13 +17,14 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
     assert [form.factor for form in forms] == [1, 2, 4]
     assert all(len(form.wall_s) == len(form.cpu_s) == 2 for form in forms)
     assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > 0
-    assert Measurement.read(tmp_path / "tiny_hourglass.json").objective == "pre-training"
-    table = render(tmp_path / "tiny_hourglass.json").read_text()
+    measurement = Measurement.read(tmp_path / "tiny_hourglass.json")
+    assert measurement.objective == "pre-training"
+    table = render_page(measurement)
     assert [line.split(" |")[0] for line in table.splitlines()[4:7]] == ["| plain", "| factor 2", "| factor 4"]
     assert "| 1.37 |" in table
     (tmp_path / "other.json").write_text('{"forms": []}')
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf hourglass`"):
-        render(tmp_path / "other.json")
+        Measurement.read(tmp_path / "other.json")
 
 
 def test_two_thirds_of_the_layers_are_pooled_as_published():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from carnelian_perf.cli import main
-from carnelian_perf.training.render_steps import published, ratios, render
+from carnelian_perf.training.render_steps import published, ratios, render_page
 from carnelian_perf.training.steps import OURS, PLAIN, Cell, Measurement, Result, Work, grid, measure, take_steps
 from carnelian_perf.yardsticks.floors import find_floor
 from carnelian_training.config import config_from_dict
@@ -242,10 +242,10 @@ def test_on_a_gpu_only_the_wall_counts_and_half_precision_is_set_beside_tf32(tmp
         for form, precision, s in ((OURS, "tf32", 1.0), (PLAIN, "tf32", 2.5), (OURS, "bf16", 0.5))
     ]
     raw.write_text(json.dumps(facts))
-    page = render(raw).read_text()
+    page = render_page(Measurement.read(raw), raw.name)
     assert "**tf32, 4 clips: 2.50 times as fast as plain `Conv1d` in PyTorch eager** by the wall." in page
     assert "- bf16 is 2.00 times as fast as TF32: 4 clips, 1 process(es)." in page
     assert "| Carnelian | bf16 | 4 | 1 | 8.00 |" in page
     assert "Published by others" in page
     raw.write_text(json.dumps(facts | {"model": "mine"}))
-    assert "Published by others" not in render(raw).read_text()
+    assert "Published by others" not in render_page(Measurement.read(raw), raw.name)
