@@ -3,12 +3,11 @@
 And what the server's stages did meanwhile, by Triton's own statistics.
 """
 
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from tritonclient import grpc
 
 from carnelian_perf.clips import Clip
+from carnelian_perf.raw_file import Split
 
 REQUEST_TIMEOUT_S = 120.0
 PROCESSED_FRAMES = "PROCESSED_FRAMES"
@@ -39,30 +39,6 @@ class Answer:
     latency_s: float
     transcript: str
     processed_frames: float
-
-
-@dataclass(frozen=True)
-class Split:
-    """Where a stage's time went, in milliseconds, as Triton counts it."""
-
-    queue: float
-    input: float
-    infer: float
-    output: float
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.queue + self.input + self.infer + self.output
-
-    @classmethod
-    def median(cls, splits: Sequence["Split"]) -> "Split":
-        """Part by part."""
-        return cls(*(statistics.median(getattr(split, part.name) for split in splits) for part in fields(cls)))
-
-    def __str__(self) -> str:
-        """As the tables show it, in Markdown."""
-        return f"{self.queue:.1f} + {self.input:.1f} + **{self.infer:.1f}** + {self.output:.1f}"
 
 
 @dataclass(frozen=True)

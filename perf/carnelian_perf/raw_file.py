@@ -4,9 +4,10 @@ import datetime
 import json
 import os
 import shlex
+import statistics
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -82,6 +83,30 @@ class Speech:
     """Of the files that are sent."""
     clips: int
     """Distinct ones of each duration."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where a stage's time went, in milliseconds, as Triton counts it."""
+
+    queue: float
+    input: float
+    infer: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.queue + self.input + self.infer + self.output
+
+    @classmethod
+    def median(cls, splits: Sequence["Split"]) -> "Split":
+        """Part by part."""
+        return cls(*(statistics.median(getattr(split, part.name) for split in splits) for part in fields(cls)))
+
+    def __str__(self) -> str:
+        """As the tables show it, in Markdown."""
+        return f"{self.queue:.1f} + {self.input:.1f} + **{self.infer:.1f}** + {self.output:.1f}"
 
 
 @STRICT

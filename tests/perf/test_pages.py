@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,13 @@ RESULTS = Path("perf/results")
 RAW_FILES = [path for path in sorted((ROOT / RESULTS).glob("*.json")) if path.with_suffix(".md").is_file()]
 SWEEPS = sorted(path for path in (ROOT / RESULTS).glob("*_sweep") if path.is_dir())
 ONE_OF_EACH = {path.stem.rpartition("_")[2]: path for path in RAW_FILES}.values()
+"""Of each command's."""
 PUBLISHED = re.compile(r"--published-\S+ \S+")
+
+
+def facts_of(path):
+    content = json.loads(path.read_text())
+    return content.get("facts", content)
 
 
 @pytest.fixture
@@ -34,23 +42,38 @@ def run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
 def test_page_is_what_its_raw_file_says(path, run):
-    content = json.loads(path.read_text())
-    content = content.get("facts", content)
+    facts = facts_of(path)
     shutil.copy(path, RESULTS)
-    options = " ".join(PUBLISHED.findall(content["command"]))  # of `infer`, which older raw files do not hold apart
-    run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name} {options}")
+    options = " ".join(PUBLISHED.findall(facts["command"]))  # of `infer`, which older raw files do not hold apart
+    run(f"carnelian-perf {facts['subject']} --render {RESULTS / path.name} {options}")
     page = RESULTS / f"{path.stem}.md"
     assert (ROOT / page).read_text() == page.read_text()
 
 
+def test_pages_need_none_of_the_extras(tmp_path):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop(1).split()));"
+        "from typer.testing import CliRunner; from carnelian_perf.cli import app;"
+        "errors = [CliRunner().invoke(app, [*command.split()]).exception for command in sys.argv[1:]];"
+        "print([error for error in errors if error])"
+    )
+    extras = "carnelian_export carnelian_serving carnelian_training onnx onnxruntime psutil soundfile soxr torch tqdm"
+    commands = []
+    for path in ONE_OF_EACH:
+        shutil.copy(path, tmp_path)
+        commands.append(f"{facts_of(path)['subject']} --render {tmp_path / path.name}")
+    command = [sys.executable, "-c", code, extras, *commands]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout == "[]\n", result.stderr
+
+
 @pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
 def test_page_that_a_full_disk_has_no_room_for_stays_as_it_was(path, run, room):
-    content = json.loads(path.read_text())
     shutil.copy(path, RESULTS)
     page = RESULTS / f"{path.stem}.md"
     page.write_text("old")
     with room(500):
-        run(f"carnelian-perf {content.get('facts', content)['subject']} --render {RESULTS / path.name}", status=1)
+        run(f"carnelian-perf {facts_of(path)['subject']} --render {RESULTS / path.name}", status=1)
     assert page.read_text() == "old"
 
 

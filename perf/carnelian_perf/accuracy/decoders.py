@@ -24,9 +24,9 @@ from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, sco
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.served import connect
 
-from carnelian_perf.load import Split, ask, read_statistics
+from carnelian_perf.load import ask, read_statistics
 from carnelian_perf.machine import find_commit
-from carnelian_perf.raw_file import Record, describe_origin
+from carnelian_perf.raw_file import Record, Split, describe_origin
 
 ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7

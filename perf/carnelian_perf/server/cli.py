@@ -61,8 +61,6 @@ def tune(
 
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
-    from carnelian_export.tuning import StageTuning, write_tuning
-
     from carnelian_perf.raw_file import write_page
     from carnelian_perf.server.render_tune import render_page
     from carnelian_perf.server.tune_results import Measurement
@@ -93,6 +91,8 @@ def tune(
     tuning = Measurement.read(render)
     print(f"wrote {write_page(render, render_page(tuning, render.name))}")
     if write is not None:
+        from carnelian_export.tuning import StageTuning, write_tuning
+
         write_tuning(write, {stage: StageTuning(**values) for stage, values in tuning.winner.items()})  # type: ignore[arg-type]
         print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
 

@@ -26,12 +26,22 @@ from carnelian_perf.cuts import cut_equal
 from carnelian_perf.load import StageStatistics, ask, read_statistics, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import read_config
-from carnelian_perf.server.overhead_results import SUBJECT, Facts, Measurement, Run
+from carnelian_perf.server.overhead_results import (
+    ACOUSTIC,
+    FILE,
+    FILE_CLIENTS,
+    IN_PROCESS,
+    PCM,
+    PCM_CLIENTS,
+    STATIC,
+    SUBJECT,
+    Facts,
+    Measurement,
+    Run,
+)
 
 LOGGER = logging.getLogger(__name__)
 
-IN_PROCESS, ACOUSTIC, PCM, FILE = "in_process", "acoustic", "pcm", "file"
-STATIC, PCM_CLIENTS, FILE_CLIENTS = "static", "pcm_clients", "file_clients"
 TRANSCRIPT = ("TRANSCRIPT",)
 Array = npt.NDArray[Any]
 Inputs = dict[str, Array]

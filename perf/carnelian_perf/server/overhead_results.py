@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from carnelian_perf.load import Split
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import Origin, RawFile, Speech
+from carnelian_perf.raw_file import Origin, RawFile, Speech, Split
 
 SUBJECT = "overhead"
+IN_PROCESS, ACOUSTIC, PCM, FILE = "in_process", "acoustic", "pcm", "file"
+STATIC, PCM_CLIENTS, FILE_CLIENTS = "static", "pcm_clients", "file_clients"
+"""The ways."""
 
 
 @dataclass(frozen=True, kw_only=True)

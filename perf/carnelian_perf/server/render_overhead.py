@@ -2,9 +2,18 @@
 
 import statistics
 
-from carnelian_perf.load import Split
-from carnelian_perf.server.overhead import ACOUSTIC, FILE, FILE_CLIENTS, IN_PROCESS, PCM, PCM_CLIENTS, STATIC
-from carnelian_perf.server.overhead_results import Measurement, Run
+from carnelian_perf.raw_file import Split
+from carnelian_perf.server.overhead_results import (
+    ACOUSTIC,
+    FILE,
+    FILE_CLIENTS,
+    IN_PROCESS,
+    PCM,
+    PCM_CLIENTS,
+    STATIC,
+    Measurement,
+    Run,
+)
 
 ONE_AT_A_TIME = (IN_PROCESS, ACOUSTIC, PCM, FILE)
 MANY = (STATIC, PCM_CLIENTS, FILE_CLIENTS)

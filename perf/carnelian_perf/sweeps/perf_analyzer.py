@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from carnelian_perf.load import Split
+from carnelian_perf.raw_file import Split
 
 REPORT = "report.csv"
 WORDS = "perf_analyzer.txt"

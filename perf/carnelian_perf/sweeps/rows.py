@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from carnelian_perf.load import Split
+from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps.grid import Cell
 from carnelian_perf.sweeps.perf_analyzer import Report
 from carnelian_perf.sweeps.results import Result

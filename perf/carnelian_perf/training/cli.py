@@ -62,7 +62,7 @@ def training(
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
     from carnelian_perf.training.render_steps import render_page
-    from carnelian_perf.training.steps import Measurement
+    from carnelian_perf.training.steps_results import PRECISIONS, Measurement, Work
 
     if render is not None:
         check_file("--render", render)
@@ -72,7 +72,7 @@ def training(
         check_file("CONFIG", config)
         from carnelian_training.config import load_config
 
-        from carnelian_perf.training.steps import PRECISIONS, Work, grid, run
+        from carnelian_perf.training.steps import grid, run
 
         names = precisions.split(",")
         check_words("--precisions", names, PRECISIONS)
@@ -101,16 +101,19 @@ def hourglass(
     render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
-    from carnelian_perf.training.hourglass import Measurement, Work, measure, render_page
+    from carnelian_perf.training.hourglass_results import Measurement, Work
+    from carnelian_perf.training.render_hourglass import render_page
 
     if render is not None:
         check_file("--render", render)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
+        check_file("CONFIG", config)
         from carnelian_training.config import load_config
 
-        check_file("CONFIG", config)
+        from carnelian_perf.training.hourglass import measure
+
         wanted = counts_of("--factors", factors)
         settings = load_config(config, tuple(overrides or ()))
         render = out or Path("perf/results") / f"{settings.name}_hourglass.json"

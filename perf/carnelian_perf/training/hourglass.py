@@ -5,11 +5,10 @@ take turns, step by step, so that a machine that is busy is busy for all. A step
 takes. CPU seconds, summed over the threads of the process, are kept beside wall seconds.
 """
 
-import statistics
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from carnelian_training.checkpoint import build_network
@@ -26,50 +25,8 @@ from carnelian_training.train import optimise
 from torch import Tensor
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
-from carnelian_perf.raw_file import Record, describe_origin
-
-PUBLISHED = {2: (1.25, 0.710), 3: (1.33, 0.643), 4: (1.37, 0.624), 5: (1.39, 0.600), 6: (1.40, 0.596)}
-"""Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What each form does."""
-
-    batch: int
-    duration_s: float
-    steps: int
-    """Counted ones, after one more."""
-    threads: int = 1
-
-
-@dataclass
-class Form:
-    """The plain transformer (factor 1) or an Hourglass."""
-
-    factor: int
-    wall_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    kept_bytes: int = 0
-    """What a step's forward pass keeps for its backward pass, weights not counted; on a GPU the highest use of all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Record):
-    """A raw file."""
-
-    SUBJECT = "hourglass"
-
-    subject: Literal["hourglass"] = "hourglass"
-    busy_cores: float
-    """By other work, at the end."""
-    accelerator: str
-    """The GPU that took the steps, or `none`."""
-    precision: str
-    objective: str
-    """pre-training, fine-tuning."""
-    work: Work
-    forms: list[Form]
+from carnelian_perf.raw_file import describe_origin
+from carnelian_perf.training.hourglass_results import Form, Measurement, Work
 
 
 def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[Form]:
@@ -172,36 +129,3 @@ def _write(
         forms=forms,
     )
     measurement.write(out)
-
-
-def render_page(measurement: Measurement) -> str:
-    """The Markdown page."""
-    on_gpu = measurement.accelerator != "none"
-    work, machine, forms = measurement.work, measurement.machine, measurement.forms
-    medians = [statistics.median(form.wall_s if on_gpu else form.cpu_s) for form in forms]
-    audio_s = work.batch * work.duration_s
-    rows = []
-    for form, seconds in zip(forms, medians, strict=True):
-        speed, memory = PUBLISHED.get(form.factor, (1.0, 1.0))
-        name = "plain" if form.factor == 1 else f"factor {form.factor}"
-        share = form.kept_bytes / forms[0].kept_bytes
-        rows.append(
-            f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {medians[0] / seconds:.2f} | {speed:.2f} "
-            f"| {form.kept_bytes / 2**20:.0f} | {share:.1%} | {memory:.1%} |"
-        )
-    unit, memory_of = ("wall", "the highest use") if on_gpu else ("CPU", "what is kept for the backward pass")
-    lines = [
-        f"# Hourglass: steps of {measurement.model}, {measurement.objective}",
-        "",
-        "| transformer | s/step | audio s/s | times as fast | published | MB | share | published |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-        *rows,
-        "",
-        f"Medians of {work.steps} steps of {work.batch} x {work.duration_s:g} s in {measurement.precision}. "
-        f"Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. Published: NVIDIA "
-        "DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
-        "",
-        f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, commit {measurement.commit}; "
-        f"at the end {measurement.busy_cores:g} cores were busy with other work. `{measurement.command}`",
-    ]
-    return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ import dataclasses
 import statistics
 from importlib import resources
 
-from carnelian_perf.training.steps import OURS, PLAIN, Measurement, Result
+from carnelian_perf.training.steps_results import OURS, PLAIN, Measurement, Result
 
 SOURCE = "NVIDIA DeepLearningExamples, commit 729963dd"
 _OF_EPOCHS = (

@@ -12,12 +12,11 @@ import itertools
 import multiprocessing
 import random
 import socket
-import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from carnelian_training.config import Config
@@ -35,102 +34,26 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
-from carnelian_perf.raw_file import Record, describe_origin
+from carnelian_perf.raw_file import describe_origin
+from carnelian_perf.training.steps_results import OURS, PLAIN, PRECISIONS, Cell, Floor, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 
 CHARACTERS_PER_S = 14  # of read English
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 GPU_PRECISIONS = ("tf32", "fp16")
 """A CPU has no TF32, and is slower in float16 than in float32."""
-PLAIN = "Conv1d, eager"
-OURS = "Carnelian"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One number of the table."""
-
-    form: str
-    """`OURS` or `PLAIN`."""
-    precision: str
-    """One of `PRECISIONS`."""
-    batch: int
-    """Clips per process."""
-    processes: int = 1
-
-    def why_not(self, config: Config) -> str | None:
-        """What keeps this cell from running here, if anything does."""
-        has_gpu = torch.cuda.is_available()
-        if self.precision in GPU_PRECISIONS and not has_gpu:
-            return "not run: no GPU"
-        if has_gpu and self.processes > torch.cuda.device_count():
-            return f"not run: {torch.cuda.device_count()} GPU(s)"
-        if self.form == PLAIN and not isinstance(config.model, QuartzNetConfig):
-            return "not run: the baseline is a QuartzNet"
-        return None
-
-
-@dataclass(kw_only=True)
-class Result:
-    """What became of a cell."""
-
-    cell: Cell
-    not_run: str | None = None
-    wall_s: list[float] = field(default_factory=list)
-    """Of each counted step, in the first process; so below."""
-    cpu_s: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    """Per character, in pre-training per hidden frame: ours and the baseline's fall alike, for they are the same
-    network on the same clips."""
-
-    def utterances_per_s(self) -> float:
-        """All processes together, by the median step's wall time."""
-        return self.cell.batch * self.cell.processes / statistics.median(self.wall_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What each cell does."""
-
-    duration_s: float
-    """Of every clip."""
-    steps: int
-    """Counted ones, after `warm_up`."""
-    warm_up: int = 1
-    threads: int = 1
-    """Of the CPU, where there is one process; several have one each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Floor:
-    """What a step of a precision and batch takes at least, as :mod:`carnelian_perf.yardsticks.floors` counts it."""
-
-    precision: str
-    batch: int
-    gflop: float
-    gbyte: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Record):
-    """A raw file."""
-
-    SUBJECT = "training"
-
-    subject: Literal["training"] = "training"
-    objective: str = "transcription"
-    """transcription, pre-training."""
-    others_busy_cores: float
-    """Before the first step."""
-    compiled: bool
-    work: Work
-    gflop_per_s: dict[str, float]
-    """Precision -> the best rate of a 1x1 convolution on this machine."""
-    gbyte_per_s: float
-    """The best rate of a copy."""
-    floors: list[Floor]
-    results: list[Result]
+def why_not(cell: Cell, config: Config) -> str | None:
+    """What keeps a cell from running here, if anything does."""
+    has_gpu = torch.cuda.is_available()
+    if cell.precision in GPU_PRECISIONS and not has_gpu:
+        return "not run: no GPU"
+    if has_gpu and cell.processes > torch.cuda.device_count():
+        return f"not run: {torch.cuda.device_count()} GPU(s)"
+    if cell.form == PLAIN and not isinstance(config.model, QuartzNetConfig):
+        return "not run: the baseline is a QuartzNet"
+    return None
 
 
 def grid(batches: list[int], precisions: list[str], processes: list[int], *, has_baseline: bool = True) -> list[Cell]:
@@ -145,7 +68,7 @@ def grid(batches: list[int], precisions: list[str], processes: list[int], *, has
 
 def measure(config: Config, cells: list[Cell], work: Work) -> list[Result]:
     """Time the steps of each cell; cells that differ in form alone take turns."""
-    results = [Result(cell=cell, not_run=cell.why_not(config)) for cell in cells]
+    results = [Result(cell=cell, not_run=why_not(cell, config)) for cell in cells]
     runnable = [result for result in results if result.not_run is None]
     for (_, _, processes), group in itertools.groupby(
         runnable, key=lambda r: (r.cell.precision, r.cell.batch, r.cell.processes)

@@ -1,7 +1,7 @@
 """What perf_analyzer wrote, of programs that write it; the real one is in test_sweep.py."""
 
 import pytest
-from carnelian_perf.load import Split
+from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 

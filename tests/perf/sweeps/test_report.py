@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.inference.results import Common, Facts, Measurement, Timing
-from carnelian_perf.load import Split
+from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
 from carnelian_perf.sweeps.report import write_report

@@ -1,7 +1,9 @@
 """Training steps of an Hourglass beside the plain transformer; tiny, for what it writes and not for its numbers."""
 
 import pytest
-from carnelian_perf.training.hourglass import Measurement, Work, hourglass_of, measure, render_page
+from carnelian_perf.training.hourglass import hourglass_of, measure
+from carnelian_perf.training.hourglass_results import Measurement, Work
+from carnelian_perf.training.render_hourglass import render_page
 from carnelian_training.config import config_from_dict
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 

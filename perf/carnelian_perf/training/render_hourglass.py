@@ -1,0 +1,41 @@
+"""The raw file of what an Hourglass saves as a Markdown table, beside the published row."""
+
+import statistics
+
+from carnelian_perf.training.hourglass_results import Measurement
+
+PUBLISHED = {2: (1.25, 0.710), 3: (1.33, 0.643), 4: (1.37, 0.624), 5: (1.39, 0.600), 6: (1.40, 0.596)}
+"""Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
+
+
+def render_page(measurement: Measurement) -> str:
+    """The Markdown page."""
+    on_gpu = measurement.accelerator != "none"
+    work, machine, forms = measurement.work, measurement.machine, measurement.forms
+    medians = [statistics.median(form.wall_s if on_gpu else form.cpu_s) for form in forms]
+    audio_s = work.batch * work.duration_s
+    rows = []
+    for form, seconds in zip(forms, medians, strict=True):
+        speed, memory = PUBLISHED.get(form.factor, (1.0, 1.0))
+        name = "plain" if form.factor == 1 else f"factor {form.factor}"
+        share = form.kept_bytes / forms[0].kept_bytes
+        rows.append(
+            f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {medians[0] / seconds:.2f} | {speed:.2f} "
+            f"| {form.kept_bytes / 2**20:.0f} | {share:.1%} | {memory:.1%} |"
+        )
+    unit, memory_of = ("wall", "the highest use") if on_gpu else ("CPU", "what is kept for the backward pass")
+    lines = [
+        f"# Hourglass: steps of {measurement.model}, {measurement.objective}",
+        "",
+        "| transformer | s/step | audio s/s | times as fast | published | MB | share | published |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        *rows,
+        "",
+        f"Medians of {work.steps} steps of {work.batch} x {work.duration_s:g} s in {measurement.precision}. "
+        f"Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. Published: NVIDIA "
+        "DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
+        "",
+        f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, commit {measurement.commit}; "
+        f"at the end {measurement.busy_cores:g} cores were busy with other work. `{measurement.command}`",
+    ]
+    return "\n".join(lines) + "\n"
