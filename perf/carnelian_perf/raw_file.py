@@ -137,6 +137,12 @@ class Record(RawFile, Origin):
     """A raw file that says beside its own fields where it is from."""
 
 
+def say_busy(cores: Iterable[float]) -> str:
+    """In words, how many cores other processes kept busy, at several times."""
+    ordered = sorted(cores)
+    return f"kept {ordered[0]:.1f} to {ordered[-1]:.1f} cores (median {ordered[len(ordered) // 2]:.1f}) busy"
+
+
 def now() -> str:
     """UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from carnelian_perf.raw_file import say_busy
 from carnelian_perf.server.first_request_results import Measurement, Run
 
 COLUMNS = (
@@ -14,7 +15,6 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for the request as a whole and for each stage, by duration."""
     speech = measurement.speech
     rounds = len({run.round for run in measurement.runs})
-    busy = sorted(run.others_busy_cores for run in measurement.runs)
     notes = [
         f"Each duration and round has a server of its own, which takes {measurement.requests} single clips as "
         f"{speech.format.upper()} files in a row, {measurement.rest_s:g} s after it says that it is ready. Medians "
@@ -28,8 +28,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         "counts it. Stages: queue, input, infer and output, as Triton counts them; their counts may overlap, so "
         "that they do not add up to the ensemble's.",
         f"Speech of {speech.manifest}, cut to the duration; {speech.clips} clips, and each round begins with another.",
-        f"Machine: {measurement.say_machine()}. Other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median "
-        f"{busy[len(busy) // 2]:.1f}) busy before the servers were started.",
+        f"Machine: {measurement.say_machine()}. Other processes "
+        f"{say_busy(run.others_busy_cores for run in measurement.runs)} before the servers were started.",
         *measurement.say_sources(raw_name),
     ]
     rows = [row for duration_s in measurement.durations_s() for row in _rows(measurement, duration_s)]

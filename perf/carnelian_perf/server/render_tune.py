@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
+from carnelian_perf.raw_file import say_busy
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     LEAST_GAIN,
@@ -17,7 +18,6 @@ from carnelian_perf.server.tune_results import (
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each tuning of each step."""
     facts = measurement.facts
-    busy = sorted(run.others_busy_cores for run in measurement.runs)
     head = (
         "| step | tuning | clips/s | p50 ms | p95 ms | CPU ms/clip | over the shipped | worst | best | |\n"
         "|---|---|--:|--:|--:|--:|--:|--:|--:|---|\n"
@@ -30,8 +30,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         "one.",
         f"Clips: {facts.traffic}.",
         f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs.",
-        f"Machine: {facts.say_machine()}. Other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median "
-        f"{busy[len(busy) // 2]:.1f}) busy before the runs.",
+        f"Machine: {facts.say_machine()}. Other processes "
+        f"{say_busy(run.others_busy_cores for run in measurement.runs)} before the runs.",
         *facts.say_sources(raw_name),
     ]
     rows = "".join(row for step in measurement.kept for row in _rows(measurement, step))

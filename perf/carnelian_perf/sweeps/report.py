@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from carnelian_perf.inference.results import Measurement, sum_up_served
-from carnelian_perf.raw_file import command, write_whole
+from carnelian_perf.raw_file import command, say_busy, write_whole
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.results import find_missing, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
@@ -211,7 +211,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
             else "The weights are random, so there is no WER: speed does not depend on them."
         ),
         f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median {busy[len(busy) // 2]:.1f}) busy just before the runs"
+        f"{say_busy(busy)} just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
         f"Versions: {', '.join(f'{name} {version}' for name, version in first.versions.items())}.",
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command()}`.",

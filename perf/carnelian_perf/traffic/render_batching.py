@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from carnelian_perf.raw_file import write_page
+from carnelian_perf.raw_file import say_busy, write_page
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
 
 
@@ -25,7 +25,6 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: the table, the plot, and what they were measured on."""
     runs = measurement.runs
-    busy = sorted(run.others_busy_cores for run in runs)
     facts = {
         "Load": f"{measurement.concurrency} closed-loop clients; {len(runs[0].latencies_s)} requests of one clip in "
         "each run, to the ensemble that takes audio files.",
@@ -33,8 +32,8 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         "Transcripts": f"NOT equal in every run: {'; '.join(measurement.mismatches)}"
         if measurement.mismatches
         else "equal in every run.",
-        "Machine": f"{measurement.say_machine()}. Shared: other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores "
-        f"(median {busy[len(busy) // 2]:.1f}) busy before the runs.",
+        "Machine": f"{measurement.say_machine()}. Shared: other processes "
+        f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
         "Versions": ", ".join(f"{name} {version}" for name, version in measurement.versions.items()),
         "Raw file": f"[{raw_name}]({raw_name}), {measurement.date}, commit {measurement.commit}, by "
         f"`{measurement.command}`.",

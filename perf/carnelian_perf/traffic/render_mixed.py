@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import write_page
+from carnelian_perf.raw_file import say_busy, write_page
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
@@ -29,7 +29,6 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: a row for each system."""
     facts, runs = measurement.facts, measurement.runs
     durations = facts.traffic.durations_s
-    busy = sorted(run.others_busy_cores for run in runs)
     summaries = summarise(measurement)
     mean_s = sum(durations) / len(durations)
     head = (
@@ -44,8 +43,8 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         "Times the last: of the rates of the same round; the median, and in brackets the least and the greatest.",
         "Padding: frames that the acoustic network went over, per frame of the clips. Closed loop: 16 clients.",
         f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs, of clips that nobody padded.",
-        f"Machine: {facts.say_machine()}. Other processes kept {busy[0]:.1f} to {busy[-1]:.1f} cores (median "
-        f"{busy[len(busy) // 2]:.1f}) busy before the runs, idle servers among them.",
+        f"Machine: {facts.say_machine()}. Other processes "
+        f"{say_busy(run.others_busy_cores for run in runs)} before the runs, idle servers among them.",
         *facts.say_sources(raw_name),
     ]
     title = f"# {facts.model}: mixed traffic within {facts.target_ms:g} ms\n\n"
