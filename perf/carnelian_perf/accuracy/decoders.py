@@ -24,7 +24,7 @@ from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, sco
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.served import connect
 
-from carnelian_perf.load import ask, read_statistics
+from carnelian_perf.load import ask, await_statistics, read_statistics
 from carnelian_perf.machine import find_commit
 from carnelian_perf.raw_file import Record, Split, describe_origin
 
@@ -229,11 +229,8 @@ def measure_stage(url: str, model: str, batch: LogProbs) -> GreedyStage:
         before = read_statistics(client, stage)
         for _ in range(CALLS + 1):
             ask(client, stage, inputs, ("TRANSCRIPT", "RESULT"), f"a batch of {len(batch)}")
-            done = None
-            while done is None:  # Triton counts a request after it has answered it
-                now = read_statistics(client, stage)
-                done = now.since(before).executions.get(len(batch))
-            each, before = [*each, done.mean()], now
+            now = await_statistics(client, stage, before)
+            each, before = [*each, now.since(before).requests.mean()], now
     each = each[1:]  # the first one warmed up
     return GreedyStage(
         clips=len(batch),

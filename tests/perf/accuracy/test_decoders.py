@@ -2,6 +2,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from carnelian_perf import load
+from carnelian_perf.accuracy import decoders
 from carnelian_perf.accuracy.decoders import Measurement, make_batch, measure_stage, rare_words, rate_hotwords
 from carnelian_perf.cli import app
 from carnelian_perf.load import LoadError, read_statistics
@@ -77,6 +79,13 @@ def test_statistics_of_no_model_are_an_error_in_words(server):
         pytest.raises(LoadError, match="must tell what jasper has done, but says"),
     ):
         read_statistics(client, "jasper")
+
+
+def test_a_server_that_counts_no_request_is_an_error_in_words(server, monkeypatch):
+    monkeypatch.setattr(decoders, "ask", lambda *_: None)
+    monkeypatch.setattr(load, "REQUEST_TIMEOUT_S", 0.1)
+    with pytest.raises(LoadError, match=r"quartznet_demo_ctc must count .* but has counted none in 0\.1 s"):
+        measure_stage(server.grpc_url, "quartznet_demo", [np.zeros((4, 29), np.float32)])
 
 
 def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):
