@@ -18,6 +18,7 @@ import numpy.typing as npt
 import soundfile
 from carnelian_training import ctc
 from carnelian_training.config import Config
+from carnelian_training.ctc.calibration import log_odds
 from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
@@ -200,8 +201,7 @@ def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
     confidence = {}
     for name in dict.fromkeys(word.decoder for word in words):
         mine = [word for word in words if word.decoder == name]
-        bounded = np.clip([word.confidence for word in mine], 1e-3, 1 - 1e-3)
-        odds = np.log(bounded / (1 - bounded))
+        odds = log_odds(np.array([word.confidence for word in mine]))
         confidence[name] = fit_logistic(odds, np.array([word.is_right for word in mine], np.float64))
     return ctc.Calibration(round(late[0], 3), round(late[1], 3), confidence)
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from .calibration import Calibration
 from .hypothesis import Hypothesis, geometric_mean, make_words, mean_confidence
 
-CERTAIN = -0.69
-"""A label above this has more than half of the probability: it is the likeliest, and need not be compared."""
+LOG_HALF = -0.69
+"""Just above ln 0.5: a label with more than that is the likeliest of its frame, and need not be compared."""
 
 
 def greedy(
@@ -27,7 +27,7 @@ def greedy(
         return []
     blank = len(labels)
     # Frames of all clips lie in one list, in order. Most are blanks beyond doubt; the others are looked at.
-    unsure = [np.flatnonzero(clip[:, blank] < CERTAIN) for clip in clips]
+    unsure = [np.flatnonzero(clip[:, blank] < LOG_HALF) for clip in clips]
     scores = np.concatenate([clip.take(frames, axis=0) for clip, frames in zip(clips, unsure, strict=True)])
     frames = np.concatenate(unsure)
     places = np.repeat(np.arange(len(clips)), [len(found) for found in unsure])  # each frame's clip
@@ -57,7 +57,7 @@ def greedy(
 
 def _likeliest(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     """What `scores.argmax(axis=1)` gives, in a third of the time: only where no label is beyond doubt it compares."""
-    frames, sure = np.divmod(np.flatnonzero(scores > CERTAIN), scores.shape[1])
+    frames, sure = np.divmod(np.flatnonzero(scores > LOG_HALF), scores.shape[1])
     best = np.full(len(scores), -1)
     best[frames] = sure
     rest = np.flatnonzero(best < 0)

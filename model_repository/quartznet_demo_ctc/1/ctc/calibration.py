@@ -72,5 +72,10 @@ class Calibration:
         if decoder not in self.confidence:
             return confidences
         scale, offset = self.confidence[decoder]
-        bounded = np.clip(confidences, CERTAIN, 1 - CERTAIN)
-        return 1 / (1 + np.exp(-(scale * np.log(bounded / (1 - bounded)) + offset)))  # type: ignore[no-any-return]
+        return 1 / (1 + np.exp(-(scale * log_odds(confidences) + offset)))  # type: ignore[no-any-return]
+
+
+def log_odds(confidences: Floats) -> Floats:
+    """The log-odds of confidences; `carnelian-perf words` fits scales and offsets to the same."""
+    bounded = np.clip(confidences, CERTAIN, 1 - CERTAIN)
+    return np.log(bounded / (1 - bounded))
