@@ -1,7 +1,7 @@
-"""Word and character error rates of a running server, over the way that a user's clips take: the SDK.
+"""Word and character error rates of a running server, without torch, which `carnelian-train evaluate --url` needs.
 
-In: a NeMo manifest. Out: :class:`Accuracy`, whose rates are those of `carnelian-train evaluate` if what is served is
-what was evaluated.
+Clips take the way that a user's take: the SDK. In: a NeMo manifest. Out: :class:`Accuracy`, whose rates are those of
+`carnelian-train evaluate` if what is served is what was evaluated.
 """
 
 import json

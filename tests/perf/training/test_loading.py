@@ -41,6 +41,6 @@ def test_more_batches_than_there_are_is_an_error(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*_loading.json")), ids=lambda path: path.stem)
-def test_the_loader_is_at_least_three_times_as_fast_as_training(path):
+def test_the_recorded_loader_is_at_least_three_times_as_fast_as_training(path):
     measured = Measurement.read(path)
     assert measured.loading.audio_s_per_cpu_s > 3 * measured.training.audio_s_per_cpu_s
