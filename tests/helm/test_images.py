@@ -93,6 +93,11 @@ def test_the_pins_are_what_the_distributions_ask_for(image: str) -> None:
                 assert requirement.specifier.contains(found), f"images/{image}: {requirement}, locked {found}"
 
 
+def test_images_with_onnxruntime_send_no_telemetry(image: str, dockerfile: str) -> None:
+    if "onnxruntime" in pins(image):
+        assert re.search(r"^ENV (?:.*\\\n)*.*\bORT_DISABLE_TELEMETRY=1\b", dockerfile.rpartition("\nFROM ")[2], re.M)
+
+
 def test_the_images_are_locked_for_what_they_install() -> None:
     script = (ROOT / "setup" / "lock-images").read_text()
     for image, folders in INSTALLED.items():

@@ -192,6 +192,13 @@ def test_what_users_add_reaches_the_pod(render: Render) -> None:
     assert all(m["metadata"]["labels"]["team"] == "speech" for m in rendered.all("Service"))
 
 
+def test_onnxruntime_sends_no_telemetry_whatever_the_image(render: Render) -> None:
+    rendered = render(case="jobs")
+    (training,) = rendered.one("Job", "-quartznet")["spec"]["template"]["spec"]["containers"]
+    for container in (rendered.server, training):
+        assert {"name": "ORT_DISABLE_TELEMETRY", "value": "1"} in container["env"]
+
+
 def test_extra_objects_are_templates(render: Render) -> None:
     names = {manifest["metadata"]["name"] for manifest in render(case="extras").all("ConfigMap")}
     assert names >= {"speech-eu-environment", "speech-eu-text"}

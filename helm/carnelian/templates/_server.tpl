@@ -103,6 +103,9 @@ shared_memory.py. */ -}}
 # Nothing is written to a home folder: the root file system is read-only.
 - name: HOME
   value: /tmp
+# PyPI's ONNX Runtime reports its use to Microsoft otherwise.
+- name: ORT_DISABLE_TELEMETRY
+  value: "1"
 {{- if .Values.restrictedProtocols.enabled }}
 - name: CARNELIAN_ADMIN_KEY
   valueFrom:
