@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import re
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,26 +159,34 @@ def test_commands_of_the_chart_are_in_the_images() -> None:
 
 @pytest.fixture
 def start_tritonserver(tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs a command that starts tritonserver; returns its arguments, the KiB of its stacks and what malloc is told."""
+    """Runs a command that starts tritonserver after `ulimit LIMITS`.
+
+    Returns its arguments, the number of files it may open, the KiB of its stacks and what malloc is told.
+    """
     program = tmp_path / "tritonserver"
     program.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$*" "$(ulimit -s)" {" ".join(f"${name}" for name in KEPT_MEMORY)}\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$*" "$(ulimit -n)" "$(ulimit -s)" {" ".join(f"${name}" for name in KEPT_MEMORY)}\n'
     )
     program.chmod(0o755)
 
-    def start_tritonserver(command: list[str], **environment: str) -> list[str]:
+    def start_tritonserver(command: list[str], limits: str = "-Sn 1024", **environment: str) -> list[str]:
+        command = ["sh", "-c", f'ulimit {limits}; exec "$@"', "sh", *command]
         environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **environment}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
     return start_tritonserver
 
 
-LIKE_CARNELIAN_SERVE = [str(THREAD_STACK_BYTES // 2**10), *KEPT_MEMORY.values()]
+MAX_FILES = min(2**16, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+LIKE_CARNELIAN_SERVE = [str(MAX_FILES), str(THREAD_STACK_BYTES // 2**10), *KEPT_MEMORY.values()]
 
 
 def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserver: Callable[..., list[str]]) -> None:
     text = (ROOT / "images" / "serving" / "Dockerfile").read_text()
-    entry, command = (json.loads(re.findall(rf"^{name} (\[.+)$", text, re.M)[-1]) for name in ("ENTRYPOINT", "CMD"))
+    entry, command = (
+        json.loads(re.findall(rf"^{name} (\[.+)$", text.replace("\\\n", ""), re.M)[-1])
+        for name in ("ENTRYPOINT", "CMD")
+    )
     assert entry[0] == "/opt/nvidia/nvidia_entrypoint.sh"  # the base image's own, which runs what follows
     variables = dict(re.findall(rf"\b({'|'.join(KEPT_MEMORY)})=(\d+)", text))
     assert start_tritonserver(entry[1:] + command, **variables) == [*command[1:], *LIKE_CARNELIAN_SERVE]
@@ -190,7 +199,17 @@ def test_the_chart_starts_triton_as_carnelian_serve_does(
     command = [word.replace("/dev/shm", "/nowhere") for word in server["command"] + server["args"]]
     assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
     own = {name: "1" for name in KEPT_MEMORY}  # of the image or of extraEnv
-    assert start_tritonserver(command, **own)[2:] == [*own.values()]
+    assert start_tritonserver(command, **own)[3:] == [*own.values()]
+
+
+@pytest.mark.parametrize(("limits", "files"), [("-Sn 1024; ulimit -Hn 2000", 2000), ("-Sn 70000", 70000)])
+def test_a_limit_of_open_files_is_raised_as_far_as_it_goes_and_never_lowered(
+    limits: str, files: int, render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
+) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < files:
+        pytest.skip("the hard limit of this machine is lower")
+    command = [word.replace("/dev/shm", "/nowhere") for word in render("runtime=native").server["command"]]
+    assert start_tritonserver(command, limits)[1] == str(files)
 
 
 def test_the_chart_takes_back_the_shared_memory_of_a_container_that_was_killed(

@@ -5,12 +5,13 @@
 - carnelian-serve
 {{- else -}}
 {{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, stacks.py, allocator.py and
-shared_memory.py. */ -}}
+shared_memory.py. Each connection is an open file: without one left, Triton writes an error to its log without end. */ -}}
 - sh
 - -c
 - |
   rm -f /dev/shm/triton_python_backend_shm_region_*
   ulimit -s 65536
+  [ "$(ulimit -n)" -ge 65536 ] || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
   export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-33554432}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-268435456}"
   export DALI_MALLOC_POOL_THRESHOLD="${DALI_MALLOC_POOL_THRESHOLD-0}"
   exec tritonserver "$@"
