@@ -57,6 +57,16 @@ def test_the_init_container_fetches_with_the_checksum(render: Render) -> None:
     assert init["image"] == rendered.server["image"]
 
 
+def test_the_init_container_goes_through_the_same_proxy_as_the_server(render: Render) -> None:
+    rendered = render("extraEnvFrom[0].secretRef.name=proxy", case="download")
+    (init,) = rendered.pod["initContainers"]
+    assert init["env"][1:] == rendered.server["env"][-2:]
+    assert [variable["name"] for variable in init["env"]] == ["AUTHORIZATION", "HTTPS_PROXY", "SSL_CERT_FILE"]
+    assert init["envFrom"] == rendered.server["envFrom"] == [{"secretRef": {"name": "proxy"}}]
+    assert init["volumeMounts"][-1] == rendered.server["volumeMounts"][-1]
+    assert init["volumeMounts"][-1]["name"] == "authorities"
+
+
 def test_the_server_cannot_write_what_was_fetched(render: Render) -> None:
     rendered = render(case="download")
     mount = next(mount for mount in rendered.server["volumeMounts"] if mount["name"] == "models")

@@ -147,13 +147,23 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
     - {{ .Values.modelRepository.download.url | quote }}
     - {{ .Values.modelRepository.download.sha256 }}
     - {{ .Values.modelRepository.path }}
-  {{- with .Values.modelRepository.download.secretName }}
+  {{- $secret := .Values.modelRepository.download.secretName }}
+  {{- if or $secret .Values.extraEnv }}
   env:
+    {{- with $secret }}
     - name: AUTHORIZATION
       valueFrom:
         secretKeyRef:
           name: {{ . | quote }}
           key: authorization
+    {{- end }}
+    {{- with .Values.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  {{- with .Values.extraEnvFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   resources:
     requests: {cpu: 100m, memory: 64Mi}
@@ -166,6 +176,9 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
     - name: scripts
       mountPath: /scripts
       readOnly: true
+    {{- with .Values.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{- define "carnelian.resources" -}}
