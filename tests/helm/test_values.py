@@ -163,6 +163,7 @@ def test_a_share_is_taken_as_set_writes_it(value: str, render: Callable[..., Any
         (("probes.startup.timeoutSeconds=900",), "raise it"),
         (("drain.connectionAgeSeconds=44",), "make it smaller"),
         (("drain.delaySeconds=0",), "make it smaller"),
+        (("service.grpcPort=8000",), "give each its own"),
         (("autoscaling.mode=hpa", "autoscaling.cpuPercent=80", "resources.requests.cpu=null"), "set it"),
     ],
 )

@@ -25,6 +25,9 @@
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
 {{- end -}}
+{{- if and .Values.service.exposeHttp (eq (int .Values.service.grpcPort) (int .Values.service.httpPort)) -}}
+{{- fail (printf "service.grpcPort and service.httpPort are both %v, but a Service has a port once; give each its own" .Values.service.grpcPort) -}}
+{{- end -}}
 {{- if and .Values.tls.mutual (not .Values.tls.secretName) -}}
 {{- fail "tls.mutual is true, but tls.secretName is empty; name the Secret with tls.crt, tls.key and ca.crt" -}}
 {{- end -}}
