@@ -67,6 +67,13 @@ def test_the_test_pod_and_its_script_are_hooks(render: Render) -> None:
         assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
+def test_the_test_pod_runs_where_the_server_may(render: Render) -> None:
+    rendered = render("nodeSelector.kubernetes\\.io/arch=amd64", "tolerations[0].key=speech")
+    for pod in (rendered.pod, rendered.one("Pod")["spec"]):
+        assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+        assert pod["tolerations"] == [{"key": "speech"}]
+
+
 def test_jobs_are_off_by_default(render: Render) -> None:
     assert render().all("Job") == []
 
