@@ -180,13 +180,18 @@ def test_carnelian_perf_takes_the_grid(render: Render) -> None:
     assert yaml.safe_load(given)["models"] == {"other": {"precision": "fp16"}}
 
 
-@pytest.mark.parametrize("status", [0, 1])
-def test_the_report_is_in_the_job_s_log_whatever_failed(render: Render, tmp_path: Path, status: int) -> None:
+@pytest.mark.parametrize(
+    ("measured", "status", "output", "ends"),
+    [(True, 0, "swept\n| clips/s |\n", 0), (True, 1, "swept\n| clips/s |\n", 3), (False, 1, "swept\n", 1)],
+)
+def test_the_report_is_in_the_job_s_log_whatever_failed(
+    render: Render, tmp_path: Path, measured: bool, status: int, output: str, ends: int
+) -> None:
     (perf,) = render(case="jobs").one("Job", "-sweep")["spec"]["template"]["spec"]["containers"]
     program = tmp_path / "carnelian-perf"
     program.write_text(
         f'#!/bin/sh\n[ "$*" = "sweep /grid/grid.yaml --out={tmp_path}/sweep" ] && echo swept && exit {status}\n'
-        '[ "$1" = report ] && echo "| clips/s |" > "$2.md"\n'
+        f'[ "$1" = report ] && {str(measured).lower()} && echo "| clips/s |" > "$2.md"\n'
     )
     program.chmod(0o755)
     (folder,) = (argument.replace("/results", str(tmp_path)) for argument in perf["args"])
@@ -194,7 +199,17 @@ def test_the_report_is_in_the_job_s_log_whatever_failed(render: Render, tmp_path
     done = subprocess.run(
         [*perf["command"], folder], env=environment, capture_output=True, text=True, timeout=10, check=False
     )
-    assert (done.stdout, done.returncode) == ("swept\n| clips/s |\n", status)
+    assert (done.stdout, done.returncode) == (output, ends)
+
+
+def test_a_failed_cell_does_not_have_everything_measured_again(render: Render) -> None:
+    """With a claim another try goes on where the last one ended; without one nothing is left of it."""
+    job = render("perf.claimName=", case="jobs").one("Job", "-sweep")["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "perf", "operator": "In", "values": [3]}
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    assert "podFailurePolicy" not in render(case="jobs").one("Job", "-sweep")["spec"]
 
 
 def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
