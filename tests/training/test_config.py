@@ -5,6 +5,8 @@ import pytest
 import yaml
 from carnelian_training.config import ConfigError, config_from_dict, config_to_dict, load_config
 from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
+from carnelian_training.models.pretraining import PretrainingConfig
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.run_config import load_run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))
@@ -97,6 +99,11 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("augment.frequency_masks=-1", "`frequency_masks` must be finite and at least 0, but is -1"),
         ("augment.dither=.nan", "`dither` must be finite and at least 0, but is nan"),
         ("augment.time_mask_share=2", "`time_mask_share` must be within 0 to 1"),
+        ("features.log_guard=.nan", "`log_guard` must be positive and finite, but is nan"),
+        ("features.preemphasis=.inf", "`preemphasis` must be finite and at least 0, but is inf"),
+        ("features.std_guard=-1", "`std_guard` must be finite and at least 0, but is -1"),
+        ("features={name: waveform, variance_guard: .nan}", "`variance_guard` must be positive and finite, but is nan"),
+        ("augment.spans.time_least=-7", "`time_least` must be finite and at least 0, but is -7"),
         ("optimizer.lr=.nan", "`lr` must be positive and finite, but is nan"),
         ("optimizer.lr=1e-6", "`min_lr` must be at most `lr`, 1e-06, but is 1e-05"),
         ("optimizer.warmup_steps=-1", "`warmup_steps` must be finite and at least 0"),
@@ -107,6 +114,24 @@ def test_overrides_reach_nested_values_before_validation(config_file):
 def test_wrong_overrides_say_what_is_wrong(config_file, override, message):
     with pytest.raises(ConfigError, match=message):
         load_config(config_file, (override,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (PretrainingConfig, {"feature_dropout": -7}),
+        (PretrainingConfig, {"similarity_temperature": math.nan}),
+        (PretrainingConfig, {"diversity_weight": -1}),
+        (PretrainingConfig, {"penalty_weight": math.nan}),
+        (PretrainingConfig, {"crop_s": math.inf}),
+        (PretrainingConfig, {"temperature": (math.inf, 1.0)}),
+        (Wav2Vec2Config, {"norm_eps": -7}),
+        (Wav2Vec2Config, {"conv_channels": (512, 0, 512, 512, 512, 512, 512)}),
+    ],
+)
+def test_numbers_that_no_network_can_work_with_are_refused(kind, wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must"):
+        kind(**wrong)
 
 
 def test_a_warm_up_that_outlasts_the_run_is_named_by_the_first_process(config_file, caplog, monkeypatch):

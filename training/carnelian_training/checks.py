@@ -19,10 +19,28 @@ def check_not_negative(config: object, *names: str) -> None:
             raise ValueError(f"`{name}` must be finite and at least 0, but is {value}")
 
 
-def check_probability(name: str, found: float) -> None:
-    """A probability."""
-    if not 0.0 <= found <= 1.0:
-        raise ValueError(f"`{name}` must be within 0 to 1, but is {found}")
+def check_at_least_one(config: object, *names: str) -> None:
+    """Whole fields that must be 1 or more, where they are given."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= 1:
+            raise ValueError(f"`{name}` must be at least 1, but is {value}")
+
+
+def check_below_one(config: object, *names: str) -> None:
+    """Fields from 0 to less than 1, such as the shares that dropout leaves out."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value}")
+
+
+def check_probability(config: object, *names: str) -> None:
+    """Fields from 0 to 1."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value <= 1:
+            raise ValueError(f"`{name}` must be within 0 to 1, but is {value}")
 
 
 def check_range(name: str, found: tuple[float, float], lowest: float, highest: float) -> None:

@@ -9,7 +9,13 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from carnelian_training import config_errors, strict_yaml
-from carnelian_training.checks import check_not_negative, check_positive, check_probability, check_range
+from carnelian_training.checks import (
+    check_at_least_one,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    check_range,
+)
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
@@ -39,8 +45,7 @@ class ManifestConfig:
     """How often each of its clips comes in one epoch."""
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise ValueError(f"`repeat` must be at least 1, but is {self.repeat}")
+        check_at_least_one(self, "repeat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ class NoiseConfig:
     snr_db: tuple[float, float] = (5.0, 30.0)
 
     def __post_init__(self) -> None:
-        check_probability("probability", self.probability)
+        check_probability(self, "probability")
         check_range("snr_db", self.snr_db, -20.0, 100.0)
 
 
@@ -95,7 +100,7 @@ class ReverberationConfig:
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        check_probability("probability", self.probability)
+        check_probability(self, "probability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +147,7 @@ class AugmentConfig:
         check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames")
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
-        check_probability("speed_probability", self.speed_probability)
-        check_probability("time_mask_share", self.time_mask_share)
+        check_probability(self, "speed_probability", "time_mask_share")
 
     @property
     def fastest(self) -> float:

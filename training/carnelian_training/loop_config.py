@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from carnelian_training.checks import check_not_negative, check_positive, check_probability
+from carnelian_training.checks import check_at_least_one, check_not_negative, check_positive, check_probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class OptimizerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, but is {value}")
-        check_probability("start_share", self.start_share)
+        check_probability(self, "start_share")
         if not 0 < self.final_share <= 1:
             raise ValueError(f"`final_share` must be above 0 and at most 1, but is {self.final_share}")
         if self.schedule != "tri_stage" and self.min_lr > self.lr:
@@ -134,10 +134,9 @@ class LoopConfig:
     """Steps whose checkpoints are kept for ever."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "log_every_steps", "evaluate_every_steps", "checkpoint_every_steps", "keep_last"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value}")
+        check_at_least_one(
+            self, "steps", "log_every_steps", "evaluate_every_steps", "checkpoint_every_steps", "keep_last"
+        )
         if early := [step for step in self.milestones if step < 1]:
             raise ValueError(f"`milestones` must be steps, at least 1, but hold {early}")
         check_positive(self, "checkpoint_every_s")

@@ -5,6 +5,7 @@ In: mono float waveforms at 16 kHz. Out: [samples] float32. As `features.py`, it
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,8 +34,8 @@ class WaveformSettings:
     hop_samples = 1
 
     def __post_init__(self) -> None:
-        if self.variance_guard <= 0:
-            raise ValueError(f"`variance_guard` must be positive, but is {self.variance_guard}")
+        if not 0 < self.variance_guard < math.inf:
+            raise ValueError(f"`variance_guard` must be positive and finite, but is {self.variance_guard}")
 
 
 def waveform(signal: DataNode, settings: WaveformSettings) -> DataNode:

@@ -51,8 +51,11 @@ class FeatureSettings:
 
     def __post_init__(self) -> None:
         for name in ("window_samples", "hop_samples", "fft_size", "num_mels", "log_guard"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"`{name}` must be positive, but is {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"`{name}` must be positive and finite, but is {getattr(self, name)}")
+        for name in ("preemphasis", "std_guard"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"`{name}` must be finite and at least 0, but is {getattr(self, name)}")
         if self.window_samples < 2:
             raise ValueError(f"`window_samples` must be at least 2, but is {self.window_samples}")
         if self.fft_size < self.window_samples:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from carnelian_training.checks import check_at_least_one, check_not_negative, check_probability
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpanMaskConfig:
@@ -28,12 +30,9 @@ class SpanMaskConfig:
     channel_length: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("time_probability", "channel_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must be within 0 to 1, but is {getattr(self, name)}")
-        for name in ("time_length", "channel_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        check_probability(self, "time_probability", "channel_probability")
+        check_at_least_one(self, "time_length", "channel_length")
+        check_not_negative(self, "time_least")
 
 
 def time_mask(lengths: Sequence[int], frames: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Tensor | None:

@@ -33,7 +33,7 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "streams", "device_streams", "segment")
-        check_probability("context_share", self.context_share)
+        check_probability(self, "context_share")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from carnelian_training.checks import check_at_least_one, check_below_one
 from carnelian_training.models.dropout import dropout
 from carnelian_training.models.masked import Mask, MaskedBatchNorm, MaskedConv
 
@@ -37,11 +38,8 @@ class StageConfig:
     def __post_init__(self) -> None:
         if self.kernel % 2 == 0:
             raise ValueError(f"`kernel` must be odd, so that output frames stay centred, but is {self.kernel}")
-        for name in ("filters", "kernel", "blocks", "repeat", "stride", "dilation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"`dropout` must be at least 0 and below 1, but is {self.dropout}")
+        check_at_least_one(self, "filters", "kernel", "blocks", "repeat", "stride", "dilation")
+        check_below_one(self, "dropout")
         if self.stride > 1 and self.dilation > 1:
             raise ValueError(
                 f"only one of `stride` and `dilation` may be above 1, but they are {self.stride} and {self.dilation}"
@@ -66,8 +64,7 @@ class StackConfig:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("`stages` must name at least one stage, but is empty")
-        if self.num_mels < 1:
-            raise ValueError(f"`num_mels` must be at least 1, but is {self.num_mels}")
+        check_at_least_one(self, "num_mels")
         if self.head_frames < 1 or self.body_stride % self.head_frames:
             raise ValueError(
                 f"`head_frames` must divide the stages' stride, {self.body_stride}, but is {self.head_frames}"

@@ -6,6 +6,7 @@ negatives) is drawn from its own seed, and every result is a sum over one clip, 
 are dealt out to parts and processes (`contrastive.py` adds them up).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carnelian_training.checks import check_at_least_one, check_below_one, check_not_negative, check_positive
 from carnelian_training.models.wav2vec2 import Wav2Vec2Body, Wav2Vec2Config, frames_within, initialise
 
 
@@ -46,12 +48,13 @@ class PretrainingConfig:
     """Longer clips are cut to this length, anew in each epoch."""
 
     def __post_init__(self) -> None:
-        for name in ("groups", "codes", "code_width", "width", "negatives", "similarity_temperature", "crop_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"`{name}` must be positive, but is {getattr(self, name)}")
+        check_at_least_one(self, "groups", "codes", "code_width", "width", "negatives")
+        check_positive(self, "similarity_temperature", "crop_s")
+        check_not_negative(self, "diversity_weight", "penalty_weight")
+        check_below_one(self, "feature_dropout")
         if self.code_width % self.groups:
             raise ValueError(f"`groups` must divide `code_width`, {self.code_width}, but is {self.groups}")
-        if not 0 < self.temperature[1] <= self.temperature[0] or not 0 < self.temperature_decay <= 1:
+        if not 0 < self.temperature[1] <= self.temperature[0] < math.inf or not 0 < self.temperature_decay <= 1:
             raise ValueError(
                 "`temperature` must fall from one positive number to another and `temperature_decay` lie within 0 to "
                 f"1, but they are {list(self.temperature)} and {self.temperature_decay}"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carnelian_training.checks import check_at_least_one, check_below_one
 from carnelian_training.models.dropout import dropout
 
 
@@ -44,16 +45,12 @@ class TransformerXlConfig:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "feed_forward", "memory"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
+        check_at_least_one(self, "width", "layers", "heads", "feed_forward", "memory")
         if self.width % self.heads or self.width % 2:
             raise ValueError(f"`width` must be even and a multiple of `heads`, {self.heads}, but is {self.width}")
         if list(self.cutoffs) != sorted({cutoff for cutoff in self.cutoffs if cutoff > 0}):
             raise ValueError(f"`cutoffs` must be positive and rise, but are {list(self.cutoffs)}")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {getattr(self, name)}")
+        check_below_one(self, "dropout", "attention_dropout")
 
     @property
     def num_stages(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carnelian_training.checks import check_at_least_one, check_below_one, check_positive, check_probability
 from carnelian_training.models.hourglass import HourglassConfig, Resampling, run_hourglass
 from carnelian_training.models.network import CtcNetwork
 
@@ -61,20 +62,17 @@ class Wav2Vec2Config:
             raise ValueError(
                 f"`conv_channels`, `conv_kernels` and `conv_strides` must be equally long, but have {sizes} entries"
             )
+        if min(self.conv_channels) < 1:
+            raise ValueError(f"`conv_channels` must be at least 1, but are {list(self.conv_channels)}")
         if any(k < s or s < 1 for k, s in zip(self.conv_kernels, self.conv_strides, strict=True)):
             raise ValueError("`conv_strides` must be at least 1 and at most their `conv_kernels`")
+        check_at_least_one(self, "width", "layers", "heads", "feed_forward", "position_kernel", "position_groups")
         for name in ("heads", "position_groups"):
-            if getattr(self, name) < 1 or self.width % getattr(self, name):
+            if self.width % getattr(self, name):
                 raise ValueError(f"`{name}` must divide `width`, {self.width}, but is {getattr(self, name)}")
-        for name in ("width", "layers", "feed_forward", "position_kernel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "input_dropout", "head_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {getattr(self, name)}")
-        for name in ("layer_drop", "extractor_gradient"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must be within 0 to 1, but is {getattr(self, name)}")
+        check_positive(self, "norm_eps")
+        check_below_one(self, "dropout", "attention_dropout", "activation_dropout", "input_dropout", "head_dropout")
+        check_probability(self, "layer_drop", "extractor_gradient")
         if self.hourglass is not None and self.hourglass.layers != self.layers:
             raise ValueError(
                 f"`hourglass` must divide up all `layers`, {self.layers}, but its parts are {self.hourglass.layers}"
