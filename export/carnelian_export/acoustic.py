@@ -7,10 +7,10 @@ import onnx
 import torch
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork, StackNetwork
+from carnelian_training.precision import DTYPES
 
 from carnelian_export.engine import EngineRun, build_engine
 from carnelian_export.parity import Clip, Scores, check_distributions, check_parity, compare, make_inputs
-from carnelian_export.precision import DTYPES
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
 from carnelian_export.quantise import quantise, read_clips
 from carnelian_export.shaped import build_shaped, export_shaped

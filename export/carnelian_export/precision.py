@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from carnelian_export.folding import fold_batch_norms
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SENSITIVE = (nn.LayerNorm, ClipNorm, PositionalConv)
 """What sums squares over many numbers. Batch norms are folded in float32 first; log-softmax is in float32 always."""
 

@@ -20,7 +20,8 @@ from carnelian_training.distributed import Process
 from carnelian_training.evaluate import batch_s, read_clips
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
-from carnelian_training.transcription import AUTOCAST, augmented
+from carnelian_training.precision import autocast
+from carnelian_training.transcription import augmented
 
 
 class Contrastive:
@@ -55,7 +56,7 @@ class Contrastive:
         with torch.no_grad():
             for part, batch in enumerate(batches, start=1):
                 self._seed(part)
-                with self._autocast():
+                with autocast(self.process.device, self.config.loop.precision):
                     usage, hidden = self.model.usage(**augmented(batch, self.config, self.process.device))
                 total += torch.cat([usage.flatten(), hidden[None]])
         self.mean_usage = self._mean(total)
@@ -67,7 +68,7 @@ class Contrastive:
         self._seed(self.part)
         inputs = augmented(batch, self.config, self.process.device)
         temperature = self.settings.temperature_at(self.step)
-        with self._autocast():
+        with autocast(self.process.device, self.config.loop.precision):
             contrast: Contrast = network(**inputs, seeds=batch.seeds, temperature=temperature)
         self._count(contrast)
         mean = self.mean_usage
@@ -92,10 +93,6 @@ class Contrastive:
         """Let dropout draw the same whenever a part is run."""
         word = f"{self.config.loop.seed}/{self.step}/{self.process.rank}/{part}"
         torch.manual_seed(zlib.crc32(word.encode()))
-
-    def _autocast(self) -> torch.autocast:
-        precision = AUTOCAST.get(self.config.loop.precision)
-        return torch.autocast(self.process.device.type, precision, enabled=precision is not None)
 
     def _mean(self, total: Tensor) -> Tensor:
         """[groups, codes] of this process's sums and hidden frames, over all processes."""

@@ -29,6 +29,7 @@ from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.optim import build_optimizer
+from carnelian_training.precision import allow_tf32
 from carnelian_training.run_config import OF_TRAINING, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -207,8 +208,7 @@ def new_state(config: RunConfig, process: Process) -> State:
         )
     if config.loop.depthwise == "triton" and device.type != "cuda":
         raise ValueError("`loop.depthwise: triton` must run on a GPU, but PyTorch sees none: set it to `pytorch`")
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    allow_tf32(precision)
     torch.manual_seed(config.loop.seed)
     model = checkpoint.build_network(config).to(device)
     average = None if config.optimizer.ema is None else Average(model, config.optimizer.ema)

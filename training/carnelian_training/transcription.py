@@ -11,8 +11,7 @@ from carnelian_training.data.augment import spec_augment, warp_frequency
 from carnelian_training.data.loading import Batch, Item
 from carnelian_training.data.span_masks import channel_mask, time_mask
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from carnelian_training.precision import autocast
 
 
 class Transcription:
@@ -43,8 +42,7 @@ def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:
     device = next(network.parameters()).device
     inputs = augmented(batch, config, device)
     targets, target_lengths = batch.targets(config.labels)
-    precision = AUTOCAST.get(config.loop.precision)
-    with torch.autocast(device.type, precision, enabled=precision is not None):
+    with autocast(device, config.loop.precision):
         log_probs, lengths = network(**inputs)
     return F.ctc_loss(
         log_probs.transpose(0, 1),

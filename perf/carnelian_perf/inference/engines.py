@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
-from carnelian_export.precision import DTYPES, lower
+from carnelian_export.precision import lower
 from carnelian_export.quantise import QuantisationError, quantise
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_serving.backends.onnxruntime.parts import split
@@ -24,6 +24,7 @@ from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2
+from carnelian_training.precision import DTYPES, autocast
 from torch import Tensor, nn
 
 from carnelian_perf.inference.results import GPU_ONLY
@@ -56,7 +57,7 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
     """
     if name in GPU_ONLY and device == "cpu":
         raise EngineError("no GPU")
-    dtype = DTYPES.get(precision, torch.float32)  # TF32 is float32 that is multiplied in fewer bits
+    dtype = DTYPES[precision]
     if name.startswith("onnx"):
         if precision not in ONNX_PRECISIONS[name]:
             raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
@@ -74,7 +75,7 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         module: nn.Module = _make_plain(config, network)
     else:
         module = network if device == "cpu" else copy.deepcopy(network)  # other engines need it where it is
-    return _run_torch(module.to(device), device, None if dtype == torch.float32 else dtype)
+    return _run_torch(module.to(device), device, precision)
 
 
 def _quantise(network: CtcNetwork) -> onnx.ModelProto:
@@ -95,11 +96,11 @@ def _make_plain(config: Config, network: CtcNetwork) -> PlainQuartzNet:
     return plain.eval()
 
 
-def _run_torch(forward: Forward, device: str, autocast: torch.dtype | None = None) -> Engine:
+def _run_torch(forward: Forward, device: str, precision: str = "fp32") -> Engine:
     @torch.inference_mode()
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
         batch, ends = torch.from_numpy(features).to(device), torch.from_numpy(lengths).long().to(device)
-        with torch.autocast(device, autocast, enabled=autocast is not None):
+        with autocast(torch.device(device), precision):
             log_probs, _ = forward(batch, ends)
         return log_probs.float().cpu().numpy()  # waits for the GPU
 

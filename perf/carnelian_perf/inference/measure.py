@@ -21,6 +21,7 @@ from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
 from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.precision import allow_tf32
 from tqdm import tqdm
 
 from carnelian_perf import raw_file
@@ -29,7 +30,7 @@ from carnelian_perf.inference.engines import Engine, EngineError, build_engine, 
 from carnelian_perf.inference.results import TITLES, Common, Facts, Measurement, Timing
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.networks import load_network
-from carnelian_perf.yardsticks.floors import allow_tf32, count_operations, measure_onnx_peak, measure_peak
+from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
 
 LOGGER = logging.getLogger(__name__)
 

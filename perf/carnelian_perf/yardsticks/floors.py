@@ -15,12 +15,11 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.finetune import frozen_stages
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Attention, ConvLayer, PositionalConv
+from carnelian_training.precision import DTYPES, allow_tf32
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def find_floor(config: Config, duration_s: float, batch: int, precision: str) -> dict[str, float]:
@@ -57,10 +56,9 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
             module.register_forward_hook(partial(count, passes))
     _go_forward(network, config, duration_s)
     weights = sum(parameter.numel() for parameter in network.parameters())
-    width = 2 if precision in DTYPES else 4
     return {
         "gflop": batch * operations / 1e9,
-        "gbyte": (batch * elements * width + 8 * weights * 4) / 1e9,
+        "gbyte": (batch * elements * DTYPES[precision].itemsize + 8 * weights * 4) / 1e9,
     }
 
 
@@ -97,16 +95,10 @@ def measure_peak(precision: str, seconds: float = 0.3) -> float:
     device = _device()
     batch, channels = (512, 2048) if device.type == "cuda" else (64, 512)
     allow_tf32(precision)
-    dtype = DTYPES.get(precision, torch.float32)
+    dtype = DTYPES[precision]
     x = torch.randn(batch, channels, 1, 64, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     weight = torch.randn(channels, channels, 1, 1, device=device, dtype=dtype)
     return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device, seconds) / 1e9
-
-
-def allow_tf32(precision: str) -> None:
-    """Let a GPU multiply float32 in fewer bits, in every precision but fp32 itself, as training does."""
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def measure_onnx_peak(threads: int, seconds: float = 0.3) -> float:

@@ -13,11 +13,11 @@ from carnelian_training.language_models.sentences import divide
 from carnelian_training.language_models.streams import Segment, Streams, Stretch
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
+from carnelian_training.precision import autocast
 from carnelian_training.report import Report
 from carnelian_training.state import State
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.task import Finding, Share
-from carnelian_training.transcription import AUTOCAST
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +111,8 @@ class Prediction:
     def losses(self, network: nn.Module, batch: Segment) -> tuple[Tensor, int]:
         """The loss of each stream, [streams] float32, and the tokens of all."""
         device = self.state.process.device
-        precision = AUTOCAST.get(self.config.loop.precision)
         memory = None if self.state.memory is None else self.state.memory[:, batch.rows]
-        with torch.autocast(device.type, precision, enabled=precision is not None):
+        with autocast(device, self.config.loop.precision):
             inputs = (tensor.to(device) for tensor in (batch.tokens, batch.targets, batch.reach))
             log_probs, memory = network(*inputs, memory)
         self.remembered.append(memory)
