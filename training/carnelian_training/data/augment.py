@@ -3,7 +3,6 @@
 What is drawn for a clip comes from its own seed: it is the same in every batch and in every process.
 """
 
-import math
 import zlib
 from collections.abc import Sequence
 
@@ -13,9 +12,7 @@ from torch import Tensor
 
 from carnelian_training.config import AugmentConfig
 from carnelian_training.features import SAMPLE_RATE_HZ
-
-# Slaney's mel scale: linear below 1 kHz, which is 15 mel, logarithmic above.
-_BREAK_HZ, _BREAK_MEL, _MEL_PER_E = 1000.0, 15.0, 27 / math.log(6.4)
+from carnelian_training.mel import to_hz, to_mel
 
 
 def draws(seeds: Sequence[int], purpose: str, count: int) -> Tensor:
@@ -64,23 +61,13 @@ def warp_frequency(features: Tensor, config: AugmentConfig, seeds: Sequence[int]
         return features
     num_mels = features.shape[1]
     factor = 1 + config.frequency_warp * (2 * draws(seeds, "warp_frequency", 1).float() - 1)
-    band_mel = _to_mel(torch.tensor(SAMPLE_RATE_HZ / 2)) / (num_mels + 1)
-    centre_hz = _to_hz((torch.arange(num_mels) + 1) * band_mel)
-    source = (_to_mel(centre_hz * factor) / band_mel - 1).clamp(0, num_mels - 1)  # [batch, mels], in bands
+    band_mel = to_mel(torch.tensor(SAMPLE_RATE_HZ / 2)) / (num_mels + 1)
+    centre_hz = to_hz((torch.arange(num_mels) + 1) * band_mel)
+    source = (to_mel(centre_hz * factor) / band_mel - 1).clamp(0, num_mels - 1)  # [batch, mels], in bands
     below = source.floor().long()
     share = (source - below)[:, :, None].to(features.device)
     index = below[:, :, None].expand_as(features).to(features.device)
     return torch.lerp(features.gather(1, index), features.gather(1, (index + 1).clamp(max=num_mels - 1)), share)
-
-
-def _to_mel(hz: Tensor) -> Tensor:
-    logarithmic = _BREAK_MEL + _MEL_PER_E * (hz.clamp(min=_BREAK_HZ) / _BREAK_HZ).log()
-    return torch.where(hz < _BREAK_HZ, hz * _BREAK_MEL / _BREAK_HZ, logarithmic)
-
-
-def _to_hz(mel: Tensor) -> Tensor:
-    logarithmic = _BREAK_HZ * ((mel - _BREAK_MEL) / _MEL_PER_E).exp()
-    return torch.where(mel < _BREAK_MEL, mel * _BREAK_HZ / _BREAK_MEL, logarithmic)
 
 
 def _spans(sizes: Tensor, widest: Tensor, size: int, drawn: Tensor) -> Tensor:

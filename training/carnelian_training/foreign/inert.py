@@ -6,6 +6,7 @@ what the file says of it; the class is never looked up, so nothing of it can run
 
 import io
 import pickle
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -75,18 +76,15 @@ def load(file: io.BufferedIOBase, **options: Any) -> Any:
 
 
 def load_checkpoint(path: Path) -> Any:
-    """What a `.pt` file holds, objects turned into data by :func:`plain`.
+    """What a `.pt` file holds, objects of other classes as :class:`Inert`; :func:`plain` makes data of them.
 
     Raises:
         CheckpointError: It cannot be read.
     """
-    import sys
-
     try:
-        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
+        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
     except Exception as error:  # torch names no common base for what a damaged file raises
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    return content
 
 
 def plain(value: Any) -> Any:

@@ -92,16 +92,13 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
     for ours, theirs in table.items():
         if theirs not in found:
             continue
-        tensor, shape = found[theirs], wanted[ours].shape
         # [out, in, kernel] -> [out, in, 1, kernel]: convolutions are 2-D here
-        if list(tensor.shape) != [size for axis, size in enumerate(shape) if axis != 2]:
-            expected = [size for axis, size in enumerate(shape) if axis != 2]
-            mistakes.append(f"  {theirs}: must be {expected}, but is {list(tensor.shape)}")
+        shape = [size for axis, size in enumerate(wanted[ours].shape) if axis != 2]
+        if mistake := find_mistake(theirs, found[theirs], shape):
+            mistakes.append(mistake)
             continue
-        if not is_finite(tensor):
-            mistakes.append(f"  {theirs}: holds numbers that are not finite")
         # A copy: what was loaded may be one storage of everything.
-        weights[ours] = tensor.reshape(shape).to(wanted[ours].dtype, copy=True)
+        weights[ours] = found[theirs].reshape(wanted[ours].shape).to(wanted[ours].dtype, copy=True)
     check_fit(mistakes, path)
     return weights
 
@@ -123,6 +120,13 @@ def check_tensors(found: Any, path: Path) -> None:
         raise CheckpointError(
             f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
         )
+
+
+def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
+    """A line for :func:`check_fit`; None if the tensor has this shape and finite numbers."""
+    if list(tensor.shape) != shape:
+        return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
+    return None if is_finite(tensor) else f"  {name}: holds numbers that are not finite"
 
 
 def check_fit(mistakes: list[str], path: Path) -> None:

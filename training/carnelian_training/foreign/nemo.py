@@ -27,6 +27,7 @@ from carnelian_training.foreign import inert
 from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.options import Options, check, samples, section
 from carnelian_training.foreign.stages import block_list, model_tree
+from carnelian_training.mel import to_hz, to_mel
 from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.replacement import replaced
@@ -291,12 +292,8 @@ def _feature_tensors(settings: FeatureSettings) -> dict[str, Tensor]:
 
 def mel_filters(settings: FeatureSettings) -> npt.NDArray[np.float32]:
     """Triangles of unit area on Slaney's mel scale, linear below 1 kHz: [num_mels, fft_size / 2 + 1]."""
-
-    def to_mel(hz: float) -> float:
-        return hz * 3 / 200 if hz < 1000 else 15 + 27 * math.log(hz / 1000) / math.log(6.4)
-
-    mel = np.linspace(to_mel(settings.low_hz), to_mel(settings.high_hz), settings.num_mels + 2)
-    edges = np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * math.log(6.4) / 27))
+    low, high = to_mel(torch.tensor([settings.low_hz, settings.high_hz], dtype=torch.float64))
+    edges = to_hz(torch.linspace(low, high, settings.num_mels + 2, dtype=torch.float64)).numpy()
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, settings.fft_size // 2 + 1)
     rise = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
     fall = (edges[2:, None] - bins) / np.diff(edges)[1:, None]

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import build_network, is_finite
+from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
-from carnelian_training.foreign.keys import check_fit
+from carnelian_training.foreign.keys import check_fit, find_mistake
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 
@@ -158,11 +158,9 @@ def take(
             tensor = tensor[alphabet.rows]
         if ours == "pretraining.quantiser.vectors" and tensor.numel() == wanted[ours].numel():
             tensor = tensor.reshape(shape)
-        if list(tensor.shape) != shape:
-            mistakes.append(f"  {theirs}: must be {shape}, but is {list(tensor.shape)}")
+        if mistake := find_mistake(theirs, tensor, shape):
+            mistakes.append(mistake)
             continue
-        if not is_finite(tensor):
-            mistakes.append(f"  {theirs}: holds numbers that are not finite")
         weights[ours] = tensor.to(torch.float32, copy=True)
     check_fit(mistakes, path)
     return weights
