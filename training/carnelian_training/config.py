@@ -24,11 +24,12 @@ from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.text import LABEL_CHARACTERS
 from carnelian_training.waveform import WaveformSettings
 
 T = TypeVar("T")
 
-LABELS = tuple(" abcdefghijklmnopqrstuvwxyz'")
+LABELS = tuple(LABEL_CHARACTERS)
 
 
 class ConfigError(ValueError):

@@ -14,6 +14,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode
 
 from carnelian_training.data.manifest import Clip
+from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
 
@@ -60,7 +61,7 @@ def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:
     return np.frombuffer(buffer.getvalue(), np.uint8)
 
 
-STAND_IN = _wav(np.zeros((1, 1), np.float32), 16_000)
+STAND_IN = _wav(np.zeros((1, 1), np.float32), SAMPLE_RATE_HZ)
 """One sample of silence, in the place of a clip that cannot be decoded."""
 
 
@@ -75,7 +76,8 @@ def decoding_error(clip: Clip) -> str | None:
 
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
     def graph() -> DataNode:
-        return decode(fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1), 16_000.0)
+        data = fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1)
+        return decode(data, float(SAMPLE_RATE_HZ))
 
     try:
         pipeline = graph()

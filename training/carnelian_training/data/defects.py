@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
 from carnelian_training.data.manifest import Clip
-from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
 
 SILENT_RMS = 10 ** (-90 / 20)
 """Root mean square, full scale 1. A 16-bit recording of which only the last bit flickers stays below it."""
@@ -32,26 +32,26 @@ class Limits:
     @classmethod
     def of(cls, config: Config) -> "Limits":
         """Those of a configuration."""
-        labels, hop_samples = config.labels if config.pretraining is None else None, config.features.hop_samples
-        return cls._of(labels, hop_samples, config.model.output_frames, config.data, config.augment)
+        return cls(
+            frozenset(config.labels) if config.pretraining is None else None,
+            config.features.hop_samples,
+            config.model.output_frames,
+            config.data.min_duration_s,
+            config.data.max_duration_s,
+            config.augment.fastest,
+        )
 
     @classmethod
     def by_default(cls) -> "Limits":
         """Those of a configuration that says nothing about them, at 20 ms per output frame."""
-        return cls._of(LABELS, 160, lambda frames: -(-frames // 2), DataConfig(), AugmentConfig())
-
-    @classmethod
-    def _of(
-        cls,
-        labels: tuple[str, ...] | None,
-        hop_samples: int,
-        output_frames: Callable[[int], int],
-        data: DataConfig,
-        augment: AugmentConfig,
-    ) -> "Limits":
-        durations_s = data.min_duration_s, data.max_duration_s
-        letters = None if labels is None else frozenset(labels)
-        return cls(letters, hop_samples, output_frames, *durations_s, augment.fastest)
+        return cls(
+            frozenset(LABELS),
+            FeatureSettings().hop_samples,
+            lambda frames: -(-frames // 2),
+            DataConfig().min_duration_s,
+            DataConfig().max_duration_s,
+            AugmentConfig().fastest,
+        )
 
 
 @dataclass(frozen=True)
