@@ -28,6 +28,7 @@ from carnelian_training.run_config import load_run, run_from_dict
 from carnelian_training.state import new_state
 from carnelian_training.text import LABEL_CHARACTERS
 from carnelian_training.train import optimise, train
+from sentencepiece import SentencePieceProcessor
 from typer.testing import CliRunner
 
 NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "letter"], ["saw", "heard", "met", "followed"]
@@ -81,11 +82,12 @@ def test_tokens_spell_every_word(text, kind):
     sentences = [f"the {noun} is here" for noun in NOUNS * 9]
     config = TokenConfig(kind=kind, size=33 if kind == "unigram" else None)
     tokenizer = train_tokenizer(sentences, config)
-    assert tokenizer.vocabulary == config.vocabulary
+    processor = SentencePieceProcessor(model_proto=tokenizer.model)
+    assert processor.vocab_size() == config.vocabulary
     assert tokenizer.model == train_tokenizer(sentences, config).model
     said = ["quick brown foxes jump over the lazy dog's vizier", LABEL_CHARACTERS.strip(), ""]
     encoded = Tokenizer(tokenizer.model).encode(said)
-    assert [tokenizer.decode(tokens) for tokens in encoded] == said
+    assert processor.decode(encoded) == said
     assert all(token > END for tokens in encoded for token in tokens)
 
 

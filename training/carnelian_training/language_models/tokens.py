@@ -1,4 +1,4 @@
-"""Text to tokens and back: subwords or characters by SentencePiece, whose model travels in the checkpoint.
+"""Text to tokens: subwords or characters by SentencePiece, whose model travels in the checkpoint.
 
 Subwords are SentencePiece's unigrams (Kudo 2018, arXiv:1804.10959). Every character of the labels is a token as well,
 so no word is unknown and perplexities per word cover all of the text.
@@ -54,11 +54,6 @@ class Tokenizer:
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens there are."""
-        return int(self._processor.vocab_size())
-
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of each sentence, without the end."""
         encoded: list[list[int]] = self._processor.encode(list(sentences))
@@ -67,10 +62,6 @@ class Tokenizer:
     def begins_word(self, token: int) -> bool:
         """Whether a token is the first of a word."""
         return str(self._processor.id_to_piece(token)).startswith("\u2581")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
-        return str(self._processor.decode(list(tokens)))
 
 
 def train_tokenizer(sentences: Sequence[str], config: TokenConfig) -> Tokenizer:

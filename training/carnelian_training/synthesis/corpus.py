@@ -35,7 +35,6 @@ from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, Voice, choose_vo
 
 logger = logging.getLogger(__name__)
 
-FORMATS = ("ogg", "flac")
 DURATION_LIMITS_S = (0.8, 16.5)
 LETTERS_PER_S = (5.0, 32.0)
 """Speech outside this range was cut off, or is mostly silence or repetition."""
@@ -59,12 +58,13 @@ class Utterance:
     pitch: float
     seed: int
 
-    def path(self, audio_format: str) -> Path:
-        """The clip's file, relative to the corpus."""
+    @property
+    def path(self) -> Path:
+        """The clip's file, Ogg Vorbis, relative to the corpus."""
         asked = asdict(self) | {"voice": self.voice.engine}
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
         folder = f"{self.index // CLIPS_PER_FOLDER:04d}"
-        return Path("clips", folder, f"{self.index:06d}_{self.voice.name}_{digest}.{audio_format}")
+        return Path("clips", folder, f"{self.index:06d}_{self.voice.name}_{digest}.ogg")
 
 
 def synthesise(
@@ -75,7 +75,6 @@ def synthesise(
     texts: Sequence[str] | None = None,
     seed: int = 1,
     workers: int = 2,
-    audio_format: str = "ogg",
 ) -> list[Clip]:
     """Make, or go on making, a corpus in `out`: `manifest.jsonl` and clips of 16 kHz mono speech.
 
@@ -89,7 +88,6 @@ def synthesise(
         seed: Decides sentences, voices, speeds and file names, together with the texts and the voices that
             are there. The number of workers has no part in it.
         workers: Processes.
-        audio_format: `ogg` (Vorbis) or `flac`.
 
     Returns:
         The clips, as in the manifest. Fewer hours than asked if the texts have no more sentences.
@@ -99,8 +97,6 @@ def synthesise(
     """
     if hours <= 0 or workers < 1:
         raise ValueError(f"`hours` and `workers` must be positive, found {hours} and {workers}")
-    if audio_format not in FORMATS:
-        raise ValueError(f"`audio_format` must be one of {', '.join(FORMATS)}, found {audio_format!r}")
     chosen = choose_voices(voices)
     utterances = plan_utterances(choose_sources(texts), chosen, seed)
     target_s = hours * 3600
@@ -108,7 +104,7 @@ def synthesise(
     total_s = 0.0
     with tqdm(total=round(target_s), unit="s", desc="speech", disable=not sys.stderr.isatty()) as progress:
         last_write = time.monotonic()
-        for clip in _make_clips(utterances, out, audio_format, workers):
+        for clip in _make_clips(utterances, out, workers):
             clips.append(clip)
             total_s += clip.duration
             progress.update(round(min(total_s, target_s)) - progress.n)
@@ -150,13 +146,13 @@ def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: in
         )
 
 
-def make_clip(utterance: Utterance, out: Path, audio_format: str) -> Clip | None:
+def make_clip(utterance: Utterance, out: Path) -> Clip | None:
     """Say an utterance, unless its file is there.
 
     Returns:
         The clip; None if the engine failed or said something that cannot be the sentence.
     """
-    path = out / utterance.path(audio_format)
+    path = out / utterance.path
     if not path.exists():
         how = (utterance.speaker, utterance.speed, utterance.pitch, utterance.seed)
         try:
@@ -193,7 +189,7 @@ def find_fault(speech: npt.NDArray[np.float32], labels: str) -> str | None:
     return None
 
 
-def _make_clips(utterances: Iterator[Utterance], out: Path, audio_format: str, workers: int) -> Iterator[Clip]:
+def _make_clips(utterances: Iterator[Utterance], out: Path, workers: int) -> Iterator[Clip]:
     """Make clips in worker processes; yield them in the order of the plan."""
     tasks: deque[Future[list[Clip | None]]] = deque()
     # Not forked: the parent may have threads (torch, DALI) whose locks a fork would copy in any state.
@@ -204,7 +200,7 @@ def _make_clips(utterances: Iterator[Utterance], out: Path, audio_format: str, w
                 chunk = list(itertools.islice(utterances, CLIPS_PER_TASK))
                 if not chunk:
                     break
-                tasks.append(pool.submit(_make_task, chunk, out, audio_format))
+                tasks.append(pool.submit(_make_task, chunk, out))
             if not tasks:
                 return
             yield from (clip for clip in tasks.popleft().result() if clip is not None)
@@ -212,8 +208,8 @@ def _make_clips(utterances: Iterator[Utterance], out: Path, audio_format: str, w
         pool.shutdown(cancel_futures=True)
 
 
-def _make_task(utterances: list[Utterance], out: Path, audio_format: str) -> list[Clip | None]:
-    return [make_clip(utterance, out, audio_format) for utterance in utterances]
+def _make_task(utterances: list[Utterance], out: Path) -> list[Clip | None]:
+    return [make_clip(utterance, out) for utterance in utterances]
 
 
 def _start_worker() -> None:

@@ -44,7 +44,6 @@ class Source:
     """Paragraphs."""
     install_hint: Callable[[], str | None]
     """What to run to get the text; None if it is there."""
-    licence: str
 
 
 def choose_sources(names: Sequence[str] | None) -> list[Source]:
@@ -235,15 +234,13 @@ SOURCES = {
             share=50,
             read=read_austen,
             install_hint=_austen_hint,
-            licence="public domain; package MIT",
         ),
-        Source(name="web", share=15, read=read_bible, install_hint=_bible_hint, licence="public domain"),
+        Source(name="web", share=15, read=read_bible, install_hint=_bible_hint),
         Source(
             name="wordnet",
             share=35,
             read=read_wordnet,
             install_hint=_wordnet_hint,
-            licence="WordNet 3.0 licence",
         ),
     )
 }
@@ -260,5 +257,4 @@ def _find(name: str) -> Source:
         share=50,
         read=lambda: read_transcripts(path) if path.suffix in (".jsonl", ".json") else read_text_file(path),
         install_hint=lambda: None,
-        licence="the user's",
     )
