@@ -163,7 +163,7 @@ class State:
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
-            "best_wer": self.best_error,
+            "best_wer": self.best_error,  # as it was called when all runs were of recognisers
             "rated_by": self.rated_by,
             "milestones": sorted(self.milestones),
             "memory": memory,
@@ -260,7 +260,7 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
     if not name:
         return False
     before, content = checkpoint.load(directory / name)
-    compare(before, config, directory / name)
+    check_resumable(before, config, directory / name)
     state.restore(content)
     dev, dev_before = (getattr(getattr(one, "data", None), "dev", None) for one in (config, before))
     if state.rated_by is None and dev != dev_before:
@@ -319,7 +319,7 @@ def _is_early(best: Path, config: RunConfig) -> bool:
     return step is not None and step <= checkpoint_every_steps(config)
 
 
-def compare(before: RunConfig, now: RunConfig, path: Path) -> None:
+def check_resumable(before: RunConfig, now: RunConfig, path: Path) -> None:
     """Log what has changed since a checkpoint.
 
     Raises:

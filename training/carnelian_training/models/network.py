@@ -25,6 +25,17 @@ class Architecture(Protocol):
     def stride(self) -> int:
         """Feature frames per output frame."""
 
+    @property
+    def head_frames(self) -> int:
+        """Output frames that the head makes of each frame of the last stage."""
+
+    @property
+    def num_stages(self) -> int:
+        """How many parts freeze and learn at a rate of their own, the head aside."""
+
+    def stage_of(self, name: str) -> int:
+        """The stage of a parameter, by its name; the head comes after the last."""
+
     def output_frames(self, frames: int) -> int:
         """Output frames of a clip with `frames` of features."""
 

@@ -121,7 +121,9 @@ def change_options(
     can_rescore: bool = False,
     names: Sequence[str] = _NAMES,
 ) -> Options:
-    """The same for a model's own defaults, of which a decoder that is not the default one may be the only user.
+    """Change some options; unlike :func:`read_options`, also such as the decoder of the result has no use for.
+
+    So a model's defaults may hold those of a decoder that is not its default one.
 
     Raises:
         OptionError: A parameter does not exist, or its value is not allowed.
