@@ -82,7 +82,9 @@ class Decoding:
             LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels.
             OptionError: There is no such option, or not with this value.
         """
-        decoder = ctc.Decoder(labels, 1.0, self.language_model, None, self.neural_language_model)
+        decoder = ctc.Decoder(
+            labels, 1.0, language_model=self.language_model, neural_language_model=self.neural_language_model
+        )
         options = decoder.change_options(self.options)
         parameters = {key: str(value).lower() for key, value in asdict(options).items() if key != "hotwords"}
         if options.hotwords:

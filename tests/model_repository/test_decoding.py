@@ -39,8 +39,8 @@ def clip() -> bytes:
 @pytest.mark.parametrize("options", OPTIONS[1:])
 def test_served_is_offline(sdk, options):
     config, network = load_model(ROOT / "demo" / "quartznet_demo.pt")
-    models = DEPLOYED / "english.klm", None, DEPLOYED / "english.onnx"
-    decoder = Decoder(config.labels, frame_duration_s(config), *models)
+    models = {"language_model": DEPLOYED / "english.klm", "neural_language_model": DEPLOYED / "english.onnx"}
+    decoder = Decoder(config.labels, frame_duration_s(config), **models)
     weights = read_weights(ROOT / "demo" / "lm_weights.json")
     offline = evaluate(network, config, CLIPS, decoder=decoder, options=options, defaults=weights)
     paths = [clip.audio_filepath for clip in read_manifest(CLIPS)]

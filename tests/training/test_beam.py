@@ -59,7 +59,7 @@ def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa):
         unknown = sum(word not in ("a", "ab") for word in text.split())
         language = 0.7 * model.score(text) * math.log(10) + 0.4 * len(text.split()) - 1.5 * unknown
         expected[text] = log_prob + language
-    hypothesis = decode(clip, Decoder(LABELS, 0.02, arpa), **EVERYTHING, **weights, decoder="ngram")
+    hypothesis = decode(clip, Decoder(LABELS, 0.02, language_model=arpa), **EVERYTHING, **weights, decoder="ngram")
     assert_ranked(hypothesis.alternatives, expected)
 
 
@@ -106,7 +106,7 @@ def careful_clip() -> np.ndarray:
 def test_what_lies_behind_takes_no_place_in_the_beam_from_what_lies_ahead(tmp_path):
     path = tmp_path / "careful.arpa"
     path.write_text(CAREFUL)
-    decoder = Decoder(LABELS, 0.02, path)
+    decoder = Decoder(LABELS, 0.02, language_model=path)
     narrow = decode(careful_clip(), decoder, decoder="ngram", lm_weight="1", beam_width="10")
     assert narrow.text == "a a a a a a a a ab"
 
@@ -114,7 +114,7 @@ def test_what_lies_behind_takes_no_place_in_the_beam_from_what_lies_ahead(tmp_pa
 def test_readings_that_were_recombined_are_among_the_alternatives_with_their_scores(tmp_path):
     path = tmp_path / "careful.arpa"
     path.write_text(CAREFUL)
-    decoder = Decoder(LABELS, 0.02, path)
+    decoder = Decoder(LABELS, 0.02, language_model=path)
     narrow, wide = (
         decode(careful_clip(), decoder, decoder="ngram", lm_weight="1", n_best=n_best, beam_width=width).alternatives
         for n_best, width in (("20", "20"), ("100", "500"))
@@ -130,7 +130,7 @@ def test_readings_that_were_recombined_are_among_the_alternatives_with_their_sco
 def test_every_alternative_has_time_to_be_said(seed, arpa):
     clip = random_clip(4, seed)
     for options in ({}, {"decoder": "ngram"}):
-        found = decode(clip, Decoder(LABELS, 0.02, arpa), **EVERYTHING | {"beam_width": "4"} | options)
+        found = decode(clip, Decoder(LABELS, 0.02, language_model=arpa), **EVERYTHING | {"beam_width": "4"} | options)
         assert len(found.alternatives) > 1
         for reading in found.alternatives:
             equal_neighbours = sum(a == b for a, b in itertools.pairwise(reading.text))
@@ -139,7 +139,7 @@ def test_every_alternative_has_time_to_be_said(seed, arpa):
 
 def test_an_expected_word_is_not_unknown(arpa):
     clip = random_clip(4, seed=5)
-    decoder = Decoder(LABELS, 0.02, arpa)
+    decoder = Decoder(LABELS, 0.02, language_model=arpa)
     plain = decode(clip, decoder, **EVERYTHING, decoder="ngram", unknown_score="-3")
     hot = decode(clip, decoder, **EVERYTHING, decoder="ngram", unknown_score="-3", hotwords='["bb"]', hotword_boost="0")
     scores = [{reading.text: reading.score for reading in result.alternatives} for result in (plain, hot)]
@@ -162,13 +162,13 @@ def test_a_narrow_beam_finds_what_greedy_decoding_finds_on_a_clear_clip():
 def test_next_to_nothing_can_be_decoded(num_frames, arpa):
     clip = np.log(np.full((num_frames, 4), 0.25, np.float32))
     for decoder in ("beam", "ngram"):
-        hypothesis = decode(clip, Decoder(LABELS, 0.02, arpa), decoder=decoder, n_best="3")
+        hypothesis = decode(clip, Decoder(LABELS, 0.02, language_model=arpa), decoder=decoder, n_best="3")
         assert 1 <= len(hypothesis.alternatives) <= 3
 
 
 def test_nothing_but_blanks_is_an_empty_text(arpa):
     clip = np.log(np.array([[0.001, 0.001, 0.001, 0.997]] * 50, np.float32))
-    hypothesis = decode(clip, Decoder(LABELS, 0.02, arpa), decoder="ngram")
+    hypothesis = decode(clip, Decoder(LABELS, 0.02, language_model=arpa), decoder="ngram")
     assert (hypothesis.text, hypothesis.words) == ("", ())
     assert hypothesis.confidence == pytest.approx(0.997, abs=1e-3)
 

@@ -27,7 +27,7 @@ def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp
 
 def test_a_language_model_of_words_needs_a_label_between_them(arpa):
     with pytest.raises(LanguageModelError, match="one label must be the space, but the labels are 'ab'"):
-        Decoder(["a", "b"], 0.02, arpa)
+        Decoder(["a", "b"], 0.02, language_model=arpa)
 
 
 def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
@@ -36,7 +36,8 @@ def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
     capitals.write_text(text.replace("\ta", "\tA").replace("ab", "AB").replace(" a", " A").replace("\tAb", "\tAB"))
     clip = np.log(np.random.default_rng(2).dirichlet(np.ones(len(LABELS) + 1), 8)).astype(np.float32)
     small, large = (
-        Decoder(LABELS, 0.02, path).decode([clip], [Options(decoder="ngram")])[0] for path in (arpa, capitals)
+        Decoder(LABELS, 0.02, language_model=path).decode([clip], [Options(decoder="ngram")])[0]
+        for path in (arpa, capitals)
     )
     assert small == large
 
@@ -97,5 +98,5 @@ def test_without_kenlm_a_language_model_says_what_to_install(arpa, monkeypatch):
     monkeypatch.setitem(sys.modules, "kenlm", None)
     monkeypatch.delitem(sys.modules, "carnelian_training.ctc.language_model", raising=False)
     with pytest.raises(MissingPackage, match="pip install ufal-kenlm"):
-        Decoder(LABELS, 0.02, arpa)
-    assert Decoder(LABELS, 0.02).decoders == ("greedy", "beam")
+        Decoder(LABELS, 0.02, language_model=arpa)
+    assert Decoder(LABELS, 0.02).decoders == ["greedy", "beam"]

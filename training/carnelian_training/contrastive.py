@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from carnelian_training.config import Config
 from carnelian_training.data.loading import Batch, Item, group, load
+from carnelian_training.data.manifest import read_clips
 from carnelian_training.distributed import Process
-from carnelian_training.evaluate import batch_s, read_clips
+from carnelian_training.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.precision import autocast

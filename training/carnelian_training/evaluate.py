@@ -4,7 +4,6 @@ In: a model and a manifest; several processes share the clips out. Out, in every
 `served.py` evaluates a running server.
 """
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,10 @@ import torch
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.loading import Item, group, load
-from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.manifest import Clip, clips_to_evaluate, write_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork
-
-logger = logging.getLogger(__name__)
 
 LogProbs: TypeAlias = npt.NDArray[np.float32]
 """Of one clip: [frames, labels + 1]; the last label is the blank."""
@@ -160,42 +157,6 @@ def frame_duration_s(config: Config) -> float:
 def batch_s(config: Config) -> float:
     """Seconds of audio, padding included, that a process evaluates at once."""
     return min(config.data.device_batch_s or config.data.batch_s, MOST_S)
-
-
-def read_clips(manifest: Path) -> list[Clip]:
-    """Read a manifest to evaluate on.
-
-    Raises:
-        ValueError: The file is not a manifest, or names no clips.
-    """
-    clips = read_manifest(manifest)
-    if not clips:
-        raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
-    return clips
-
-
-def clips_to_evaluate(manifest: Path) -> list[Clip]:
-    """Read a manifest to compare transcripts with.
-
-    Raises:
-        ValueError: The file is not a manifest, or holds no word to compare with.
-    """
-    clips = read_clips(manifest)
-    if not any(clip.text.split() for clip in clips):
-        raise ValueError(f"a manifest to evaluate on must hold at least one word, but {manifest} has none")
-    return clips
-
-
-def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
-    """Warn of references with characters that are not labels, such as capitals: they count as errors in any case."""
-    outside = [set(clip.text) - set(labels) for clip in clips if not set(clip.text) <= set(labels)]
-    if outside:
-        logger.warning(
-            "%d of %d references hold characters outside the labels, which count as errors: %r",
-            len(outside),
-            len(clips),
-            "".join(sorted(set.union(*outside))),
-        )
 
 
 def evaluate(

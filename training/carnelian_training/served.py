@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from carnelian_training.data.loading import read_clip
-from carnelian_training.data.manifest import Clip
-from carnelian_training.evaluate import Evaluation, clips_to_evaluate
+from carnelian_training.data.manifest import Clip, clips_to_evaluate
+from carnelian_training.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient, DecodingOptions

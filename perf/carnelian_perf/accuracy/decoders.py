@@ -20,7 +20,8 @@ import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import read_vocabulary
-from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
+from carnelian_training.data.manifest import clips_to_evaluate
+from carnelian_training.evaluate import frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.served import connect
 
@@ -150,7 +151,7 @@ def measure(
     references = [clip.text for clip in clips]
     audio_s = sum(clip.duration for clip in clips)
     labels, frame_s = list(config.labels), frame_duration_s(config)
-    decoder, batch = ctc.Decoder(labels, frame_s, language_model), make_batch(log_probs, frame_s)
+    decoder, batch = ctc.Decoder(labels, frame_s, language_model=language_model), make_batch(log_probs, frame_s)
     usual = decoder.change_options(weights)
     ways = {name: _way(decoder, {"decoder": name}, usual) for name in ("greedy", "beam", "ngram")}
     if (peer := _pyctcdecode(labels, language_model, usual)) is not None:

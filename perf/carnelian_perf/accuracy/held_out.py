@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from carnelian_training import ctc
 from carnelian_training.comparison import decode, ways_to_decode
 from carnelian_training.config import Config
-from carnelian_training.data.manifest import Clip
-from carnelian_training.evaluate import clips_to_evaluate, count_errors, frame_duration_s, score_all
+from carnelian_training.data.manifest import Clip, clips_to_evaluate
+from carnelian_training.evaluate import count_errors, frame_duration_s, score_all
 from carnelian_training.language_models.weights import choose_weights
 from carnelian_training.models.network import CtcNetwork
 from pydantic import Field
@@ -100,7 +100,12 @@ def measure(
     clips = clips_to_evaluate(manifest)
     of_clip = deal(clips, groups)
     log_probs = score_all(network, config, clips)
-    decoder = ctc.Decoder(config.labels, frame_duration_s(config), language_model, None, neural_language_model)
+    decoder = ctc.Decoder(
+        config.labels,
+        frame_duration_s(config),
+        language_model=language_model,
+        neural_language_model=neural_language_model,
+    )
     ways = ways_to_decode(decoder)
     chosen, heard = [], {name: [""] * len(clips) for name in ways}
     for group in range(groups):

@@ -19,8 +19,8 @@ import soundfile
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
-from carnelian_training.data.manifest import Clip
-from carnelian_training.evaluate import clips_to_evaluate, frame_duration_s, score_all
+from carnelian_training.data.manifest import Clip, clips_to_evaluate
+from carnelian_training.evaluate import frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.machine import find_commit
@@ -115,7 +115,10 @@ def measure(
 
     def listen(corrections: Sequence[ctc.Calibration]) -> list[Heard]:
         """Every word of every clip by every decoder; clips take the corrections in turn."""
-        decoders = [ctc.Decoder(config.labels, frame_s, language_model, correction) for correction in corrections]
+        decoders = [
+            ctc.Decoder(config.labels, frame_s, language_model=language_model, calibration=correction)
+            for correction in corrections
+        ]
         return [
             word
             for name in ctc.DECODERS

@@ -45,6 +45,7 @@ class Decoder:
         self,
         labels: Sequence[str],
         frame_s: float,
+        *,
         language_model: Path | None = None,
         calibration: Calibration | None = None,
         neural_language_model: Path | None = None,
@@ -67,7 +68,11 @@ class Decoder:
         self._calibration = calibration or Calibration()
         self.language_model = self._load(language_model) if language_model else None
         self.neural_language_model = self._load_neural(neural_language_model) if neural_language_model else None
-        self.decoders = ("greedy",) + (" " in self._labels) * ("beam",) + (language_model is not None) * ("ngram",)
+        self.decoders = ["greedy"]
+        if " " in self._labels:
+            self.decoders.append("beam")
+        if language_model:
+            self.decoders.append("ngram")
         self._build_hotwords = lru_cache(KEPT_HOTWORDS)(build_hotwords)
 
     def read_options(self, parameters: Mapping[str, Any], defaults: Options) -> Options:

@@ -5,13 +5,16 @@ The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools
 """
 
 import json
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from carnelian_training.replacement import replaced
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,42 @@ def read_manifest_leniently(path: Path) -> tuple[list[Clip], list[str]]:
         except ValueError as error:
             mistakes.append(str(error))
     return clips, mistakes
+
+
+def read_clips(manifest: Path) -> list[Clip]:
+    """Read a manifest to evaluate on.
+
+    Raises:
+        ValueError: The file is not a manifest, or names no clips.
+    """
+    clips = read_manifest(manifest)
+    if not clips:
+        raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
+    return clips
+
+
+def clips_to_evaluate(manifest: Path) -> list[Clip]:
+    """Read a manifest to compare transcripts with.
+
+    Raises:
+        ValueError: The file is not a manifest, or holds no word to compare with.
+    """
+    clips = read_clips(manifest)
+    if not any(clip.text.split() for clip in clips):
+        raise ValueError(f"a manifest to evaluate on must hold at least one word, but {manifest} has none")
+    return clips
+
+
+def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
+    """Warn of references with characters that are not labels, such as capitals: they count as errors in any case."""
+    outside = [set(clip.text) - set(labels) for clip in clips if not set(clip.text) <= set(labels)]
+    if outside:
+        logger.warning(
+            "%d of %d references hold characters outside the labels, which count as errors: %r",
+            len(outside),
+            len(clips),
+            "".join(sorted(set.union(*outside))),
+        )
 
 
 def write_manifest(path: Path, clips: Iterable[Clip]) -> None:

@@ -29,8 +29,13 @@ from carnelian_training.data.defects import (
     text_defect,
 )
 from carnelian_training.data.loading import Item, group, read_clip, run_surviving
-from carnelian_training.data.manifest import Clip, read_manifest_leniently, write_manifest
-from carnelian_training.evaluate import clips_to_evaluate, warn_of_characters
+from carnelian_training.data.manifest import (
+    Clip,
+    clips_to_evaluate,
+    read_manifest_leniently,
+    warn_of_characters,
+    write_manifest,
+)
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 SECONDS_AT_ONCE = 300.0
