@@ -114,5 +114,5 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
-        logging.getLogger("carnelian-export").error("%s", error)
+        typer.echo(f"carnelian-export: {error}", err=True)
         raise SystemExit(1) from error

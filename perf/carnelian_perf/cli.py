@@ -37,5 +37,5 @@ def main() -> None:
 
 
 def _fail(message: str, cause: Exception) -> None:
-    logging.getLogger("carnelian_perf").error("%s", message)
+    typer.echo(f"carnelian-perf: {message}", err=True)
     raise SystemExit(1) from cause

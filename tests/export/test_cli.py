@@ -50,7 +50,7 @@ def test_a_broken_checkpoint_fails_with_status_1(tmp_path):
     arguments = [str(tmp_path / "broken.pt"), "--name", "q", "--repository", str(tmp_path / "r")]
     result = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "broken.pt cannot be read as a checkpoint" in result.stderr
+    assert result.stderr.startswith(f"carnelian-export: {tmp_path / 'broken.pt'} cannot be read as a checkpoint")
     assert "Traceback" not in result.stderr
 
 

@@ -169,10 +169,10 @@ def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, monkeypatch, capsy
     assert json.loads((tmp_path / "large_ctc" / "1" / "ctc.json").read_text())["labels"] == [" ", *"eta'z"]
 
 
-def test_a_pretrained_folder_is_refused(tmp_path, monkeypatch, caplog):
+def test_a_pretrained_folder_is_refused(tmp_path, monkeypatch, capsys):
     source = REFERENCES / "wav2vec2_pretraining"
     monkeypatch.setattr("sys.argv", ["carnelian-export", str(source), "--name", "x", "--repository", str(tmp_path)])
     with pytest.raises(SystemExit) as exit_status:
         main()
     assert exit_status.value.code == 1
-    assert "was pre-trained and knows no letters yet" in caplog.text
+    assert "was pre-trained and knows no letters yet" in capsys.readouterr().err

@@ -102,5 +102,5 @@ def test_missing_library_is_answered_with_what_brings_it():
         [sys.executable, "-c", command, "memory"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 1
-    assert result.stderr.startswith("psutil is needed for this; install `carnelian-perf[")
+    assert result.stderr.startswith("carnelian-perf: psutil is needed for this; install `carnelian-perf[")
     assert "memory" in result.stderr

@@ -30,13 +30,13 @@ COMMAND = "from carnelian_training.cli import main; main()"
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Run `carnelian-train evaluate`: exit status and standard output."""
+    """Run `carnelian-train evaluate`: exit status, and what it prints."""
 
     def run(*arguments) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["carnelian-train", "evaluate", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
             main()
-        return exit_.value.code, capsys.readouterr().out
+        return exit_.value.code, "".join(capsys.readouterr())
 
     return run
 
@@ -209,15 +209,17 @@ def test_a_language_model_that_nothing_asks_is_wrong_use(command):
     assert command(DEMO, CLIPS, "--neural-lm", DEPLOYED / "english.onnx", "--decoder", "beam")[0] == 2
 
 
-def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command, caplog):
+def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command):
     models = ["--lm", DEPLOYED / "english.klm", "--lm-weights", DEMO.parent / "lm_weights.json"]
-    assert command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")[0] == 1
-    assert "the server must be running" in caplog.text
+    status, printed = command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")
+    assert status == 1
+    assert "the server must be running" in printed
 
 
-def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(server, command, caplog):
-    assert command("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")[0] == 1
-    assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in caplog.text
+def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(server, command):
+    status, printed = command("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")
+    assert status == 1
+    assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in printed
 
 
 def test_a_clip_too_short_for_a_frame_is_named_and_counts_as_nothing_heard(tmp_path):

@@ -393,11 +393,11 @@ def test_a_folder_that_finds_no_room_is_as_it_was(room, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
-def test_a_checkpoint_is_not_written_over_its_source(tmp_path, monkeypatch, caplog):
+def test_a_checkpoint_is_not_written_over_its_source(tmp_path, monkeypatch, capsys):
     source = shutil.copy(REFERENCES / "quartznet.nemo", tmp_path / "x.nemo")
     before = source.read_bytes()
     assert run_command(monkeypatch, "import", source, tmp_path / "." / "x.nemo") == 1
-    assert "must be another file than the source" in caplog.text
+    assert "must be another file than the source" in capsys.readouterr().err
     assert run_command(monkeypatch, "import", source, tmp_path / "x.pt") == 0
     assert run_command(monkeypatch, "to-nemo", tmp_path / "x.pt", tmp_path / "x.pt") == 1
     assert source.read_bytes() == before

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from carnelian_training.cli import main
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.synthesis import command, corpus, engines, rates, texts, voices
 from carnelian_training.text import to_labels
@@ -356,7 +357,9 @@ def test_the_command_makes_a_corpus(tmp_path, prose):
     assert f"{len(clips)} clips" in result.output
 
 
-def test_wrong_use_of_the_command_is_status_2(tmp_path):
-    result = invoke(tmp_path, "--hours", 1, "--voices", "nobody")
-    assert result.exit_code == 2
-    assert "error: a voice must be one of" in result.output
+def test_a_voice_that_there_is_not_is_status_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["carnelian-train", "synthesise", str(tmp_path), "--hours=1", "--voices=nobody"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err.startswith("carnelian-train: a voice must be one of")

@@ -246,6 +246,13 @@ def test_exit_status(monkeypatch, arguments, status):
     assert exit_.value.code == status
 
 
+def test_an_error_is_one_line_that_begins_with_the_commands_name(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["carnelian-train", "fit", "absent.yaml", "--out", "x"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.startswith("carnelian-train: absent.yaml: ")
+
+
 def test_what_float16_cannot_hold_is_published_as_it_is(tiny_config, tmp_path):
     model = checkpoint.build_model(tiny_config)
     variance = model.blocks[0].sub_blocks[0].norm.running_var.fill_(1e5)

@@ -13,7 +13,7 @@ def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:
     monkeypatch.setattr("sys.argv", ["carnelian-train", "validate", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
         main()
-    return exit_.value.code, capsys.readouterr().out
+    return exit_.value.code, "".join(capsys.readouterr())
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_confi
     assert out.count("dense.wav") == 1  # evaluation aligns nothing
 
 
-def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, monkeypatch, capsys, caplog):
+def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, monkeypatch, capsys):
     (tmp_path / "none.jsonl").write_text("\n")
     status, out = run(monkeypatch, capsys, tmp_path / "none.jsonl")
     assert status == 1
@@ -95,8 +95,9 @@ def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, monkeypatch, ca
     tree = config_to_dict(tiny_config)
     tree["data"] = {}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
-    assert run(monkeypatch, capsys, tmp_path / "own.yaml")[0] == 1
-    assert "own.yaml must name manifests" in caplog.text
+    status, out = run(monkeypatch, capsys, tmp_path / "own.yaml")
+    assert status == 1
+    assert "own.yaml must name manifests" in out
 
 
 def test_a_sound_manifest_passes(tmp_path, monkeypatch, capsys):

@@ -215,7 +215,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
-        logging.getLogger("carnelian-train").error("%s", error)
+        typer.echo(f"carnelian-train: {error}", err=True)
         raise SystemExit(1) from error
 
 
