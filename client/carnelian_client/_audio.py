@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2**31 - 2**16
 """Triton takes messages of up to 2 GiB less one byte; all else in a request needs far less than 64 KiB."""
+MAX_DECODED_BYTES = 2**28
+"""Of a file that is decoded here, as float32: 25 minutes at 44.1 kHz. Each thread of `transcribe_many` holds one."""
 MAX_CHANNELS = 64
 """More "channels" than this are samples in the wrong axis."""
 BLOCK_FRAMES = 1 << 16
@@ -171,8 +173,11 @@ def _transcode(data: bytes, clip: str) -> bytes:
     except ModuleNotFoundError:
         raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}", clip=clip) from None
     sink = io.BytesIO()
+    num_bytes = 0
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as source:
+            # Else soundfile seeks after each read, and an MP3 goes on without the bits that its next frame shares.
+            source.seekable = lambda: False
             flac = _FLAC_SUBTYPES.get(source.subtype)
             form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
             if flac and source.channels <= _FLAC_MAX_CHANNELS:
@@ -181,8 +186,15 @@ def _transcode(data: bytes, clip: str) -> bytes:
             with soundfile.SoundFile(sink, "w", source.samplerate, source.channels, **form) as target:
                 # Not `source.blocks()`, which repeats its last block where a header claims more than there is.
                 while len(block := source.read(BLOCK_FRAMES, dtype="float32")):
-                    _check_size(sink.tell() + block.nbytes, clip)
                     target.write(block)
+                    num_bytes += block.nbytes
+                    if num_bytes > MAX_DECODED_BYTES:
+                        raise InvalidAudio(
+                            f"a clip that is decoded here must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, "
+                            "but has more; cut it, for example with "
+                            "`ffmpeg -i talk.mp3 -f segment -segment_time 50 talk-%03d.flac`",
+                            clip=clip,
+                        )
     except soundfile.LibsndfileError as error:
         raise InvalidAudio(
             f"neither the server nor libsndfile can decode it ({error.error_string}); {CONVERT_ADVICE}",

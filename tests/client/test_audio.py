@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_client import InvalidAudio
-from carnelian_client._audio import encode_audio, wav_from_samples
+from carnelian_client._audio import BLOCK_FRAMES, encode_audio, wav_from_samples
 
 RATE = 8000
 
@@ -72,10 +72,28 @@ def test_mp3_is_decoded_here_to_what_training_hears():
     sound = file_of(tone, "MP3")
     samples, rate = read(encode_audio(sound))
     assert rate == RATE
-    np.testing.assert_allclose(samples, read(sound)[0], atol=1e-6)  # decoded block by block
+    np.testing.assert_allclose(samples, read(sound)[0], atol=1e-6)
     assert np.abs(samples).max() > 1
     assert len(samples) == pytest.approx(RATE, rel=0.2)  # MP3 pads to whole frames
     assert np.abs(np.fft.rfft(samples[:RATE])).argmax() * RATE / min(RATE, len(samples)) == pytest.approx(440, abs=2)
+
+
+def test_mp3_of_many_blocks_is_decoded_as_one():
+    """A frame of few bits leaves some to those after it, which a decoder that begins there does not have."""
+    time_s = np.arange(10 * 44100) / 44100
+    bursts = np.random.default_rng(0).uniform(-0.5, 0.5, len(time_s)) * (np.sin(2 * np.pi * 3 * time_s) > 0.5)
+    sink = io.BytesIO()
+    soundfile.write(sink, bursts, 44100, format="MP3", bitrate_mode="VARIABLE", compression_level=0.9)
+    assert len(bursts) > 5 * BLOCK_FRAMES
+    np.testing.assert_allclose(read(encode_audio(sink.getvalue()))[0], read(sink.getvalue())[0], atol=1e-6)
+
+
+def test_a_small_file_may_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("carnelian_client._audio.MAX_DECODED_BYTES", 4 * 2**20)
+    whole = encode_audio(file_of(np.zeros(2**20), "MP3"))
+    assert len(read(whole)[0]) == 2**20
+    with pytest.raises(InvalidAudio, match="at most 4 MiB of samples, but has more; cut it"):
+        encode_audio(file_of(np.zeros(2**20 + RATE), "MP3"))
 
 
 def test_what_a_header_claims_beyond_the_end_is_not_sent():
