@@ -7,6 +7,7 @@ down here: the server has the one definition of that.
 
 from __future__ import annotations
 
+import errno
 import io
 import operator
 import os
@@ -64,7 +65,7 @@ def encode_audio(audio: Audio) -> bytes:
         TypeError: `audio` is none of the forms of `Audio`.
     """
     if isinstance(audio, (str, os.PathLike)):
-        data = Path(audio).read_bytes()
+        data = _read(audio)
     elif isinstance(audio, (bytes, bytearray, memoryview)):
         data = bytes(audio)
     elif isinstance(audio, tuple) and len(audio) == 2:
@@ -81,6 +82,14 @@ def encode_audio(audio: Audio) -> bytes:
     return data
 
 
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        _check_size(Path(path).stat().st_size, describe_audio(path))  # before it fills the memory
+        return Path(path).read_bytes()
+    except ValueError as error:  # NUL, or half of a surrogate pair
+        raise OSError(errno.EINVAL, f"a path must be a name that a file can have ({error})", str(path)) from error
+
+
 def _check_size(size: int, clip: str) -> None:
     if size > MAX_BYTES:
         raise InvalidAudio(
@@ -89,15 +98,15 @@ def _check_size(size: int, clip: str) -> None:
 
 
 def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
-    """Write samples as a WAV file: int16 as 16-bit PCM, floating point as float32.
+    """Write samples as a WAV file: integers as PCM, floating point as float32.
 
     Args:
-        samples: [samples] or [samples, channels], int16 or floating point in [-1, 1].
+        samples: [samples] or [samples, channels], of one of the types of `Audio`.
         rate: Samples per second and channel.
 
     Raises:
-        InvalidAudio: no samples, a NaN or an infinity, or a shape that is no clip.
-        TypeError: a sample type other than these, or a rate that is no whole number.
+        InvalidAudio: no samples, a NaN or an infinity, or a shape or a sample type that is no clip's.
+        TypeError: a rate that is no whole number.
     """
     import numpy as np
 
@@ -125,11 +134,11 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         if not np.isfinite(array).all():
             raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them", clip=clip)
         return _wav(array, rate, _WAVE_FLOAT)
-    if array.dtype.kind == "i" and array.itemsize == 2:  # in either byte order
-        return _wav(array.astype("<i2"), rate, _WAVE_PCM)
-    raise TypeError(
-        f"samples must be floating point in [-1, 1] or int16, but are {array.dtype}; convert them, "
-        "for example with `(samples / 2**31).astype('float32')` for int32."
+    if (kind := array.dtype.str[1:]) in ("u1", "i2", "i4"):  # in either byte order
+        return _wav(array.astype(f"<{kind}"), rate, _WAVE_PCM)
+    raise InvalidAudio(
+        f"samples must be floating point in [-1, 1], int16, int32 or uint8, but are {array.dtype}; convert them",
+        clip=clip,
     )
 
 
@@ -143,8 +152,8 @@ def _wav(array: npt.NDArray[np.generic], rate: int, form: int) -> bytes:
     chunks = b"fmt " + struct.pack("<I", len(fmt)) + fmt
     if form != _WAVE_PCM:  # the format asks for the number of frames where samples are not PCM
         chunks += b"fact" + struct.pack("<II", 4, len(array))
-    chunks += b"data" + struct.pack("<I", len(data))
-    return b"RIFF" + struct.pack("<I", 4 + len(chunks) + len(data)) + b"WAVE" + chunks + data
+    chunks += b"data" + struct.pack("<I", len(data)) + data + bytes(len(data) % 2)
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
 def _is_served_container(data: bytes) -> bool:

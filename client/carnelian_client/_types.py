@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Audio: TypeAlias = Union[str, "PathLike[str]", bytes, bytearray, memoryview, tuple["npt.NDArray[np.number[Any]]", int]]
-"""A path, the bytes of an audio file, or `(samples, rate)`: samples [samples] or [samples, channels], int16
-or floating point in [-1, 1]; rate in Hz. The server resamples and mixes down."""
+"""A path, the bytes of an audio file, or `(samples, rate)`: samples [samples] or [samples, channels], floating point
+in [-1, 1], int16, int32 or uint8, whose silence is 128; rate in Hz. The server resamples and mixes down."""
 
 
 @dataclass(frozen=True)

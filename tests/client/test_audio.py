@@ -1,6 +1,8 @@
 import io
+import os
 import struct
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,14 +127,20 @@ def test_what_nobody_reads_is_refused_with_advice(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(3000,), (1000, 3)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "int32", "uint8"])
 def test_samples_become_a_wav_at_their_own_rate(shape, dtype):
-    rng = np.random.default_rng(0)
-    exact = rng.integers(-(2**15), 2**15, shape) if dtype == "int16" else rng.uniform(-1, 1, shape)
-    samples = exact.astype(dtype)
-    sent, rate = read(encode_audio((samples, 44100)), "int16" if dtype == "int16" else "float32")
+    silence, loudest = {"int16": (0, 2**15), "int32": (0, 2**31), "uint8": (128, 128)}.get(dtype, (0, 1))
+    signal = np.random.default_rng(0).uniform(-1, 1, shape)
+    samples = (silence + loudest * signal).astype(dtype)
+    sent, rate = read(encode_audio((samples, 44100)))
     assert rate == 44100
-    np.testing.assert_array_equal(sent, samples.astype(sent.dtype))
+    np.testing.assert_array_equal(sent, ((samples.astype(np.float64) - silence) / loudest).astype(np.float32))
+
+
+def test_a_wav_chunk_has_an_even_length():
+    sent = encode_audio((np.array([0, 128, 255], np.uint8), 16000))
+    assert len(sent) == 8 + int.from_bytes(sent[4:8], "little") == 48
+    np.testing.assert_array_equal(read(sent)[0], [-1, 0, 127 / 128])
 
 
 def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
@@ -150,6 +158,8 @@ def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
         (np.zeros((2, 16000)), "transpose"),
         (np.zeros((1, 2, 3)), r"\[1, 2, 3\]"),
         (np.float32(0), r"shape \[\]"),
+        (np.zeros(3, np.int64), "int16, int32 or uint8, but are int64; convert them"),
+        (np.zeros(3, bool), "but are bool"),
     ],
 )
 def test_samples_that_are_no_clip_are_invalid(samples, words):
@@ -166,7 +176,7 @@ def test_a_rate_must_be_a_whole_positive_number():
             encode_audio(clip)
 
 
-@pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),), (np.zeros(3, np.int32), 16000)])
+@pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),)])
 def test_other_types_are_the_callers_mistake(audio):
     with pytest.raises(TypeError, match="must be"):
         encode_audio(audio)
@@ -178,6 +188,21 @@ def test_an_empty_file_is_invalid_and_a_missing_one_is_the_systems_error(tmp_pat
         encode_audio(tmp_path / "empty.wav")
     with pytest.raises(FileNotFoundError):
         encode_audio(tmp_path / "missing.wav")
+
+
+@pytest.mark.parametrize("name", ["a\0b.wav", "\ud800.wav"])
+def test_a_name_that_no_file_can_have_is_the_systems_error_too(name):
+    with pytest.raises(OSError, match="a path must be a name that a file can have"):
+        encode_audio(name)
+
+
+def test_a_file_that_no_server_takes_is_not_read(monkeypatch, tmp_path):
+    huge = tmp_path / "huge.wav"
+    huge.touch()
+    os.truncate(huge, 3 * 2**30)  # sparse
+    monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("it is read"))
+    with pytest.raises(InvalidAudio, match=r"huge\.wav: .* but has 3221225472; send shorter clips"):
+        encode_audio(huge)
 
 
 def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav):

@@ -68,7 +68,7 @@ def test_one_clip_in_every_form_has_one_transcript(client, clip, reference, tmp_
     path = tmp_path / "clip.flac"
     path.write_bytes(file_of(clip, "FLAC"))
     forms = [path, str(path), path.read_bytes(), file_of(clip, "AIFF"), (clip, RATE), (clip / 2**15, RATE)]
-    forms.append((np.stack([clip, clip], axis=1), RATE))
+    forms += [(np.stack([clip, clip], axis=1), RATE), (clip.astype(np.int32) << 16, RATE)]
     for form in forms:
         transcript = client.transcribe(form)
         assert (transcript.text, transcript.words) == (reference.text, reference.words)
