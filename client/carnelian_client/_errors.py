@@ -168,6 +168,12 @@ _WORDINGS = (
         "the model must take AUDIO and give TRANSCRIPT and RESULT, as the ensemble `<model>` does; "
         "its stages and `<model>_pcm` do not",
     ),
+    _wording(
+        "http2 header with status: 413",
+        ServerError,
+        "a proxy before the server takes no request of this size; raise its limit (nginx: `client_max_body_size`), "
+        "or send a shorter clip, or a compressed form such as FLAC",
+    ),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
     _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
     _wording("no samples|empty audio", InvalidAudio),
@@ -183,9 +189,9 @@ _WORDINGS = (
         CONVERT_ADVICE,
     ),
     _wording(
-        "socket closed|http1",
+        "socket closed|http1|parsing http/2",
         ConnectError,
-        "the server ended, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP)",
+        "the server ended, or wants `tls`, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP)",
     ),
     _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
     _wording("resolv", ConnectError, "check the host name in `url`"),
@@ -197,7 +203,8 @@ _WORDINGS = (
     _wording(
         "failed to connect|connection attempt timed out|handshaker shutdown|endpoint closing",
         ConnectError,
-        "check `url` and that the server runs",
+        # gRPC tells of the last address that it tried, which for localhost may not be the one where something answers.
+        "check `url` (Triton's gRPC port, usually 8001; 8000 speaks HTTP), `tls`, and that the server runs",
     ),
 )
 

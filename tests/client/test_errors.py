@@ -153,13 +153,28 @@ def test_the_native_dali_backends_message_loses_the_servers_traceback():
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        ("Stream removed (Socket closed)", "the server ended, or `url` is not its gRPC port"),
+        ("Stream removed (Socket closed)", "the server ended, or wants `tls`, or `url` is not its gRPC port"),
+        (
+            "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 79)",
+            "the server ended, or",
+        ),
         ("connection attempt timed out before receiving SETTINGS frame", "check `url`"),
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:8000: Failed to connect to remote "
+            "host: connect: Connection refused (111)",
+            "check `url` (Triton's gRPC port, usually 8001; 8000 speaks HTTP), `tls`, and that the server runs",
+        ),
         ("UNKNOWN: ipv4:127.0.0.1:3128: HTTP proxy returned response code 403", "the proxy of the environment refused"),
     ],
 )
 def test_a_broken_connection_says_what_may_be_the_reason(words, advice):
     assert error_from_answer("UNAVAILABLE", words).message.startswith(f"{words}; {advice}")
+
+
+def test_a_proxys_limit_of_size_is_said_to_be_one():
+    error = error_from_answer("UNKNOWN", "Received http2 header with status: 413")
+    assert type(error) is ServerError
+    assert "status: 413; a proxy before the server takes no request of this size; raise its limit" in error.message
 
 
 def test_a_deadline_is_also_pythons_timeout_error():
