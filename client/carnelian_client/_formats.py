@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ._types import Transcript, Word
 
-MAX_CUE_CHARACTERS = 84
-"""Two lines of 42, as broadcasters have it."""
+MAX_LINE_CHARACTERS = 42
+"""Of the two lines of a cue, as broadcasters have it; a longer word is not cut."""
 MAX_CUE_S = 6.0
 MIN_CUE_S = 1.0
 """A shorter cue stays that long, or until the next one comes."""
@@ -59,7 +59,7 @@ def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
         if cue and (
             word.start_s - cue[-1].end_s > NEW_CUE_GAP_S
             or word.end_s - cue[0].start_s > MAX_CUE_S
-            or sum(len(shown.word) + 1 for shown in cue) + len(word.word) > MAX_CUE_CHARACTERS
+            or max(map(len, _lines([*cue, word]).split("\n"))) > MAX_LINE_CHARACTERS
         ):
             yield cue
             cue = []
@@ -71,7 +71,7 @@ def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
 def _lines(cue: list[Word]) -> str:
     """One line, or two of about equal length."""
     text = " ".join(word.word for word in cue)
-    if len(text) <= MAX_CUE_CHARACTERS // 2:
+    if len(text) <= MAX_LINE_CHARACTERS:
         return text
     spaces = [i for i, character in enumerate(text) if character == " "]
     if not spaces:

@@ -20,14 +20,21 @@ def test_a_pause_starts_a_new_cue():
 def test_a_cue_is_short_enough_to_be_read():
     cues = list(split_cues(spoken("word " * 100, word_s=0.7)))
     assert all(cue[-1].end_s - cue[0].start_s <= 6.0 for cue in cues)
-    cues = list(split_cues(spoken("abcdefgh " * 100, word_s=0.1)))
-    assert all(len(" ".join(word.word for word in cue)) <= 84 for cue in cues)
-    assert sum(map(len, cues)) == 100
 
 
-def test_a_long_cue_has_two_lines():
-    lines = render(transcript(spoken("abcdefgh " * 9, word_s=0.1)), "srt", "a.wav").splitlines()[2:4]
-    assert all(0 < len(line) <= 45 for line in lines)
+@pytest.mark.parametrize("text", ["abcdefgh " * 100, "a bc def extraordinarily " * 40])
+def test_a_cue_has_at_most_two_lines_of_42(text):
+    printed = render(transcript(spoken(text, word_s=0.1)), "srt", "a.wav")
+    cues = [cue.split("\n")[2:] for cue in printed.strip().split("\n\n")]
+    assert {len(cue) for cue in cues[:-1]} == {2}
+    assert max(len(line) for cue in cues for line in cue) <= 42
+    assert " ".join(line for cue in cues for line in cue) == text.strip()
+
+
+def test_a_word_that_is_longer_than_a_line_has_one_of_its_own():
+    long = "x" * 50
+    printed = render(transcript(spoken(f"so {long} so", word_s=0.1)), "srt", "a.wav")
+    assert [cue.split("\n")[2:] for cue in printed.strip().split("\n\n")] == [["so"], [long], ["so"]]
 
 
 def test_hours_and_milliseconds_are_written_out():
