@@ -83,6 +83,8 @@ def transcribe(
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")
+    if out is None and sys.stdout is None:
+        raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # one name that it cannot spell must not cost the other files
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages

@@ -79,6 +79,16 @@ def test_a_closed_standard_input_is_wrong_use():
     assert "standard input, but it is closed" in done.stderr.decode()
 
 
+def test_a_closed_standard_output_is_wrong_use(endpoint, clip):
+    closed = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, clip, "--url", endpoint.url]
+    done = subprocess.run(closed, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "standard output must be open" in done.stderr.decode()
+    done = subprocess.run([*closed, "--out", clip.parent], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert clip.with_suffix(".txt").is_file()
+
+
 def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(endpoint, clip, wav, tmp_path):
     other = tmp_path / "other.wav"
     other.write_bytes(wav)
