@@ -23,7 +23,7 @@ DEFAULT_CONCURRENCY = 8
 TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
-_OTHER_SCHEME = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
+_TARGET = re.compile(r"(unix|unix-abstract|vsock|xds):.+|((dns|ipv4|ipv6)://[^/]*/)?[^/]+:\d+", re.IGNORECASE)
 _BARE_IPV6 = re.compile(r"[0-9a-f]*:[0-9a-f.]*:[0-9a-f:.]*", re.IGNORECASE)
 _PORT = re.compile(r":(\d+)$")
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC takes bytes under the others
@@ -43,8 +43,8 @@ class Settings:
     api_key: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        # gRPC would take the first for a name to resolve, and add port 443 to the others.
-        if _OTHER_SCHEME.match(self.url) or ":" not in self.url.rstrip(":") or _BARE_IPV6.fullmatch(self.url):
+        # gRPC would take other schemes for a name to resolve, and add port 443 where there is none.
+        if _BARE_IPV6.fullmatch(self.url) or not _TARGET.fullmatch(self.url):
             raise ValueError(
                 f"`url` must be the host:port of Triton's gRPC endpoint, but is {self.url!r}; "
                 "write for example localhost:8001 or [::1]:8001, and turn encryption on with `tls`."

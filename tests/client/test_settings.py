@@ -16,6 +16,10 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"url": "grpcs://localhost:8001"}, "host:port"),
         ({"url": "localhost"}, "host:port"),
         ({"url": "localhost:"}, "host:port"),
+        ({"url": "localhost:a"}, "host:port"),
+        ({"url": "localhost:8001/"}, "host:port"),
+        ({"url": "tcp://localhost:8001"}, "host:port"),
+        ({"url": "dns:///localhost"}, "host:port"),
         ({"url": "::1"}, r"\[::1\]:8001"),
         ({"url": "fe80::1:8001"}, "host:port"),
         ({"model": "\udcff"}, "`model` must be text in UTF-8"),
@@ -34,6 +38,17 @@ def test_arguments_that_cannot_work_are_refused_at_once(kind, arguments, words):
     with pytest.raises(ValueError, match=words) as caught:
         kind(**arguments)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("[::1]:8001", "dns:///name:8001", "dns://8.8.8.8/name:8001", "dns:name:8001", "vsock:2:8001", "xds:///name"),
+        *("ipv4:127.0.0.1:8001,127.0.0.2:8001", "ipv6:[::1]:8001", "unix:triton.sock", "unix:///run/triton.sock"),
+    ],
+)
+def test_every_target_of_grpc_is_an_address(url):
+    AsyncCarnelianClient(url)
 
 
 @pytest.mark.parametrize(
