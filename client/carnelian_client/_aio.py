@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
+from ._audio import describe_audio
 from ._client import Outcome
-from ._errors import CarnelianClientError, TransportError
+from ._errors import CarnelianClientError, DeadlineExceeded, TransportError
 from ._retry import RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
@@ -75,8 +76,21 @@ class AsyncCarnelianClient:
         import tenacity
 
         transport = self._transport()
-        request = await asyncio.to_thread(self._settings.request, audio, model, request_id, options)
         deadline = self._settings.deadline(timeout_s)
+        reading = asyncio.create_task(asyncio.to_thread(self._settings.request, audio, model, request_id, options))
+        try:  # not `wait_for`, which before Python 3.12 can lose a cancellation
+            await asyncio.wait({reading}, timeout=deadline.left_s)
+        finally:
+            is_late = reading.cancel()
+        if is_late:
+            raise DeadlineExceeded(
+                f"the clip was not read within {deadline.timeout_s:g} s; allow more with `timeout_s`, "
+                "or leave threads of the event loop's executor free",
+                clip=describe_audio(audio),
+                model=model or self._settings.model,
+                request_id=request_id,
+            )
+        request = await reading
         retrying = tenacity.AsyncRetrying(**retry_arguments(self._settings.retry, deadline))
         return await retrying(transport.infer, request, deadline)
 

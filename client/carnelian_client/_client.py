@@ -41,7 +41,7 @@ class CarnelianClient:
         url: `host:port` of Triton's gRPC endpoint, or another gRPC target. The addresses of a name that has
             several, such as a headless service's `dns:///carnelian.speech:8001`, are used in turn.
         model: Name of the ensemble, unless a call names another.
-        timeout_s: Time for one call, retries included. The server hears of it too.
+        timeout_s: Time for one call, reading the clip and retries included. The server hears of it too.
         retry: When to try again.
         tls: Encrypt the connection; None sends in the clear.
         headers: Sent with every call, such as the one that Triton's restricted protocols want.
@@ -105,8 +105,8 @@ class CarnelianClient:
         import tenacity
 
         self._check_open()
-        request = self._settings.request(audio, model, request_id, options)
         deadline = self._settings.deadline(timeout_s)
+        request = self._settings.request(audio, model, request_id, options)
         retrying = tenacity.Retrying(**retry_arguments(self._settings.retry, deadline))
         return retrying(self._transport.infer, request, deadline)
 

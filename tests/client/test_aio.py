@@ -3,6 +3,7 @@ import contextlib
 import inspect
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -86,6 +87,22 @@ def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, make_result):
     triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
     with pytest.raises(DeadlineExceeded):
         run(lambda client: client.transcribe(wav, timeout_s=0.1))
+
+
+def test_the_time_that_a_call_waits_for_a_thread_counts(run, wav):
+    async def use(client):
+        blocked = asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.5)
+        with pytest.raises(DeadlineExceeded, match=r"not read within 0\.1 s; allow more .* executor free") as caught:
+            await client.transcribe(wav, timeout_s=0.1, model="jasper")
+        assert not blocked.done()
+        assert (caught.value.clip, caught.value.model) == (f"{len(wav)} bytes", "jasper")
+        await blocked
+
+    def run_with_one_thread(client):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        return use(client)
+
+    run(run_with_one_thread)
 
 
 def test_cancelling_a_task_cancels_the_call_on_the_server(run, triton, wav, make_result):
