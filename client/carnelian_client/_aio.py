@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -131,8 +131,8 @@ class AsyncCarnelianClient:
         """Transcribe many clips, in their order; see `CarnelianClient.transcribe_many`.
 
         The iterable may be asynchronous, and then holds no outcome back while it waits for its next clip. Ending the
-        loop early cancels what is in flight: at once if `contextlib.aclosing` closes the iterator, else when it is
-        collected.
+        loop early cancels what is in flight and closes an asynchronous generator: at once if `contextlib.aclosing`
+        closes the iterator, else when it is collected.
         """
         window = window_size(clips, concurrency)
         free = asyncio.Semaphore(concurrency)
@@ -163,6 +163,7 @@ class AsyncCarnelianClient:
                     pass
                 finally:
                     pending.put_nowait(None)
+                    await source.aclose()
 
             # A task of its own: outcomes do not wait for a source that waits for its next clip.
             feeder = asyncio.create_task(feed())
@@ -231,10 +232,15 @@ class AsyncCarnelianClient:
         return self._opened
 
 
-async def _iterate(clips: Iterable[Audio] | AsyncIterable[Audio]) -> AsyncIterator[Audio]:
+async def _iterate(clips: Iterable[Audio] | AsyncIterable[Audio]) -> AsyncGenerator[Audio, None]:
     if isinstance(clips, AsyncIterable):
-        async for clip in clips:
-            yield clip
+        source = aiter(clips)
+        try:
+            async for clip in source:
+                yield clip
+        finally:
+            if isinstance(source, AsyncGenerator):
+                await source.aclose()
     else:
         for clip in clips:
             yield clip

@@ -292,6 +292,26 @@ def test_many_takes_clips_as_room_comes_free(run, wav):
     run(use)
 
 
+def test_the_source_is_closed_with_the_loop(run, wav):
+    closed = []
+
+    async def clips():
+        try:
+            while True:
+                yield wav
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    async def use(client):
+        async with contextlib.aclosing(client.transcribe_many(clips(), concurrency=2)) as outcomes:
+            await anext(outcomes)
+            await asyncio.sleep(0.1)  # until the source is not asked
+        assert closed
+
+    run(use)
+
+
 def test_an_error_of_the_iterable_comes_after_the_outcomes_due(run, wav):
     async def clips():
         yield wav
