@@ -102,9 +102,9 @@ class AsyncCarnelianClient:
         concurrency: int = ...,
         model: str | None = ...,
         timeout_s: float | None = ...,
-        return_exceptions: Literal[True] = ...,
+        return_exceptions: Literal[False],
         **options: Unpack[DecodingOptions],
-    ) -> AsyncGenerator[Outcome, None]: ...
+    ) -> AsyncGenerator[Transcript, None]: ...
 
     @overload
     def transcribe_many(
@@ -114,9 +114,9 @@ class AsyncCarnelianClient:
         concurrency: int = ...,
         model: str | None = ...,
         timeout_s: float | None = ...,
-        return_exceptions: Literal[False],
+        return_exceptions: bool = ...,
         **options: Unpack[DecodingOptions],
-    ) -> AsyncGenerator[Transcript, None]: ...
+    ) -> AsyncGenerator[Outcome, None]: ...
 
     def transcribe_many(
         self,

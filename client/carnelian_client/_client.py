@@ -7,7 +7,7 @@ A call goes through `_settings` (encode the clip), `_retry` (again, while there 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
@@ -118,9 +118,9 @@ class CarnelianClient:
         concurrency: int = ...,
         model: str | None = ...,
         timeout_s: float | None = ...,
-        return_exceptions: Literal[True] = ...,
+        return_exceptions: Literal[False],
         **options: Unpack[DecodingOptions],
-    ) -> Iterator[Outcome]: ...
+    ) -> Generator[Transcript, None, None]: ...
 
     @overload
     def transcribe_many(
@@ -130,9 +130,9 @@ class CarnelianClient:
         concurrency: int = ...,
         model: str | None = ...,
         timeout_s: float | None = ...,
-        return_exceptions: Literal[False],
+        return_exceptions: bool = ...,
         **options: Unpack[DecodingOptions],
-    ) -> Iterator[Transcript]: ...
+    ) -> Generator[Outcome, None, None]: ...
 
     def transcribe_many(
         self,
@@ -143,7 +143,7 @@ class CarnelianClient:
         timeout_s: float | None = None,
         return_exceptions: bool = True,
         **options: Unpack[DecodingOptions],
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """Transcribe many clips, `concurrency` at a time, and yield one outcome for each, in their order.
 
         A clip that fails does not cost the others theirs: its outcome is the error. So test each one:
@@ -178,7 +178,7 @@ class CarnelianClient:
                     raise
                 return error
 
-        def outcomes() -> Iterator[Outcome]:
+        def outcomes() -> Generator[Outcome, None, None]:
             pool = ThreadPoolExecutor(concurrency, thread_name_prefix="carnelian")
             pending: deque[Future[Outcome]] = deque()
             source: Iterator[Audio] | None = iter(clips)
