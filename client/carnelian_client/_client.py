@@ -7,7 +7,7 @@ A call goes through `_settings` (encode the clip), `_retry` (again, while there 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
@@ -32,7 +32,9 @@ Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
 
 
 class CarnelianClient:
-    """A connection to one server. Threads may share it; a forked process needs its own.
+    """A connection to one server. Threads may share it; processes may not.
+
+    gRPC does not survive a fork once it was called: fork before the first call, or start processes with spawn.
 
         with CarnelianClient("localhost:8001", timeout_s=5) as client:
             print(client.transcribe("clip.flac").text)
@@ -153,7 +155,9 @@ class CarnelianClient:
 
         The clips are taken from the iterable as room comes free, at most `2 * concurrency` ahead, so that a
         generator over any number of files needs little memory. One that waits for its next clip, as on a queue, holds
-        outcomes back meanwhile; with `AsyncCarnelianClient` it need not. Ending the loop early drops what is not sent.
+        outcomes back meanwhile. So as not to wait while there is an outcome, a generator is asked only while there is
+        none, and the server may idle behind a loop that works long on each; a list, or `AsyncCarnelianClient`, has
+        neither fault. Ending the loop early drops what is not sent.
 
         Args:
             clips: What `transcribe` takes, each.
@@ -183,9 +187,12 @@ class CarnelianClient:
             pending: deque[Future[Outcome]] = deque()
             source: Iterator[Audio] | None = iter(clips)
             source_error: Exception | None = None
+            may_wait = not isinstance(clips, Sized)
             try:
                 while True:
-                    while source is not None and len(pending) < window and not (pending and pending[0].done()):
+                    while source is not None and len(pending) < window:
+                        if may_wait and pending and pending[0].done():
+                            break
                         try:
                             pending.append(pool.submit(transcribe, next(source)))
                         except StopIteration:

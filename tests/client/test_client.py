@@ -328,13 +328,12 @@ def test_requests_of_many_overlap(client, triton, wav, make_result):
 
 
 def test_a_failing_clip_does_not_cost_the_others_theirs(client, wav, tmp_path):
-    missing = tmp_path / "missing.wav"
     silent = (np.zeros(0, np.float32), 16000)
-    first, second, third, fourth = client.transcribe_many([wav, silent, missing, wav])
-    assert isinstance(first, Transcript)
-    assert isinstance(second, InvalidAudio)
-    assert isinstance(third, FileNotFoundError)
-    assert isinstance(fourth, Transcript)
+    counted = (np.zeros(16000, np.int64), 16000)
+    clips = [wav, silent, tmp_path / "missing.wav", counted, "a\0b.wav", "\ud800.wav", wav]
+    assert [type(outcome) for outcome in client.transcribe_many(clips)] == [
+        *(Transcript, InvalidAudio, FileNotFoundError, InvalidAudio, OSError, OSError, Transcript)
+    ]
 
 
 def test_failures_can_be_raised_in_their_place(client, wav):
@@ -356,6 +355,18 @@ def test_many_takes_clips_as_room_comes_free(client, wav):
     assert not taken
     next(outcomes)
     assert len(taken) <= 4
+    outcomes.close()
+
+
+def test_a_list_is_taken_from_although_an_outcome_is_due(client, triton, wav):
+    """The server must not idle behind a loop that works long on each outcome."""
+    outcomes = client.transcribe_many([wav] * 1000, concurrency=2)
+    for num_taken in range(1, 6):
+        next(outcomes)
+        end = time.monotonic() + 5
+        while len(triton.requests) < num_taken + 3:
+            assert time.monotonic() < end, "the window is not filled again"
+            time.sleep(0.01)
     outcomes.close()
 
 
