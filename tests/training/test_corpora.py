@@ -253,6 +253,19 @@ def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, monkeyp
     assert run(monkeypatch, "convert", lhotse_recordings / "x.jsonl") == 2
 
 
+def test_offline_perturbation_hears_of_an_mp3_segment_what_the_whole_file_has_there(tmp_path):
+    time_s = np.arange(4 * 44100) / 44100
+    bursts = np.random.default_rng(0).uniform(-0.5, 0.5, len(time_s)) * (np.sin(2 * np.pi * 3 * time_s) > 0.5)
+    mp3, wav = tmp_path / "a.mp3", tmp_path / "a.wav"
+    soundfile.write(mp3, bursts, 44100, bitrate_mode="VARIABLE", compression_level=0.9)
+    soundfile.write(wav, *soundfile.read(mp3), subtype="FLOAT")
+    segments = [Clip(path, 0.5, "a", offset=offset) for offset in (1.1, 1.2, 1.3, 1.4) for path in (mp3, wav)]
+    write_manifest(tmp_path / "m.jsonl", segments)
+    new = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1]))[len(segments) :]
+    heard = [soundfile.read(clip.audio_filepath)[0] for clip in new]
+    np.testing.assert_allclose(heard[::2], heard[1::2], atol=2**-14)  # files of 16 bits
+
+
 def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
     tone = np.sin(2 * np.pi * 1000 * np.arange(32000) / 16000).astype(np.float32) * 0.5
     soundfile.write(tmp_path / "tone.wav", tone, 16000)
@@ -266,5 +279,8 @@ def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
     assert np.abs(np.fft.rfft(faster)).argmax() * rate / len(faster) == pytest.approx(1250)
     with pytest.raises(ValueError, match="not 1"):
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.0])
+    (tmp_path / "tone.wav").unlink()
+    with pytest.raises(ValueError, match=r"tone\.wav cannot be read: .*No such file"):
+        perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1])
     with pytest.raises(ValueError, match=r"must be another file than the old, but is .*out/manifest\.jsonl"):
         perturb(tmp_path / "out" / "manifest.jsonl", tmp_path / "out", [1.1])

@@ -1,5 +1,6 @@
 """Speed perturbation on disk (Ko et al. 2015): for tools that cannot do it while they read, as our training does."""
 
+import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import soundfile
 import soxr
 from tqdm import tqdm
 
-from carnelian_training.data.audio import error_words
+from carnelian_training.data.audio import encoded, error_words
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
 
@@ -51,14 +52,10 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: i
 
 def _write(clip: Clip, target: Path, speed: float) -> Clip:
     try:
-        with soundfile.SoundFile(clip.audio_filepath) as file:
-            rate_hz = file.samplerate
-            file.seek(round((clip.offset or 0.0) * rate_hz))
-            frames = -1 if clip.offset is None else round(clip.duration * rate_hz)
-            sound = file.read(frames, dtype="float32", always_2d=True).mean(1)
-    except RuntimeError as error:
+        sound, rate_hz = soundfile.read(io.BytesIO(encoded(clip).tobytes()), dtype="float32", always_2d=True)
+    except (OSError, RuntimeError) as error:
         raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
-    faster = np.asarray(soxr.resample(sound, rate_hz * speed, rate_hz), np.float32)
+    faster = np.asarray(soxr.resample(sound.mean(1), rate_hz * speed, rate_hz), np.float32)
     write_sound(target, faster, rate_hz)
     extra = {**clip.extra, "speed": speed}
     return replace(clip, audio_filepath=target, duration=len(faster) / rate_hz, extra=extra, offset=None)
