@@ -27,7 +27,7 @@ def export(
     precision: Annotated[str, typer.Option(help="fp32, fp16; int8 of onnx; bf16 of tensorrt.")] = "fp32",
     provider: Annotated[
         str | None,
-        typer.Option("--execution-provider", help="Set ONNX Runtime up for GPUs in config.pbtxt: cuda, tensorrt."),
+        typer.Option("--execution-provider", help="What runs it on a GPU: tensorrt, or cuda as by default."),
     ] = None,
     int8_clips: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ from carnelian_export.tuning import StageTuning, apply_tuning
 
 WARMUPS = ((2, 1), (2, 4), (20, 1))
 """Seconds and clips: what is small, what comes in batches, and what needs room."""
+ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
 STAGES = ("features", "acoustic", "ctc")
@@ -46,8 +47,8 @@ def build_configs(
         target: what its `_acoustic` stage is exported for.
     """
     acoustic = build_acoustic(f"{name}_acoustic", sizes)
-    if target.provider == "cuda":
-        run_on_cuda(acoustic)
+    if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
+        acoustic.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
     if target.provider == "tensorrt":
         run_on_tensorrt(acoustic, target.precision)
     if target.format == "tensorrt":
@@ -73,6 +74,7 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     return pb.ModelConfig(
         name=name,
         backend="dali",
+        default_model_filename="dali.py",
         max_batch_size=sizes.max_batch_size,
         input=[_input("SIGNAL", pb.TYPE_FP32, -1, is_ragged=True), _input("SIGNAL_LENGTH", pb.TYPE_INT32, 1)],
         output=[
@@ -110,19 +112,14 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it gathers no more than it costs, see perf/README.md
         model_warmup=_warm_up("FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
-        # ONNX Runtime would keep a plan of its memory for every shape, and nearly every batch has a new one.
-        parameters={"enable_mem_pattern": pb.ModelParameter(string_value="0")},
+        parameters={
+            # Nearly every batch has a new shape. ONNX Runtime would keep a plan of its memory for each, and on a GPU
+            # time every algorithm of each convolution; 1 is to choose by heuristics. Triton documents
+            # `gpu_execution_accelerator` for this, but obeys a parameter alone (triton-inference-server/server#8808).
+            "enable_mem_pattern": pb.ModelParameter(string_value="0"),
+            "cudnn_conv_algo_search": pb.ModelParameter(string_value="1"),
+        },
     )
-
-
-def run_on_cuda(config: pb.ModelConfig) -> None:
-    """Let ONNX Runtime's CUDA provider choose convolutions by heuristics, in place. A CPU instance ignores it.
-
-    The provider's default is to time every algorithm whenever a shape is new; here nearly every batch has a new one.
-    Triton documents `gpu_execution_accelerator` for this, but overwrites what that says with the default; a parameter
-    is obeyed (triton-inference-server/server#8808).
-    """
-    config.parameters["cudnn_conv_algo_search"].string_value = "1"  # 0 is exhaustive, 1 heuristic, 2 the default one
 
 
 def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
@@ -134,7 +131,11 @@ def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
     profile = Profile(rows=1, seconds=7.0, most_s=config.max_batch_size * MAX_AUDIO_S)
     *num_mels, _ = config.input[0].dims
     shapes = shapes_of(profile, config.max_batch_size, num_mels[0] if num_mels else None)
-    parameters = {"precision_mode": precision.upper(), "trt_engine_cache_enable": "1"}
+    parameters = {
+        "precision_mode": precision.upper(),
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": ENGINE_CACHE,
+    }
     for position, end in enumerate(("min", "opt", "max")):
         parameters[f"trt_profile_{end}_shapes"] = ",".join(
             f"{name}:{'x'.join(map(str, three[position]))}" for name, three in shapes.items()

@@ -49,7 +49,6 @@ OPTIONS = {
     "language_model": "--lm",
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
-    "cudnn_conv_algo_search": "--execution-provider",
     **dict.fromkeys(("instance_group", "dynamic_batching", "intra_op_thread_count", "num_threads"), "--tuning"),
 }
 """What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the others."""

@@ -95,7 +95,8 @@ def longest_row(longest_request: Tensor, request_sizes: Tensor, rows: int) -> in
 
     All rows of a request have one shape.
     """
-    rows_of_longest = 1 + (rows - 1) * (1 // request_sizes.shape[0])  # all rows if there is one request, else one
+    # All rows if there is one request, else one. ONNX Runtime makes `a * (1 // b)` an `a // b`, of integers too.
+    rows_of_longest = 1 + (rows - 1) * (2 // (request_sizes.shape[0] + 1))
     return longest_request.shape[0] // rows_of_longest
 
 

@@ -8,7 +8,7 @@ from carnelian_export.tuning import Tuning
 FORMATS = {"onnx": ("fp32", "fp16", "int8"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
 PROVIDERS = ("cuda", "tensorrt")
-"""ONNX Runtime's execution providers for GPUs; None leaves the choice to Triton's backend."""
+"""ONNX Runtime's execution providers for GPUs."""
 
 
 class TargetError(ValueError):
@@ -26,6 +26,7 @@ class Target:
     format: str = "onnx"
     precision: str = "fp32"
     provider: str | None = None
+    """For GPUs. CUDA is what an instance on a GPU takes in any case."""
     int8_clips: Path | None = None
     """A manifest of clips to measure int8's scales on; required for int8, refused for other precisions."""
     timing_cache: Path | None = None

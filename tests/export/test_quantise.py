@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 import torch
 from carnelian_export import parity, quantise
+from carnelian_export.model_configs import TensorSizes, build_configs
 from carnelian_export.parity import ParityError, run, score
 from carnelian_export.quantise import QuantisationError, read_clips
 from carnelian_export.target import Target, TargetError
@@ -106,6 +107,13 @@ def test_int8_needs_clips_and_nothing_else_takes_them(tmp_path, config):
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(QuantisationError, match=r"at least one clip, but .*empty\.jsonl has none"):
         read_clips(tmp_path / "empty.jsonl", config)
+
+
+def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
+    sizes = TensorSizes(features=(64, -1), hop_samples=160, max_batch_size=32, vocabulary=29)
+    target = Target(precision="int8", int8_clips=Path("dev.jsonl"))
+    (group,) = build_configs("tiny", sizes, {}, target)["tiny_acoustic"].instance_group
+    assert group.kind == group.KIND_CPU
 
 
 def test_clips_come_from_all_over_a_manifest(config, monkeypatch):

@@ -188,13 +188,13 @@ def test_a_wrong_weight_is_refused_in_float16_too(tmp_path, network):
         check_parity(tmp_path / "model.onnx", network, "fp16")
 
 
-def test_an_execution_provider_is_set_up_for_gpus_and_leaves_the_rest(tmp_path, config, network):
+def test_an_instance_on_a_gpu_runs_on_cuda_without_being_told(tmp_path, config, network):
     write_model(tmp_path / "a", "tiny", config, network)
     write_model(tmp_path / "b", "tiny", config, network, target=Target(provider="cuda"))
     plain, cuda = (read_config(tmp_path / name / "tiny_acoustic" / "config.pbtxt") for name in "ab")
-    assert cuda.parameters["cudnn_conv_algo_search"].string_value == "1"
-    del cuda.parameters["cudnn_conv_algo_search"]
     assert cuda == plain
+    assert plain.instance_group[0].kind == plain.instance_group[0].KIND_AUTO
+    assert plain.parameters["cudnn_conv_algo_search"].string_value == "1"
 
 
 def test_settings_follow_the_configuration(tmp_path, config, network):
@@ -228,14 +228,13 @@ def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_p
     Calibration().write(tmp_path / "calibration.json")
     decoding = Decoding(tmp_path / "lm.arpa", {"decoder": "ngram"}, tmp_path / "calibration.json")
     for _ in range(2):
-        write_model(tmp_path / "r", "tiny", config, network, decoding, Target(provider="cuda"))
+        write_model(tmp_path / "r", "tiny", config, network, decoding)
     path = tmp_path / "r" / "tiny_features" / "config.pbtxt"
     path.write_text(path.read_text().replace("count: 1", "count: 3"))
     assert not caplog.messages  # an equal one changes nothing
     write_model(tmp_path / "r", "tiny", config, network)
     (warning,) = caplog.messages
     assert warning.splitlines()[1:] == [
-        "  tiny_acoustic: cudnn_conv_algo_search was 1, is not there any more (it comes from --execution-provider)",
         "  tiny_ctc: decoder was ngram, is greedy (it comes from --option, --lm-weights)",
         "  tiny_ctc: language_model was lm.arpa, is not there any more (it comes from --lm)",
         "  tiny_ctc: calibration.json was there, is not there any more (it comes from --calibration)",

@@ -60,6 +60,16 @@ def test_rows_of_one_request_are_as_long_as_its_clips(network, clips):
     np.testing.assert_array_equal(session.run(None, inputs)[0], expected)
 
 
+def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(network, clips):
+    session = open_session(export_shaped(network, torch.float32))
+    long, short = clips[2], clips[1]
+    inputs = make_inputs([long, *[short] * 3], [FRAMES[2], *[FRAMES[1]] * 3])
+    expected = session.run(None, inputs)
+    inputs["REQUEST_SIZES"] = np.array([long.size, 3 * short.size], np.int32)
+    for got, want in zip(session.run(None, inputs), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
     graph = export_shaped(network, torch.float32).graph
     made_by = {output: node for node in graph.node for output in node.output}

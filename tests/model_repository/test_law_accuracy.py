@@ -22,8 +22,8 @@ RECORDINGS_MISSING = (
     "apt-get install --no-install-recommends pocketsphinx-testdata"
 )
 RATE_HZ = 16_000
-FEATURE_TOLERANCE = 1e-5
-"""Both run the same operators on the same samples; the threads of a batch may sum in another order."""
+FEATURE_TOLERANCE = 1e-4
+"""What the features promise: a server in a container has another DALI, which decodes Opus a little differently."""
 WORST_WER = 0.5
 """Of the demo's clips. Loose: a broken path hears nothing, and other weights hear a little more or less."""
 
