@@ -84,3 +84,12 @@ def test_a_scalar_output_is_refused_with_advice(client: Any) -> None:
     assert isinstance(bad, InferenceServerException)
     assert "output 'CUT' of 'scalar' (number 0) must be float32 [-1]" in bad.message()
     assert "reshape a scalar to [1]" in bad.message()
+
+
+def test_an_input_beyond_what_an_instance_may_allocate_is_refused_alone(client: Any) -> None:
+    for mib in (100, 50, 300):
+        signal = np.ones((1, mib << 18), np.float32)
+        with pytest.raises(InferenceServerException, match="too little memory for an input of this length"):
+            client.infer("bounded", SIGNAL=signal, LENGTH=np.array([[1]], np.int32))
+    answer = client.infer("bounded", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.array([[1]], np.int32))
+    assert answer["CUT"].tolist() == [[1]]

@@ -7,8 +7,9 @@ answer; here they are an error.
 
 from __future__ import annotations
 
+import contextlib
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ class TritonPythonModel:
             device_id=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None,
         )
         self._check_pipeline()
-        if memory_mib := self._config.integer("memory_mib", 0):
-            _limit_memory(memory_mib << 20)
+        memory_mib = self._config.integer("memory_mib", 0)
+        self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers requests as one batch."""
@@ -65,9 +66,10 @@ class TritonPythonModel:
 
     def _run(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]
-        outputs = self._pipeline.run(
-            {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
-        )
+        samples_of = {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
+        held_bytes = sum(array.nbytes for arrays in inputs.values() for array in arrays)
+        with _bounded(self._most_bytes + held_bytes) if self._most_bytes else contextlib.nullcontext():
+            outputs = self._pipeline.run(samples_of)
         rows: Rows = {}
         for position, samples in enumerate(outputs):
             for sample in samples:
@@ -110,8 +112,19 @@ class TritonPythonModel:
             )
 
 
-def _limit_memory(more_bytes: int) -> None:
-    """Bounds what this process may allocate from now on: a file may claim any length, and decoders believe it."""
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + more_bytes, hard))
+def _used_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def _bounded(most_bytes: int) -> Iterator[None]:
+    """Bounds what this process may hold meanwhile: a file may claim any length, and decoders believe it.
+
+    Not always: where Triton's stub finds no memory for a request, it crashes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -103,12 +103,10 @@ class PipelineRunner:
 def summarise_error(text: str) -> str:
     """Returns the operator and DALI's words, without the traceback, which names the server's files."""
     match = _OPERATOR_ERROR.search(text)
-    if match is None:
-        return text
-    words = match["words"].strip()
+    words = match["words"].strip() if match else text
     if words == "std::bad_alloc":
         words = "too little memory for an input of this length, or of the length that it claims; send less at once"
-    return f"DALI operator {match['operator']}: {words}"
+    return f"DALI operator {match['operator']}: {words}" if match else words
 
 
 def load_serialized(config: ModelConfig) -> bytes:
