@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from carnelian_client import CarnelianClient, CarnelianClientError, Transcript
+from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import InstallationError
-from carnelian_serving.launcher import Server, ServerError
+from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "quartznet_demo"

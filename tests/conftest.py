@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 import pytest
 import sentencepiece
-from carnelian_serving.launcher import Server, choose_ports
+from carnelian_serving.addresses import choose_ports
+from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).parents[1]
 CONTAINER_READY_TIMEOUT_S = 300

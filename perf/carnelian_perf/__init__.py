@@ -1,1 +1,5 @@
 """Measurements of a Carnelian server, of inference without one, and of training."""
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before onnxruntime, whose wheels report to Microsoft from 1.30 on

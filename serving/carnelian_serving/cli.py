@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from enum import Enum
@@ -12,8 +13,9 @@ from typing import Annotated
 
 import typer
 
+from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import InstallationError
-from carnelian_serving.launcher import Server, ServerError, describe_exit
+from carnelian_serving.launcher import Server, describe_exit
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -77,13 +79,11 @@ def serve(
         on_log=_print_log,
     )
     for number in STOP_SIGNALS:
-        signal.signal(number, _raise_stop)
+        if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # which nohup has ignored
+            signal.signal(number, _raise_stop)
     try:
         with server:
-            print(
-                f"carnelian-serve: ready; gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
-                flush=True,
-            )
+            _print_ready(server)
             try:
                 status = server.wait()
             finally:
@@ -119,6 +119,14 @@ def _ignore_signals() -> None:
     # A second one would interrupt the clean-up; the server is ended by force if it does not end by itself.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _print_ready(server: Server) -> None:
+    urls = f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}"
+    try:
+        print(f"carnelian-serve: ready; {urls}", flush=True)
+    except OSError:  # who reads nothing stops nothing; Python would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_log(line: str) -> None:

@@ -86,6 +86,16 @@ def prepare_wheel(scratch: Path) -> Installation:
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     package = find_wheel()
+    if not sys.prefix.isascii():
+        raise InstallationError(
+            f"Triton's Python stubs read paths as ASCII, but this environment is in {sys.prefix}; make it anew in a "
+            "folder whose path has ASCII letters alone"
+        )
+    if os.statvfs(scratch).f_flag & os.ST_NOEXEC:
+        raise InstallationError(
+            f"Triton's Python backend is run from {scratch.parent}, but programs may not run there (noexec); set "
+            "TMPDIR to a folder where they may"
+        )
     triton = package / "tritonserver"
     stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.is_file():

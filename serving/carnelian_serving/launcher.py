@@ -11,9 +11,9 @@ import ctypes
 import http
 import http.client
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -24,17 +24,26 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import THREADS_VARIABLE
+from carnelian_serving.addresses import choose_ports, read_addresses
 from carnelian_serving.allocator import KEPT_MEMORY
+from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
+from carnelian_serving.limits import raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY, Regions, remove_leftovers
-from carnelian_serving.stacks import roomy_stacks
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
-MIN_SHARED_MEMORY_BYTES = 32 * 2**20
-"""A Python-based instance maps 1 MiB at start and grows by what passes: a minute of audio is 4 MiB."""
+MIN_SHARED_MEMORY_BYTES = 48 * 2**20
+"""A Python-based instance maps 1 MiB at start and grows by what passes, for good: a minute of audio is 4 MiB. With
+less, single clips of a minute are refused after a few."""
+AMPLE_SHARED_MEMORY_BYTES = 46 * 2**20
+"""For each instance. Seven hold 265 MiB while 64 callers send a minute each, 287 with batches of 32 such clips."""
+QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+"""Variables. The wheels of ONNX Runtime from 1.30 on report to Microsoft otherwise, and keep a file in HOME for it."""
+_PLAIN_PATH = re.compile(r"[\w./+,:=@%#~^-]*", re.ASCII)
+"""Triton starts its Python stubs by a shell, and their Python reads paths as ASCII."""
 
 KEPT_LOG_LINES = 1000
 EXIT_MARGIN_S = 5.0
@@ -50,10 +59,6 @@ _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class ServerError(RuntimeError):
-    """The server could not be started, or ended by itself; the message says why."""
 
 
 class Server:
@@ -101,6 +106,7 @@ class Server:
         self.repository = Path(repository).resolve()
         self._models = tuple(models)
         self._host = host
+        self._addresses: dict[str, str] = {}
         self._ports = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
         self._threads = threads
         self._log_level: LogLevel = log_level
@@ -118,17 +124,17 @@ class Server:
     @property
     def grpc_url(self) -> str:
         """`host:port` of the gRPC endpoint."""
-        return self._url("--grpc-port")
+        return self._url("grpc")
 
     @property
     def http_url(self) -> str:
         """`host:port` of the HTTP endpoint."""
-        return self._url("--http-port")
+        return self._url("http")
 
     @property
     def metrics_url(self) -> str:
         """The address that Prometheus scrapes."""
-        return f"http://{self._url('--metrics-port')}/metrics"
+        return f"http://{self._url('metrics')}/metrics"
 
     @property
     def pid(self) -> int:
@@ -162,17 +168,20 @@ class Server:
             ServerError: The repository, a port, /dev/shm or a model is at fault.
         """
         check_repository(self.repository, self._models)
+        self._addresses = read_addresses(self._host, self._triton_options)
         self._ports = choose_ports(self._host, self._ports)
-        # Not where there are spaces: Triton splits the command of its stubs, which lie in here, at them.
-        folder = "/tmp" if " " in tempfile.gettempdir() else None
-        self._scratch = Path(tempfile.mkdtemp(prefix="carnelian-serve-", dir=folder))
+        # The stubs lie in here.
+        folder = None if _PLAIN_PATH.fullmatch(tempfile.gettempdir()) else "/tmp"
+        self._scratch = Path(tempfile.mkdtemp(prefix=self._regions.prefix, dir=folder))
         try:
             installation = find_installation(self._scratch)
-            remove_leftovers()
+            remove_leftovers(self._scratch.parent)
             if not installation.is_native:
                 check_shared_memory(shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0)
             self._launch(installation)
             self._wait_until_ready()
+            if not installation.is_native:
+                self._warn_of_little_shared_memory()
         except BaseException:
             self.stop()
             raise
@@ -223,9 +232,9 @@ class Server:
     def _crashed_instances(self) -> list[str]:
         return [] if self._stubs is None else self._stubs.crashed()
 
-    def _url(self, option: str) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
-        return f"[{host}]:{self._ports[option]}" if ":" in host else f"{host}:{self._ports[option]}"
+    def _url(self, kind: str) -> str:
+        host, port = self._addresses[kind], self._ports[f"--{kind}-port"]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -233,13 +242,13 @@ class Server:
         return self._process
 
     def _launch(self, installation: Installation) -> None:
-        environment = {**KEPT_MEMORY, **os.environ, **installation.environment}
+        environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
         # the server, so it is asked for only where that thread lives as long as the process.
         dies_with_launcher = threading.current_thread() is threading.main_thread()
-        with roomy_stacks():
+        with raised_limits():
             self._process = subprocess.Popen(
                 self._command(installation),
                 env=environment,
@@ -256,9 +265,9 @@ class Server:
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
 
-    def _spaceless_repository(self) -> Path:
-        """The repository, under a name that Triton can hand to its Python stubs: it splits their command at spaces."""
-        if self._scratch is None or not any(character.isspace() for character in str(self.repository)):
+    def _plain_repository(self) -> Path:
+        """The repository, under a name that Triton can hand to its Python stubs."""
+        if self._scratch is None or _PLAIN_PATH.fullmatch(str(self.repository)):
             return self.repository
         link = self._scratch / "model_repository"
         link.symlink_to(self.repository)
@@ -268,7 +277,7 @@ class Server:
         is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each
         command = [
             str(installation.binary),
-            f"--model-repository={self._spaceless_repository()}",
+            f"--model-repository={self._plain_repository()}",
             f"--http-address={'ipv6:' * is_ipv6}{self._host}",
             f"--grpc-address={f'[{self._host}]' if is_ipv6 else self._host}",
             f"--metrics-address={'ipv6:' * is_ipv6}{self._host}",
@@ -311,14 +320,25 @@ class Server:
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
-                    "are not; last lines of the log:\n" + "\n".join(self.log[-10:])
+                    "are not; last lines of the log:\n"
+                    + "\n".join([line for line in self.log if not is_noise(line)][-10:])
                 )
             time.sleep(0.05)
 
+    def _warn_of_little_shared_memory(self) -> None:
+        assert self._stubs is not None
+        room_bytes = shutil.disk_usage(SHARED_MEMORY).free + self.shared_memory_bytes
+        ample_bytes = self._stubs.num_instances * AMPLE_SHARED_MEMORY_BYTES
+        if self._on_log is not None and room_bytes < ample_bytes:
+            self._on_log(
+                f"{SHARED_MEMORY} should have {ample_bytes // 2**20} MiB for {self._stubs.num_instances} instances, "
+                f"but has {room_bytes // 2**20}: once it is full, long clips are refused; in a container, start it "
+                "with --shm-size=1g"
+            )
+
     def _is_ready(self) -> bool:
         # Not urllib, which would ask a proxy for this machine's own address.
-        address = self.http_url.rpartition(":")[0].strip("[]")
-        connection = http.client.HTTPConnection(address, self._ports["--http-port"], timeout=1)
+        connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
             connection.request("GET", "/v2/health/ready")
             return connection.getresponse().status == http.HTTPStatus.OK
@@ -351,37 +371,6 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
             )
 
 
-def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
-    """Returns the ports to use, each seen to be free on `host` now.
-
-    Args:
-        host: The address to listen on.
-        wanted: Option name -> port, 0 for any.
-
-    Raises:
-        ServerError: A port is taken or asked for twice, or the host is not an address of this machine.
-    """
-    chosen: dict[str, int] = {}
-    sockets = []
-    try:
-        for option, port in wanted.items():
-            if port in chosen.values():
-                raise ServerError(f"the ports must differ, but `{option}` is {port} as well; give it another")
-            try:
-                bound = socket.create_server((host, port), family=_family(host))
-            except OSError as error:
-                raise ServerError(
-                    f"`{option}` must be a free port, but {port} on {host} cannot be had: "
-                    f"{error.strerror or error}; end what has it, or give another (`{option} 0` takes any)"
-                ) from error
-            sockets.append(bound)
-            chosen[option] = bound.getsockname()[1]
-    finally:
-        for bound in sockets:
-            bound.close()
-    return chosen
-
-
 def check_shared_memory(free_bytes: int) -> None:
     """Raises ServerError where /dev/shm has no room for what passes through the Python backend."""
     if free_bytes < MIN_SHARED_MEMORY_BYTES:
@@ -389,10 +378,6 @@ def check_shared_memory(free_bytes: int) -> None:
             f"the Python backend needs at least {MIN_SHARED_MEMORY_BYTES // 2**20} MiB in {SHARED_MEMORY}, "
             f"but {free_bytes / 2**20:.1f} MiB are free; in a container, start it with --shm-size=1g"
         )
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _die_with_parent() -> None:

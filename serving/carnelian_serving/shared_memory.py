@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,20 +56,23 @@ class Regions:
             self._lock = None
 
 
-def remove_leftovers() -> None:
-    """Removes the regions that nobody claims any more."""
+def remove_leftovers(scratch: Path) -> None:
+    """Removes the regions that nobody claims any more, and what begins with the same name in `scratch`."""
     for path in SHARED_MEMORY.glob(f"carnelian-*-{_LOCK}"):
         with contextlib.suppress(OSError):  # in use, another user's, or another server was faster
             lock = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path.name.removesuffix(_LOCK))
+                prefix = path.name.removesuffix(_LOCK)
+                for folder in _find(prefix, scratch):
+                    shutil.rmtree(folder, ignore_errors=True)
+                _remove(prefix)
             finally:
                 os.close(lock)
 
 
-def _find(prefix: str) -> Iterator[Path]:
-    return SHARED_MEMORY.glob(f"{prefix}*")
+def _find(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[Path]:
+    return folder.glob(f"{glob.escape(prefix)}*")
 
 
 def _remove(prefix: str) -> None:

@@ -30,6 +30,11 @@ class StubWatch:
         self._instances: dict[int, str] = {}
         self._uncollected: set[int] = set()
 
+    @property
+    def num_instances(self) -> int:
+        """How many have been seen and still are there: Triton has started others to read configurations alone."""
+        return sum((_PROC / str(pid)).exists() for pid in self._instances)
+
     def crashed(self) -> list[str]:
         """Returns the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
         ended = set()

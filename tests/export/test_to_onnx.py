@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import os
 import platform
 from collections import Counter
 from pathlib import Path
@@ -305,3 +306,7 @@ def test_clips_that_hardly_need_gaps_at_first_have_one_to_be_moved_with(config, 
 
 def test_exporting_twice_gives_the_same_bytes(network):
     assert export_ragged(network).SerializeToString() == export_ragged(network).SerializeToString()
+
+
+def test_onnxruntime_reports_to_nobody():
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"

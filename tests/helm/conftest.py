@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 import yaml
 from carnelian_client import TLS, CarnelianClient
+from carnelian_serving.addresses import choose_ports
 from carnelian_serving.installation import prepare_wheel
-from carnelian_serving.launcher import choose_ports
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "carnelian"

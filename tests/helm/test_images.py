@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from carnelian_serving.allocator import KEPT_MEMORY
-from carnelian_serving.stacks import THREAD_STACK_BYTES
+from carnelian_serving.limits import THREAD_STACK_BYTES
 from packaging.requirements import Requirement
 
 try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from carnelian_client import CarnelianClient
-from carnelian_serving.launcher import choose_ports
+from carnelian_serving.addresses import choose_ports
 
 CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
 IMAGE = os.environ.get("CARNELIAN_IMAGE", "")

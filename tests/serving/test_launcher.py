@@ -20,9 +20,12 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from carnelian_serving.addresses import choose_ports, read_addresses
 from carnelian_serving.cli import STOP_SIGNALS, serve
-from carnelian_serving.installation import InstallationError, find_libpython, find_native
-from carnelian_serving.launcher import Server, ServerError, check_shared_memory, choose_ports
+from carnelian_serving.errors import ServerError
+from carnelian_serving.installation import InstallationError, find_libpython, find_native, prepare_wheel
+from carnelian_serving.launcher import Server, check_shared_memory
+from carnelian_serving.limits import OPEN_FILES
 from carnelian_serving.shared_memory import SHARED_MEMORY
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
@@ -69,10 +72,10 @@ def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
         assert answer["CUT"].shape == (1, 2)
         assert any("triton_python" in name for name in group_members(group))
         assert regions(os.getpid()) - others
-        assert list(tmp_path.glob("carnelian-serve-*"))
+        assert list(tmp_path.glob("carnelian-*"))
     assert group_members(group) == []
     assert not regions(os.getpid()) - others
-    assert not list(tmp_path.glob("carnelian-serve-*"))
+    assert not list(tmp_path.glob("carnelian-*"))
     written = {path.name for path in (cut_repository / "cut" / "1").iterdir()}
     assert written == {"dali.py"}  # no __pycache__ in a repository
 
@@ -99,7 +102,10 @@ def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number
     assert not regions(process.pid)
 
 
-def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(cut_repository: Path) -> None:
+def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
+    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     living, _ = start_command(cut_repository, "--threads=1")
     killed, server = start_command(cut_repository, "--threads=1")
     killed.kill()
@@ -109,9 +115,11 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(cut_repository:
     while group_members(server):
         time.sleep(0.05)
     assert len(regions(killed.pid)) > 1
+    assert len(list(tmp_path.glob(f"carnelian-{killed.pid}-*"))) == 1
     before = regions(living.pid)
     after, _ = start_command(cut_repository, "--threads=1")
     assert not regions(killed.pid)
+    assert not list(tmp_path.glob(f"carnelian-{killed.pid}-*"))
     assert regions(living.pid) == before
     for process in (living, after):
         process.terminate()
@@ -156,11 +164,67 @@ def test_an_ipv6_address_is_served(cut_repository: Path, connect: Callable[[str]
         assert b"nv_inference_request_success" in urllib.request.urlopen(server.metrics_url).read()
 
 
-def test_paths_with_spaces_are_served(cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(cut_repository, tmp_path / "my models")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my models"))  # what TMPDIR says
-    with Server(tmp_path / "my models", http_port=0, grpc_port=0, metrics_port=0) as server:
+@pytest.mark.parametrize("name", ["my models", "jo'sé (1)", "a$HOME;b"])
+def test_paths_that_a_shell_reads_otherwise_are_served(
+    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shutil.copytree(cut_repository, tmp_path / name)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))  # what TMPDIR says
+    with Server(tmp_path / name, http_port=0, grpc_port=0, metrics_port=0) as server:
         assert server.pid
+
+
+def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: Path) -> None:
+    options = ["--http-address=127.0.0.2"]
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, triton_options=options) as server:
+        assert server.http_url.startswith("127.0.0.2:")
+        urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready").read()
+
+
+@pytest.mark.parametrize("option", ["--allow-http=false", "--http-restricted-api=trace,health:key=1", "--http-port=1"])
+def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
+    with pytest.raises(ServerError, match="but"):
+        read_addresses("127.0.0.1", [option])
+
+
+def test_a_server_reports_to_nobody_and_may_open_many_files(cut_repository: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+            process = Path(f"/proc/{server.pid}")
+            assert b"ORT_DISABLE_TELEMETRY=1" in (process / "environ").read_bytes().split(b"\0")
+            (line,) = (line for line in (process / "limits").read_text().splitlines() if "open files" in line)
+            assert int(line.split()[3]) == min(OPEN_FILES, limits[1])
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_command_under_nohup_outlives_its_terminal(cut_repository: Path) -> None:
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process, server = start_command(cut_repository)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert group_members(server) == []
+
+
+def test_a_full_standard_output_stops_nothing(cut_repository: Path) -> None:
+    arguments = [COMMAND, f"--repository={cut_repository}", *FREE_PORTS]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(8)  # ready after two or three
+    process.terminate()
+    assert process.communicate(timeout=40)[1] == ""
+    assert process.returncode == 0
 
 
 def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path) -> None:
@@ -368,6 +432,32 @@ def test_metrics_are_served(tiny_server: Server, client: Any) -> None:
 def test_little_shared_memory_is_refused_with_the_remedy() -> None:
     with pytest.raises(ServerError, match=r"but 8\.0 MiB are free; in a container, start it with --shm-size"):
         check_shared_memory(8 * 2**20)
+
+
+def test_shared_memory_that_long_clips_would_fill_is_said(
+    cut_repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append):
+        pass
+    assert log == []
+    monkeypatch.setattr("carnelian_serving.launcher.AMPLE_SHARED_MEMORY_BYTES", 2**60)
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append):
+        pass
+    assert "for 1 instances, but has" in log[0]
+
+
+def test_a_scratch_where_nothing_may_run_is_refused(mount_tmpfs: Callable[..., Path]) -> None:
+    with pytest.raises(InstallationError, match="may not run there"):
+        prepare_wheel(mount_tmpfs("noexec"))
+
+
+def test_an_environment_whose_path_stubs_cannot_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.prefix", "/home/josé/.venv")
+    with pytest.raises(InstallationError, match="paths as ASCII"):
+        prepare_wheel(tmp_path)
 
 
 def test_a_missing_libpython_is_told_with_its_package(tmp_path: Path) -> None:

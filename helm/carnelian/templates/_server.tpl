@@ -4,7 +4,7 @@
 {{- if eq .Values.runtime "wheel" -}}
 - carnelian-serve
 {{- else -}}
-{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, stacks.py, allocator.py and
+{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, limits.py, allocator.py and
 shared_memory.py. Each connection is an open file: without one left, Triton writes an error to its log without end. */ -}}
 - sh
 - -c

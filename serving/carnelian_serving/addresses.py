@@ -1,0 +1,69 @@
+"""Where a server listens, and whether the launcher can reach it there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from carnelian_serving.errors import ServerError
+
+
+def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
+    """Return the ports to use, each seen to be free on `host` now.
+
+    Args:
+        host: The address to listen on.
+        wanted: Option name -> port, 0 for any.
+
+    Raises:
+        ServerError: A port is taken or asked for twice, or the host is not an address of this machine.
+    """
+    chosen: dict[str, int] = {}
+    sockets = []
+    try:
+        for option, port in wanted.items():
+            if port in chosen.values():
+                raise ServerError(f"the ports must differ, but `{option}` is {port} as well; give it another")
+            try:
+                bound = socket.create_server((host, port), family=_family(host))
+            except OSError as error:
+                raise ServerError(
+                    f"`{option}` must be a free port, but {port} on {host} cannot be had: "
+                    f"{error.strerror or error}; end what has it, or give another (`{option} 0` takes any)"
+                ) from error
+            sockets.append(bound)
+            chosen[option] = bound.getsockname()[1]
+    finally:
+        for bound in sockets:
+            bound.close()
+    return chosen
+
+
+def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
+    """Return where HTTP, gRPC and metrics are to be reached: `http`, `grpc`, `metrics` -> host.
+
+    Args:
+        host: The address to listen on.
+        triton_options: Options of tritonserver, which may give each another address.
+
+    Raises:
+        ServerError: They keep the launcher from asking whether the models are ready.
+    """
+    options = dict(option.partition("=")[::2] for option in triton_options)
+    for option in ("--http-port", "--grpc-port", "--metrics-port"):
+        if option in options:
+            raise ServerError(f"`{option}` must stand before the `--`, but comes after it")
+    restricted = options.get("--http-restricted-api", "").partition(":")[0].split(",")
+    if options.get("--allow-http") in ("false", "0") or "health" in restricted:
+        raise ServerError(
+            "readiness must be there to ask for over HTTP, but an option after the `--` takes it away; "
+            "`--http-address=127.0.0.1` keeps others from it"
+        )
+    found = {kind: options.get(f"--{kind}-address", host) for kind in ("http", "grpc", "metrics")}
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    plain = {kind: address.removeprefix("ipv6:").strip("[]") for kind, address in found.items()}
+    return {kind: everywhere.get(address, address) for kind, address in plain.items()}
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

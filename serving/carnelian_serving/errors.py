@@ -1,0 +1,5 @@
+"""What goes wrong with a server."""
+
+
+class ServerError(RuntimeError):
+    """The server could not be started, or ended by itself; the message says why."""

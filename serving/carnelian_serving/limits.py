@@ -1,0 +1,34 @@
+"""What the system allows tritonserver: room on its threads' stacks, and open files."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+
+THREAD_STACK_BYTES = 64 * 2**20
+"""Triton 2.51 puts two copies of an HTTP body on its thread's stack if the body calls itself a form, as curl's do,
+and crashes where they do not fit: from 4 MB on with the usual 8 MiB. Pages that are not used cost no memory."""
+OPEN_FILES = 65_536
+"""Each connection is one. Where they run out, Triton logs that without a pause, megabytes a second."""
+
+
+@contextlib.contextmanager
+def raised_limits() -> Iterator[None]:
+    """A process that is started meanwhile may have THREAD_STACK_BYTES and OPEN_FILES, where that is allowed."""
+    with _raised(resource.RLIMIT_STACK, THREAD_STACK_BYTES), _raised(resource.RLIMIT_NOFILE, OPEN_FILES):
+        yield
+
+
+@contextlib.contextmanager
+def _raised(limit: int, wanted: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY:  # where there is no limit glibc takes 2 MiB for a stack
+        wanted = max(wanted, soft)
+    resource.setrlimit(limit, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limit, (soft, hard))
