@@ -85,7 +85,8 @@ def write_language_model(path: Path, name: str, config: LanguageModelConfig, net
         WriteError: The disk has no room; nothing was written.
     """
     graph = export_language_model(network)
-    metadata = {"tokenizer": base64.b64encode(network.tokenizer).decode(), "case": "lower"}
+    case = "lower" if config.text.alphabet == config.text.alphabet.lower() else "upper"
+    metadata = {"tokenizer": base64.b64encode(network.tokenizer).decode(), "case": case}
     helper.set_model_props(graph, {"format": FORMAT, "name": name, **metadata})
     with replaced(path) as partial:
         onnx.save(graph, partial, "protobuf")

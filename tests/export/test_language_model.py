@@ -13,6 +13,7 @@ from carnelian_export.cli import app
 from carnelian_export.language_model import export_language_model, run, write_language_model
 from carnelian_export.parity import ParityError, open_graph
 from carnelian_training.checkpoint import save
+from carnelian_training.ctc.rescoring import NeuralLanguageModel
 from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
@@ -23,19 +24,19 @@ from typer.testing import CliRunner
 SENTENCES = ["the king saw the ship", "a letter followed", "the queen met the king of the harbour"] * 5
 
 
-def make(**model):
+def make(labels=None, sentences=SENTENCES, **model):
     tree = {
         "name": "tiny",
         "model": {"name": "transformer_xl", "width": 16, "layers": 2, "heads": 2, "feed_forward": 24, "memory": 6}
         | model,
-        "text": {"tokens": {"size": 33}, "segment": 5},
+        "text": {"tokens": {"kind": "char"} if labels else {"size": 33}, "segment": 5, "labels": labels},
     }
     config = run_from_dict(tree, "here")
     torch.manual_seed(0)
-    network = TransformerXl(config.model, config.text.tokens.vocabulary).eval()
+    network = TransformerXl(config.model, config.text.vocabulary).eval()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    network.tokenizer = train_tokenizer(SENTENCES, config.text.tokens).model
+    network.tokenizer = train_tokenizer(sentences, config.text.tokens, config.text.alphabet).model
     return config, network
 
 
@@ -65,6 +66,13 @@ def test_the_file_describes_itself(exported):
         "case": "lower",
     }
     assert base64.b64decode(properties["tokenizer"]) == network.tokenizer
+
+
+@pytest.mark.parametrize("labels", [" аєіїнвпрстуя'", " АЄІЇНВПРСТУЯ'", "你好吗"])
+def test_a_recogniser_of_the_same_labels_takes_it(tmp_path, labels):
+    path = tmp_path / "lm.onnx"
+    write_language_model(path, "tiny", *make(labels, ["".join(labels[::2]), "".join(labels[::-1])]))
+    assert np.isfinite(NeuralLanguageModel(path, labels).score([labels.strip()])).all()
 
 
 def test_weights_are_stored_once_in_float16(exported):

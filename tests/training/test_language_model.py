@@ -14,6 +14,7 @@ from carnelian_training.checkpoint import CheckpointError, build_network, load, 
 from carnelian_training.cli import app
 from carnelian_training.config import ConfigError, config_to_dict
 from carnelian_training.distributed import Process
+from carnelian_training.finetune import start_from_checkpoint
 from carnelian_training.language_models.perplexity import (
     WordScores,
     interpolate,
@@ -32,6 +33,7 @@ from sentencepiece import SentencePieceProcessor
 from typer.testing import CliRunner
 
 NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "letter"], ["saw", "heard", "met", "followed"]
+UKRAINIAN = " абвгґдеєжзиіїйклмнопрстуфхцчшщьюя'"
 CPU = Process(torch.device("cpu"))
 
 
@@ -77,15 +79,18 @@ def metrics(directory):
     return [{k: v for k, v in json.loads(line).items() if not k.endswith("_per_s")} for line in lines]
 
 
+@pytest.mark.parametrize("labels", [LABEL_CHARACTERS, UKRAINIAN, "книга цепшт"])
 @pytest.mark.parametrize("kind", ["unigram", "char"])
-def test_tokens_spell_every_word(text, kind):
-    sentences = [f"the {noun} is here" for noun in NOUNS * 9]
-    config = TokenConfig(kind=kind, size=33 if kind == "unigram" else None)
-    tokenizer = train_tokenizer(sentences, config)
+def test_tokens_spell_every_word_in_the_labels(kind, labels):
+    nouns = NOUNS if labels == LABEL_CHARACTERS else ["книга", "пташка"]
+    sentences = [" ".join([noun, other, noun]) for noun in nouns for other in nouns] * 9
+    config = TokenConfig(kind=kind, size=len(labels) + 3 if kind == "unigram" else None)
+    tokenizer = train_tokenizer(sentences, config, labels)
+    assert tokenizer.characters == {*labels} - {" "}
     processor = SentencePieceProcessor(model_proto=tokenizer.model)
-    assert processor.vocab_size() == config.vocabulary
-    assert tokenizer.model == train_tokenizer(sentences, config).model
-    said = ["quick brown foxes jump over the lazy dog's vizier", LABEL_CHARACTERS.strip(), ""]
+    assert processor.vocab_size() == config.vocabulary(labels)
+    assert tokenizer.model == train_tokenizer(sentences, config, labels).model
+    said = ["".join(random.Random(0).choices(labels.strip(), k=40)).replace(" ", ""), " ".join(nouns), ""]
     encoded = Tokenizer(tokenizer.model).encode(said)
     assert processor.decode(encoded) == said
     assert all(token > END for tokens in encoded for token in tokens)
@@ -93,7 +98,7 @@ def test_tokens_spell_every_word(text, kind):
 
 def test_too_many_tokens_for_a_text_are_refused_in_words():
     with pytest.raises(ValueError, match="large enough for 500 tokens, but 1 sentences are not"):
-        train_tokenizer(["the cat"], TokenConfig(size=500))
+        train_tokenizer(["the cat"], TokenConfig(size=500), LABEL_CHARACTERS)
 
 
 def test_an_epoch_reads_every_stream_in_order_once(config):
@@ -180,6 +185,8 @@ def test_words_are_rated_by_their_tokens(config, trained):
     words = score_words(network, task.held_out, 5)
     assert len(words.log_probs) == sum(len(sentence.split()) + 1 for sentence in task.held_out)
     assert words.perplexity() == pytest.approx(found.per_word)
+    assert words.known.all()
+    assert score_words(network, ["the naïve king"], 5).known.tolist() == [True, False, True, True]
 
 
 ARPA = """\\data\\
@@ -280,6 +287,16 @@ def test_fine_tuning_reads_the_text_of_its_checkpoints_language(tree, tmp_path):
     assert load_run(tmp_path / "whole.yaml") == run
 
 
+def test_fine_tuning_on_other_labels_than_the_tokens_is_refused(tree, trained):
+    tuned = tree | {"init": {"checkpoint": str(trained / "tiny.pt")}}
+    tuned["text"] = tree["text"] | {"labels": LABEL_CHARACTERS.replace("q", "ä")}
+    run = run_from_dict(tuned, "here")
+    state = new_state(run, CPU)
+    start_from_checkpoint(state.model, run)
+    with pytest.raises(ValueError, match=r"`text\.labels` must be the characters of the tokens.*'qä'"):
+        LanguageModelling(run).prepare(state)
+
+
 def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, tiny_config, tmp_path):
     from carnelian_training.checkpoint import build_model
 
@@ -300,7 +317,9 @@ def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, t
     [
         ("model.width=17", "model: `width` must be even"),
         ("model.steps=3", "model.steps: unknown key"),
-        ("text.tokens.size=3", "text.tokens: `size` must be at least"),
+        ("text.tokens.size=3", "text: `tokens.size` must be at least 31"),
+        ("text.labels=' абвгґдеєжзиіїйклмнопрстуфхцчшщьюяabcdefghijklmnopqrstuvwxyz'", "must be at least 63"),
+        ("text.labels=' abcABC'", "text: `labels` must be of one case"),
         ("text.tokens.kind=char", "`size` must be given for subwords and for them alone"),
         ("model.cutoffs=[60]", "`model.cutoffs` must be below the 60 tokens"),
         ("loop.recompute=true", "loop.recompute"),

@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 def build_network(config: RunConfig) -> nn.Module:
     """What a configuration trains, with random weights: a recogniser, wav2vec 2.0 in pre-training, a language model."""
     if isinstance(config, LanguageModelConfig):
-        return TransformerXl(config.model, config.text.tokens.vocabulary)
+        return TransformerXl(config.model, config.text.vocabulary)
     if config.pretraining is None:
         return build_model(config)
     assert isinstance(config.model, Wav2Vec2Config)
@@ -166,7 +166,7 @@ def load_language_model(path: Path) -> tuple[LanguageModelConfig, TransformerXl]
         raise CheckpointError(
             f"{path} must be a language model, but is a recogniser, `model.name: {config.model.name}`"
         )
-    model = TransformerXl(config.model, config.text.tokens.vocabulary)
+    model = TransformerXl(config.model, config.text.vocabulary)
     _fill(model, content["weights"], path)
     return config, model.eval()
 

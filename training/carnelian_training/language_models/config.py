@@ -7,6 +7,7 @@ from carnelian_training.checks import check_positive, check_probability
 from carnelian_training.language_models.tokens import TokenConfig
 from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
 from carnelian_training.models.transformer_xl import TransformerXlConfig
+from carnelian_training.text import LABEL_CHARACTERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,26 @@ class TextConfig:
     def __post_init__(self) -> None:
         check_positive(self, "streams", "device_streams", "segment")
         check_probability(self, "context_share")
+        least = len({*self.alphabet, " "}) + 3
+        if self.tokens.size is not None and self.tokens.size < least:
+            raise ValueError(
+                f"`tokens.size` must be at least {least}, which the labels alone take, but is {self.tokens.size}"
+            )
+        if self.alphabet not in (self.alphabet.lower(), self.alphabet.upper()):
+            raise ValueError(
+                "`labels` must be of one case, which rescoring puts transcripts into, but are of both: "
+                f"{self.alphabet!r}"
+            )
+
+    @property
+    def alphabet(self) -> str:
+        """The labels that the text is written in."""
+        return LABEL_CHARACTERS if self.labels is None else self.labels
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.tokens.vocabulary(self.alphabet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +72,9 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_stages(self.init, self.model.num_stages)
-        if self.model.cutoffs and self.model.cutoffs[-1] >= self.text.tokens.vocabulary:
+        if self.model.cutoffs and self.model.cutoffs[-1] >= self.text.vocabulary:
             raise ValueError(
-                f"`model.cutoffs` must be below the {self.text.tokens.vocabulary} tokens, but end at "
-                f"{self.model.cutoffs[-1]}"
+                f"`model.cutoffs` must be below the {self.text.vocabulary} tokens, but end at {self.model.cutoffs[-1]}"
             )
         plain = LoopConfig()
         foreign = {f"loop.{name}" for name in _OF_RECOGNISERS if getattr(self.loop, name) != getattr(plain, name)}

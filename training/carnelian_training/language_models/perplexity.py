@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from carnelian_training.distributed import Process
-from carnelian_training.language_models.tokens import END, Tokenizer
+from carnelian_training.language_models.tokens import END, UNKNOWN, Tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
 
 MOST_TOKENS = 16_384
@@ -86,12 +86,15 @@ def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) 
     tokenizer = Tokenizer(network.tokenizer)
     encoded = tokenizer.encode(sentences)
     words: list[float] = []
+    known: list[bool] = []
     for tokens, log_probs in zip(encoded, score_tokens(network, encoded, segment), strict=True):
         for token, log_prob in zip([*tokens, END], log_probs.tolist(), strict=True):
             if token == END or tokenizer.begins_word(token):
                 words.append(0.0)
+                known.append(True)
             words[-1] += log_prob
-    return WordScores(np.array(words), np.ones(len(words), bool))
+            known[-1] &= token != UNKNOWN
+    return WordScores(np.array(words), np.array(known))
 
 
 def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:

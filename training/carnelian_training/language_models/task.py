@@ -35,18 +35,26 @@ class LanguageModelling:
         """Read the text and make tokens of it, with the checkpoint's tokenizer if there is one.
 
         Raises:
-            ValueError: A text is not there or too small, or the streams cannot be shared among the processes.
+            ValueError: A text is not there or too small, the checkpoint's tokens are of other labels, or the streams
+                cannot be shared among the processes.
         """
         text, process = self.config.text, state.process
         if text.streams % process.size:
             raise ValueError(
                 f"`text.streams` must be a multiple of the {process.size} processes, but is {text.streams}"
             )
+        assert isinstance(state.model, TransformerXl)
+        if state.model.tokenizer:
+            known = Tokenizer(state.model.tokenizer).characters
+            if wrong := known ^ (set(text.alphabet) - {" "}):
+                raise ValueError(
+                    "`text.labels` must be the characters of the tokens, which come with the checkpoint, but these are "
+                    f"in one of the two alone: {''.join(sorted(wrong))!r}; take a checkpoint of the same labels"
+                )
         sentences = divide(choose_sources(text.sources), text.exclude, text.labels)
         self.held_out = sentences.held_out
-        assert isinstance(state.model, TransformerXl)
         if not state.model.tokenizer:
-            model = train_tokenizer(sentences.used, text.tokens).model if process.leads else b""
+            model = train_tokenizer(sentences.used, text.tokens, text.alphabet).model if process.leads else b""
             state.model.tokenizer = base64.b64decode(process.broadcast(base64.b64encode(model).decode()))
             state.restart_average()
         encoded = Tokenizer(state.model.tokenizer).encode(sentences.used)

@@ -11,12 +11,13 @@ from typing import Literal
 
 import sentencepiece
 
-from carnelian_training.text import LABEL_CHARACTERS
-
+UNKNOWN = 0
+"""SentencePiece's token for characters that it does not know, which labels never make."""
 END = 1
-"""The token that ends a sentence and begins the next one; 0 is SentencePiece's unknown, which labels never make."""
+"""The token that ends a sentence and begins the next one."""
 MOST_SENTENCES = 1_000_000
 """That a tokenizer is trained on, evenly out of the text; it holds them all in memory."""
+_SPACE = "\u2581"  # as SentencePiece writes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,10 @@ class TokenConfig:
             raise ValueError(
                 f"`size` must be given for subwords and for them alone, but is {self.size} for {self.kind}"
             )
-        least = len(LABEL_CHARACTERS) + 3
-        if self.size is not None and self.size < least:
-            raise ValueError(f"`size` must be at least {least}, which characters alone take, but is {self.size}")
 
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens there are, the unknown and the end included."""
-        return self.size or len(LABEL_CHARACTERS) + 2
+    def vocabulary(self, labels: str) -> int:
+        """How many tokens there are for text in `labels`, the unknown and the end included."""
+        return self.size or len({*labels, " "}) + 2
 
 
 class Tokenizer:
@@ -54,6 +51,12 @@ class Tokenizer:
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
+    @property
+    def characters(self) -> set[str]:
+        """Those that it knows, without the space."""
+        pieces = map(self._processor.id_to_piece, range(END + 1, self._processor.vocab_size()))
+        return set("".join(pieces)) - {_SPACE}
+
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """The tokens of each sentence, without the end."""
         encoded: list[list[int]] = self._processor.encode(list(sentences))
@@ -61,15 +64,16 @@ class Tokenizer:
 
     def begins_word(self, token: int) -> bool:
         """Whether a token is the first of a word."""
-        return str(self._processor.id_to_piece(token)).startswith("\u2581")
+        return str(self._processor.id_to_piece(token)).startswith(_SPACE)
 
 
-def train_tokenizer(sentences: Sequence[str], config: TokenConfig) -> Tokenizer:
+def train_tokenizer(sentences: Sequence[str], config: TokenConfig, labels: str) -> Tokenizer:
     """Find the tokens of a text; the same text gives the same ones.
 
     Args:
         sentences: in the labels' characters.
         config: what tokens there should be.
+        labels: each of which is a token, too.
 
     Raises:
         ValueError: The text is too small for so many.
@@ -81,9 +85,9 @@ def train_tokenizer(sentences: Sequence[str], config: TokenConfig) -> Tokenizer:
             sentence_iterator=iter(sentences[::every]),
             model_writer=model,
             model_type=config.kind,
-            vocab_size=config.vocabulary,
+            vocab_size=config.vocabulary(labels),
             character_coverage=1.0,
-            required_chars=LABEL_CHARACTERS.strip(),
+            required_chars=labels.replace(" ", ""),
             normalization_rule_name="identity",  # `text.py` has normalised; SentencePiece's rules alone take 240 kB
             unk_id=0,
             eos_id=END,
@@ -94,7 +98,7 @@ def train_tokenizer(sentences: Sequence[str], config: TokenConfig) -> Tokenizer:
         )
     except RuntimeError as error:
         raise ValueError(
-            f"the text must be large enough for {config.vocabulary} tokens, but {len(sentences):,} sentences are not: "
-            f"{error}; lower `text.tokens.size`"
+            f"the text must be large enough for {config.vocabulary(labels)} tokens, but {len(sentences):,} sentences "
+            f"are not: {error}; lower `text.tokens.size`"
         ) from error
     return Tokenizer(model.getvalue())
