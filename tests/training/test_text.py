@@ -20,11 +20,28 @@ from carnelian_training.text import spell_out, to_given_labels, to_labels
         ("the 21st, the 2nd", "the twenty first the second"),
         ("3.5%", "three point five percent"),
         ("$1 and £20", "one dollar and twenty pounds"),
+        ("$5 million, a £1-Billion loan", "five million dollars a one billion pounds loan"),
+        ("5 million dollars", "five million dollars"),
+        ("in the 1990s and '60s", "in the nineteen nineties and sixties"),
+        ("the 1800s, the 2010s", "the eighteen hundreds the twenty tens"),
+        ("_12_ at 10:30, 1990-95", "twelve at ten thirty nineteen ninety ninety five"),
         ("salt & pepper", "salt and pepper"),
     ],
 )
 def test_text_is_written_as_it_is_said(text, labels):
     assert to_labels(text) == labels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("5kg", "25kg", "12,345kg", "10am", "A4", "4x4", "2.5m", "US$5", ".5", "1.2.3", "5'6", "said.2", "2½"),
+        *("$20s", "7s", "10s", "1,990s", "20.0s", "2\u00b2", "x\u207f", "H\u2082O", "so,\u00b9 he", "\u2460"),
+    ],
+)
+def test_a_number_that_is_part_of_something_else_is_refused(text):
+    assert to_labels(text) is None
+    assert to_labels(spell_out(text)) is None
 
 
 @pytest.mark.parametrize("text", ["café", "x = y", "a@b", "12345678901234567890", "¼ mile", "…", ""])

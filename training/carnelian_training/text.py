@@ -39,10 +39,14 @@ MAX_DIGITS = 15
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc`\u00b4\u2032", "'"))
 _ABBREVIATION = re.compile(rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?=[\s,;:'\")-]|$)", flags=re.IGNORECASE)
+# A number beside letters or other digits (A4, 5kg, 5'6, .5) stays, and the sentence is refused for its digits.
 _NUMBER = re.compile(
-    r"(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:(?P<ordinal>st|nd|rd|th)\b|(?P<percent>\s?%))?",
+    r"(?<![^\W_])(?<!\.)(?<!\d')(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
+    r"(?:(?P<ordinal>st|nd|rd|th)|(?P<decade>s)|(?P<percent>\s?%))?"
+    r"(?(currency)(?P<scale>[\s-](?:hundred|thousand|million|billion|trillion)(?![^\W_]))?)(?![^\W_]|[.']\d)",
     flags=re.IGNORECASE,
 )
+_RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
 _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
@@ -54,7 +58,8 @@ def spell_out(text: str) -> str:
 
     A speech engine that is given this text says the words of `to_labels`, whatever it knows of abbreviations.
     """
-    text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).translate(_APOSTROPHES)
+    text = _RAISED.sub("^", text.translate(_APOSTROPHES))  # NFKC would make 22 of 2 squared
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
     text = _ABBREVIATION.sub(_spell_abbreviation, text)
     text = _NUMBER.sub(_spell_number, text)
     return text.replace("&", " and ")
@@ -117,6 +122,10 @@ def _spell_number(match: re.Match[str]) -> str:
         return str(num2words(int(Decimal(digits)), to="ordinal")) if digits.isdigit() else match[0]
     is_year = digits == match["number"] and len(digits) == 4 and 1100 <= int(Decimal(digits)) <= 1999
     amount = Decimal(digits)
+    if match["decade"]:
+        if match["currency"] or not re.fullmatch(r"[2-9]0|(?:1[1-9]|20)\d0", match["number"]):
+            return match[0]
+        return re.sub("ty$", "tie", str(num2words(int(amount), to="year"))) + "s"
     if is_year and not match["currency"] and not match["percent"]:
         return str(num2words(int(amount), to="year"))
     said = str(num2words(int(amount) if amount == amount.to_integral_value() else amount))
@@ -124,5 +133,7 @@ def _spell_number(match: re.Match[str]) -> str:
         return f"{said} percent"
     if match["currency"]:
         singular, plural = CURRENCIES[match["currency"]]
+        if match["scale"]:
+            return f"{said}{match['scale']} {plural}"
         return f"{said} {singular if amount == 1 else plural}"
     return said
