@@ -121,6 +121,26 @@ def test_other_languages_are_written_in_the_recognisers_labels(tmp_path):
     LanguageModel(tmp_path / "lm.klm", list(labels))
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("यह एक किताब है। लड़का स्कूल गया। क्या आप पढ़ते हैं?", ["यह एक किताब है", "लड़का स्कूल गया", "क्या आप पढ़ते हैं"]),
+        ("这是书。男孩去了学校！“你读书吗？”是", ["这是书", "男孩去了学校", "你读书吗", "是"]),
+        ("هذا كتاب. هل تحب القراءة؟ عمره 12 سنة. نعم", ["هذا كتاب", "هل تحب القراءة", None, "نعم"]),
+        (
+            "Hola. ¿Qué tal? ¡Muy bien! «Sí.» Dijo el Sr. de la casa.",
+            ["hola", "qué tal", "muy bien", "sí", "dijo el sr de la casa"],
+        ),
+        ("„Er kam.“ Sie ging am 3. oder 4. heim. „Gut!“", ["er kam", None, "gut"]),
+    ],
+    ids=["hi", "zh", "ar", "es", "de"],
+)
+def test_sentences_end_where_their_language_ends_them(tmp_path, text, sentences):
+    (tmp_path / "text.txt").write_text(text)
+    labels = "".join({" ", *"".join(filter(None, sentences))})
+    assert list(read_text(choose_sources([str(tmp_path / "text.txt")]), labels)) == sentences
+
+
 @needs_kenlm
 def test_the_perplexity_is_of_every_sentence_that_was_kept_out(tmp_path):
     text = tmp_path / "text.txt"

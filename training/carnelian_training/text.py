@@ -86,7 +86,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
     """Write text of any language in a recogniser's labels; numbers and abbreviations are left as they are.
 
     Args:
-        text: of one case if the labels are, after this; its punctuation is dropped where the labels have none.
+        text: of one case if the labels are, after this; its punctuation and what cannot be seen in it are dropped where
+            the labels have none.
         labels: one character each.
 
     Returns:
@@ -101,8 +102,10 @@ def to_given_labels(text: str, labels: str) -> str | None:
         text = (text.replace("I", _DOTLESS_I).replace("İ", "i") if is_turkish else text).lower()
     elif not any(map(str.islower, labels)):
         text = (text.replace("i", "İ") if is_turkish else text).upper()
-    marks = "".join(mark for mark in set(text) - set(labels) if unicodedata.category(mark).startswith("P"))
-    text = " ".join(text.translate(str.maketrans(marks, " " * len(marks))).split())
+    outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
+    marks = {code: " " for code, category in outside if category.startswith("P")}
+    unseen = {code: "" for code, category in outside if category == "Cf"}  # soft hyphens, marks of direction
+    text = " ".join(text.translate(marks | unseen).split())
     return text if text and set(text) <= {*labels, " "} else None
 
 

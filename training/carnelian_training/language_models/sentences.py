@@ -17,6 +17,11 @@ HELD_OUT_EVERY = 100
 OVERLAP_WORDS = 6
 """A sentence that has so many words in a row with a transcript that is left out is left out with it."""
 
+_END = re.compile(
+    r"(?:(?<=[.!?؟۔।॥])[\"”“'»]?\s+|(?<=[。！？])[”」』]?\s*)(?=[\"“']?[¿¡«„「『]*([^\W\d_]))"  # noqa: RUF001
+)
+"""What is between two sentences, with the first letter of the next one, unless that is lower."""
+
 
 @dataclass(frozen=True)
 class Sentences:
@@ -79,8 +84,8 @@ def read_text(sources: Iterable[Source], labels: str | None = None) -> Iterator[
 
 def _split(text: str) -> Iterator[str]:
     start = 0
-    for end in re.finditer(r"(?<=[.!?])[\"”']?\s+(?=[\"“']?(\w))", text):
-        if end[1].isupper():
+    for end in _END.finditer(text):
+        if not end[1].islower():
             yield text[start : end.start()]
             start = end.end()
     yield text[start:]
