@@ -279,8 +279,26 @@ def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
     assert np.abs(np.fft.rfft(faster)).argmax() * rate / len(faster) == pytest.approx(1250)
     with pytest.raises(ValueError, match="not 1"):
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.0])
+    with pytest.raises(ValueError, match=r"must differ, but are 0\.9, 1\.1, 0\.9"):
+        perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9, 1.1, 0.9])
     (tmp_path / "tone.wav").unlink()
     with pytest.raises(ValueError, match=r"tone\.wav cannot be read: .*No such file"):
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1])
     with pytest.raises(ValueError, match=r"must be another file than the old, but is .*out/manifest\.jsonl"):
         perturb(tmp_path / "out" / "manifest.jsonl", tmp_path / "out", [1.1])
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (NOISE[:0], "no samples"),
+        (NOISE[:16000], "lasts 1.00 s, but its manifest says 3.00 s"),
+        (np.append(NOISE[1:], np.nan), "samples that are no finite numbers"),
+    ],
+)
+def test_offline_perturbation_refuses_what_training_leaves_out(tmp_path, samples, words):
+    soundfile.write(tmp_path / "bad.wav", samples, 16000, subtype="FLOAT")
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "bad.wav", 3.0, "a few words")])
+    with pytest.raises(ValueError, match=rf"bad\.wav: {words}; `carnelian-train validate --write`"):
+        perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9])
+    assert not list(tmp_path.rglob("*.flac"))

@@ -13,8 +13,10 @@ import soxr
 from tqdm import tqdm
 
 from carnelian_training.data.audio import encoded, error_words
+from carnelian_training.data.defects import Heard, sound_defect
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
+from carnelian_training.features import SAMPLE_RATE_HZ
 
 
 def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: int | None = None) -> Path:
@@ -30,10 +32,14 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: i
         The new manifest.
 
     Raises:
-        ValueError: A speed is outside 0.5 to 2, or a clip cannot be read, or the old manifest would be lost to the new.
+        ValueError: A speed is outside 0.5 to 2 or given twice, a clip cannot be read or is not what its line says, or
+            the old manifest would be lost to the new.
     """
     if wrong := [speed for speed in speeds if not 0.5 <= speed <= 2.0 or speed == 1.0]:
         raise ValueError(f"speeds must be within 0.5 to 2.0 and not 1, but are {wrong}")
+    names = [f"{speed:g}" for speed in speeds]
+    if len(set(names)) < len(names):
+        raise ValueError(f"speeds must differ, but are {', '.join(names)}")
     target = directory / "manifest.jsonl"
     if target.resolve() == manifest.resolve():
         raise ValueError(f"the new manifest must be another file than the old, but is {manifest}: take another folder")
@@ -52,10 +58,16 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: i
 
 def _write(clip: Clip, target: Path, speed: float) -> Clip:
     try:
-        sound, rate_hz = soundfile.read(io.BytesIO(encoded(clip).tobytes()), dtype="float32", always_2d=True)
+        samples, rate_hz = soundfile.read(io.BytesIO(encoded(clip).tobytes()), dtype="float32", always_2d=True)
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
-    faster = np.asarray(soxr.resample(sound.mean(1), rate_hz * speed, rate_hz), np.float32)
+    sound = samples.mean(1)
+    rms = float(np.sqrt(np.square(sound, dtype=np.float64).mean())) if len(sound) else 0.0
+    if defect := sound_defect(clip, Heard(round(len(sound) / rate_hz * SAMPLE_RATE_HZ), rms)):
+        raise ValueError(
+            f"{clip.title}: {defect}; `carnelian-train validate --write` makes a manifest without such clips"
+        )
+    faster = np.asarray(soxr.resample(sound, rate_hz * speed, rate_hz), np.float32)
     write_sound(target, faster, rate_hz)
     extra = {**clip.extra, "speed": speed}
     return replace(clip, audio_filepath=target, duration=len(faster) / rate_hz, extra=extra, offset=None)
