@@ -133,7 +133,7 @@ def test_what_is_copied_exists_and_is_not_ignored(dockerfile: str) -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignore[1] == "*"
     let_in = [line.removeprefix("!").replace("*", "[^/]+") for line in ignore if line.startswith("!")]
-    for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.M):
+    for line in re.findall(r"^COPY (?!--from)(?:--chown=\S+ )?(.+)$", dockerfile, re.M):
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
             assert any(re.fullmatch(rf"{pattern}(/.*)?", source) for pattern in let_in), f"{source} is ignored"
