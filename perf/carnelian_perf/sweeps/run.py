@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
 from carnelian_perf.load import LoadError, StageStatistics, read_statistics
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, Grid, check_files, check_same_subject, list_cells
+from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.results import RESULT, Result, read_grid_of, write_grid
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
@@ -73,13 +73,17 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or has ended, or lacks a model.
         ValueError: a file of the grid is not there, the manifest has no clips, a cell's file is no result, or the
-            results that are there are of another server or other clips.
+            results that are there are of another machine, other versions, another server or other clips.
     """
     program = perf_analyzer.find_perf_analyzer()
     cells = list_cells(grid)
     if (earlier := read_grid_of(out)) and any(out.glob(f"*/{RESULT}")):
         check_same_subject(grid, earlier)
-    done = {cell.name: result for cell in cells if (result := _find_result(out / cell.name, retry))}
+    there = [path.parent for path in sorted(out.glob(f"*/{RESULT}"))]
+    done = {folder.name: result for folder in there if (result := _find_result(folder, retry))}
+    versions = {**find_versions(), "perf_analyzer": perf_analyzer.find_version(program)}
+    facts = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
+    _check_same_machine(done.values(), facts)
     missing = [cell for cell in cells if cell.name not in done]
     if missing:
         check_files(grid)
@@ -87,13 +91,14 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
             target = stack.enter_context(_open_target(grid, scratch))
-            sweep = Sweep(
-                grid=grid, out=out, target=target, program=program, scratch=scratch, facts=_find_facts(target, program)
-            )
+            versions["tritonserver"] = _ask(target, lambda: target.client.get_server_metadata().version)
+            _check_same_machine(done.values(), facts)
+            sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts)
             sweep.models = {name: _examine(sweep, name) for name in dict.fromkeys(cell.model for cell in missing)}
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
                 done[cell.name] = result = _measure(sweep, cell)
                 LOGGER.info("%s: %s", cell.name, describe(result))
+    LOGGER.info("%d cells measured now, %d were there", len(missing), len(cells) - len(missing))
     return [done[cell.name] for cell in cells]
 
 
@@ -141,10 +146,20 @@ def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
         yield Target(client=client, urls=urls, pid=pid)
 
 
-def _find_facts(target: Target, program: Path) -> dict[str, Any]:
-    triton = _ask(target, lambda: target.client.get_server_metadata().version)
-    versions = {**find_versions(), "tritonserver": triton, "perf_analyzer": perf_analyzer.find_version(program)}
-    return {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
+def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> None:
+    """See that results are of this machine and of the versions that are known here.
+
+    Raises:
+        GridError: They are not; the message names what differs.
+    """
+    for result in results:
+        before = {**result.machine, **result.versions}
+        for key, now in {**facts["machine"], **facts["versions"]}.items():
+            if before.get(key, now) != now and key != "system":  # its kernel is mended without another machine
+                raise GridError(
+                    f"{key} must be as it was for the results that are there, {before[key]}, but is {now}; "
+                    "name another folder (--out), or delete that one"
+                )
 
 
 def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
@@ -211,6 +226,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         after, cpu_after_s = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected)
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
+        _ask(sweep.target, sweep.target.client.is_server_ready)
         report, reason = None, str(error)
     clips = sum(size * count for size, count in after["acoustic"].since(before["acoustic"]).batches.items())
     result = Result(

@@ -1,6 +1,8 @@
 """A sweep with the real perf_analyzer on the real server, small."""
 
+import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
-from carnelian_perf.sweeps.results import read_results
+from carnelian_perf.sweeps.results import RESULT, read_results
 from carnelian_perf.sweeps.run import describe, run_grid
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 from tritonclient import grpc
@@ -43,7 +45,7 @@ def make_grid(server):
     return make
 
 
-def test_cells_are_measured_checked_and_kept(program, make_grid, tmp_path):
+def test_cells_are_measured_checked_and_kept(program, make_grid, tmp_path, caplog):
     grid = make_grid(static={"batches": [2]}, files={"concurrency": [2], "poisson": [0.5]})
     results = run_grid(grid, tmp_path)
     assert [result.status for result in results] == ["stable"] * 3, [describe(result) for result in results]
@@ -62,8 +64,31 @@ def test_cells_are_measured_checked_and_kept(program, make_grid, tmp_path):
     rate = float(poisson.command[poisson.command.index("--request-rate-range") + 1])
     assert rate == pytest.approx(closed.report.clips_per_s / 2, rel=1e-3)
 
+    caplog.set_level(logging.INFO, "carnelian_perf")
     assert run_grid(grid, tmp_path) == results  # from their files: nothing is measured again
+    assert caplog.messages[-1] == "0 cells measured now, 3 were there"
     assert sorted(read_results(tmp_path), key=describe) == sorted(results, key=describe)
+
+    more = make_grid(static={"batches": [2, 3]})
+    for key, facts in (("cpu", {"machine": static.machine}), ("tritonserver", {"versions": static.versions})):
+        ((field, here),) = facts.items()
+        dataclasses.replace(static, **{field: here | {key: "another"}}).write(tmp_path / static.cell.name / RESULT)
+        with pytest.raises(GridError, match=f"{key} must be as it was for the results that are there, another, but is"):
+            run_grid(more, tmp_path)
+
+
+def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(program, make_grid, tmp_path, monkeypatch):
+    def end(*_):
+        monkeypatch.setattr(grpc.InferenceServerClient, "is_server_ready", refuse)
+        raise PerfAnalyzerError("perf_analyzer ended with 99")
+
+    def refuse(_):
+        raise grpc.InferenceServerException("failed to connect to all addresses")
+
+    monkeypatch.setattr(perf_analyzer, "run", end)
+    with pytest.raises(RuntimeError, match=r"the server at .* must answer.*failed to connect"):
+        run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert not list(tmp_path.glob(f"*/{RESULT}"))
 
 
 def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(program, make_grid, tmp_path):
