@@ -1,19 +1,24 @@
 """Raw files: how each measurement says where it is from, how it is written and read, and its page beside it."""
 
 import datetime
+import io
 import json
 import os
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from urllib.parse import quote
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from carnelian_perf.machine import describe_machine, find_versions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 Own = TypeVar("Own", bound="RawFile")
@@ -40,13 +45,13 @@ class Origin:
 
     def say_machine(self) -> str:
         """What it was measured on, in words."""
-        return f"{self.machine['cpu']}, {self.machine['cores']} cores, accelerator: {self.machine['accelerator']}"
+        return say_machine(self.machine)
 
     def say_sources(self, raw_name: str) -> list[str]:
         """The last notes of a page: versions, and which raw file it is of."""
         return [
-            f"Versions: {', '.join(f'{name} {version}' for name, version in self.versions.items())}.",
-            f"Raw file: [{raw_name}]({raw_name}), {self.date}, commit {self.commit}, by `{self.command}`.",
+            f"Versions: {say_versions(self.versions)}.",
+            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, commit {self.commit}, by `{self.command}`.",
         ]
 
 
@@ -137,6 +142,16 @@ class Record(RawFile, Origin):
     """A raw file that says beside its own fields where it is from."""
 
 
+def say_machine(machine: Mapping[str, Any]) -> str:
+    """In words."""
+    return f"{machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}"
+
+
+def say_versions(versions: Mapping[str, str]) -> str:
+    """In words."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
 def say_busy(cores: Iterable[float]) -> str:
     """In words, how many cores other processes kept busy, at several times."""
     ordered = sorted(cores)
@@ -174,26 +189,34 @@ def write(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file, whole or not at all, and its folder where that is missing; to what is no file, such as /dev/stdout.
 
     Raises:
         OSError: It could not be written; the message names it, and it is as it was before.
     """
+    content = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     target = path.resolve()
     partial = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_bytes(content)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(f"{path} could not be written, and is as it was before: {error.strerror}") from error
+
+
+def write_plot(path: Path, figure: "Figure") -> None:
+    """Write a PNG file as :func:`write_whole` does, the same one for the same figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
+    write_whole(path, content.getvalue())
 
 
 def write_page(raw_path: Path, text: str) -> Path:

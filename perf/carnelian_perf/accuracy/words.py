@@ -24,7 +24,7 @@ from carnelian_training.evaluate import frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.machine import find_commit
-from carnelian_perf.raw_file import Record, describe_origin
+from carnelian_perf.raw_file import Record, describe_origin, write_plot
 
 RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
 BINS = 10
@@ -272,7 +272,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
         panel.set(title=name, xlabel="confidence", ylabel="share of words that are right" if name == "greedy" else "")
         panel.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=110)
+    write_plot(path, figure)
     plt.close(figure)
 
 

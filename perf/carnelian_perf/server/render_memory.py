@@ -1,8 +1,9 @@
 """The raw file of a measurement of memory as a Markdown page and a plot."""
 
 from pathlib import Path
+from urllib.parse import quote
 
-from carnelian_perf.raw_file import write_page
+from carnelian_perf.raw_file import write_page, write_plot
 from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
 
 MIB = 2**20
@@ -45,7 +46,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     ]
     title = f"# {facts.model}: memory over {last.requests} requests\n\n"
     table = head + "".join(rows) + _row_of_all(measurement)
-    return f"{title}{table}\n![Memory over requests]({plot_name})\n\n" + "".join(f"- {note}\n" for note in notes)
+    return f"{title}{table}\n![Memory over requests]({quote(plot_name)})\n\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def trend_of(measurement: Measurement, name: str | None = None) -> Trend:
@@ -75,7 +76,7 @@ def draw(measurement: Measurement, path: Path) -> None:
     each.set(xlabel="requests", ylabel="MiB since it settled, unique set")
     each.legend(fontsize=6)
     figure.suptitle(f"{measurement.facts.model}: memory over requests", fontsize=11)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    write_plot(path, figure)
 
 
 def _row(measurement: Measurement, name: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from carnelian_perf.raw_file import write_plot
 from carnelian_perf.sweeps.rows import STAGES, Row
 from carnelian_perf.yardsticks.published import PublishedLatency
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5", "#c9952b")
-_WIDTH, _HEIGHT, _DPI = 10.0, 4.0, 110
+_WIDTH, _HEIGHT = 10.0, 4.0
 
 
 def draw_all(rows: Sequence[Row], published: dict[tuple[float, int], PublishedLatency], base: Path) -> list[Path]:
@@ -35,7 +36,7 @@ def draw_all(rows: Sequence[Row], published: dict[tuple[float, int], PublishedLa
     paths = []
     for name, figure in drawn.items():
         paths.append(base.with_name(f"{base.name}_{name}.png"))
-        figure.savefig(paths[-1], dpi=_DPI, metadata={"Software": None})
+        write_plot(paths[-1], figure)
     return paths
 
 
@@ -85,7 +86,7 @@ def _draw_stages(rows: Sequence[Row]) -> "Figure":
     figure, (axes,) = _new("Where a request's mean time goes", rows, columns=1)
     labels = [f"{row.cell.duration_s:g} s x {row.cell.batch}" for row in rows]
     bottom = [0.0] * len(rows)
-    parts = {"client, network": [row.client_ms / row.latency_ms["avg"] for row in rows]}
+    parts = {"client, network": [(row.client_ms or 0.0) / row.latency_ms["avg"] for row in rows]}
     for stage in STAGES:
         if stage in rows[0].stages:
             parts[stage] = [row.stages[stage].total / row.latency_ms["avg"] for row in rows]

@@ -3,14 +3,14 @@
 import base64
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote, unquote
 
 from carnelian_perf.inference.results import Measurement, sum_up_served
-from carnelian_perf.raw_file import command, say_busy, write_whole
+from carnelian_perf.raw_file import command, say_busy, say_machine, say_versions, write_whole
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import find_missing, read_results
+from carnelian_perf.sweeps.results import Result, find_missing, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
 from carnelian_perf.yardsticks.published import PublishedLatency
 
@@ -26,7 +26,7 @@ img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-
 
 Published = dict[tuple[float, int], PublishedLatency]
 Unserved = dict[tuple[float, int], float]
-"""Milliseconds without a server, by duration and batch."""
+"""A model's milliseconds without a server, by duration and batch."""
 
 
 def write_report(sweep: Path, published: Published, inference: Path | None = None) -> list[Path]:
@@ -41,29 +41,37 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is not that of a sweep, or `inference` is not a raw file of the same machine.
+        ValueError: the folder is not that of a sweep, or `inference` is not a raw file of one of its models on the
+            same machine.
     """
     results = read_results(sweep)
     rows = make_rows(results)
-    base = sweep.parent / sweep.name
+    base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
     plots = draw_all(rows, published, base)
-    unserved = _read_unserved(inference, results[0].machine) if inference else {}
-    page = render_page(rows, published, sweep.name, [path.name for path in plots], unserved, find_missing(sweep))
-    markdown, html = base.with_suffix(".md"), base.with_suffix(".html")
+    unserved = _read_unserved(inference, results) if inference else {}
+    page = render_page(rows, published, base.name, [path.name for path in plots], unserved, find_missing(sweep))
+    markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)
     write_whole(html, render_html(page, base.parent))
     return [markdown, *plots, html]
 
 
-def _read_unserved(inference: Path, machine: dict[str, Any]) -> Unserved:
+def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unserved]:
     measurement = Measurement.read(inference)
-    for key in ("cpu", "cores", "accelerator"):
-        if measurement.facts.machine[key] != machine[key]:
-            raise ValueError(
-                f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
-                f"{measurement.facts.machine[key]}: run `carnelian-perf infer` there"
-            )
-    return sum_up_served(measurement)
+    facts, models = measurement.facts, {result.cell.model for result in results}
+    if facts.model not in models:
+        raise ValueError(
+            f"{inference} must be of a model of the sweep, {', '.join(sorted(models))}, but is of {facts.model}: "
+            "run `carnelian-perf infer` on one of them"
+        )
+    for machine in [result.machine for result in results]:
+        for key in ("cpu", "cores", "accelerator"):
+            if facts.machine[key] != machine[key]:
+                raise ValueError(
+                    f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
+                    f"{facts.machine[key]}: run `carnelian-perf infer` there"
+                )
+    return {facts.model: sum_up_served(measurement)}
 
 
 def render_page(
@@ -71,10 +79,10 @@ def render_page(
     published: Published,
     name: str,
     plots: Sequence[str],
-    unserved: Unserved,
+    unserved: Mapping[str, Unserved],
     missing: Sequence[str] = (),
 ) -> str:
-    """The Markdown page; `missing` are cells that have not been measured yet."""
+    """The Markdown page; `unserved` is by model, `missing` are cells that have not been measured yet."""
     parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
     if missing:
         parts.append(f"**Not finished.** Cells without a result: {', '.join(missing)}.\n")
@@ -89,12 +97,12 @@ def render_page(
         if static:
             parts += [
                 f"## Batches of samples: {title}\n",
-                render_static(static, published, unserved),
+                render_static(static, published, unserved.get(model, {})),
                 render_split(static),
             ]
         if files:
             parts += [f"## Files, one per request: {title}\n", render_files(files), render_split(files)]
-    parts += [f"![{plot}]({plot})\n" for plot in plots]
+    parts += [f"![{plot}]({quote(plot)})\n" for plot in plots]
     return "\n".join(parts)
 
 
@@ -180,7 +188,7 @@ def render_html(page: str, folder: Path) -> str:
     body = MarkdownIt("commonmark").enable("table").render(page)
 
     def embed(found: re.Match[str]) -> str:
-        content = base64.b64encode((folder / found[1]).read_bytes()).decode()
+        content = base64.b64encode((folder / unquote(found[1])).read_bytes()).decode()
         return f'src="data:image/png;base64,{content}"'
 
     body = re.sub(r'src="([^":]+\.png)"', embed, body)
@@ -198,22 +206,24 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
     dates = sorted(result.date for result in results)
     commits = sorted({result.commit or "none" for result in results})
-    machine, speech, accuracy = first.machine, first.speech, first.accuracy
+    machines = dict.fromkeys(say_machine(result.machine) for result in results)
+    versions = dict.fromkeys(say_versions(result.versions) for result in results)
+    speech, accuracy = first.speech, first.accuracy
     facts = [
         "Latencies are milliseconds of a request, medians of the stable ones of "
         f"{max(len(row.results) for row in rows)} round(s), by Triton's perf_analyzer; RTFx: seconds of audio per "
         "second. A batch has clips of equal length, and one request is in flight.",
-        f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}. Each checked its transcripts.",
+        f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
+        + ("" if counts["failed"] else " Each checked its transcripts."),
         f"The timed clips are {speech['clips']} of each duration, cut from {speech['manifest']}. "
         + (
             f"WER: of its whole clips, {accuracy['utterances']:.0f} with {accuracy['words']:.0f} words."
             if accuracy
             else "The weights are random, so there is no WER: speed does not depend on them."
         ),
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}. Other processes "
-        f"{say_busy(busy)} just before the runs"
+        f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
-        f"Versions: {', '.join(f'{name} {version}' for name, version in first.versions.items())}.",
+        f"Versions: {'; '.join(versions)}.",
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command()}`.",
     ]
     if published:
@@ -228,8 +238,8 @@ _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/
 
 
 def _reasons(rows: Sequence[Row]) -> str:
-    """Why some rows have no numbers, as a list below the table."""
-    found = [f"- {row.cell.duration_s:g} s, {_load_words(row)}: {row.words}\n" for row in rows if not row.stable]
+    """Why some rounds have no numbers, as a list below the table."""
+    found = [f"- {row.cell.duration_s:g} s, {_load_words(row)}: {words}\n" for row in rows for words in row.troubles]
     return "".join(["\n", *found]) if found else ""
 
 

@@ -34,13 +34,18 @@ class Row:
         return self.results[-1].status
 
     @property
-    def words(self) -> str:
-        """Why there are no numbers."""
-        result = self.results[-1]
-        if result.report is None:
-            return f"failed: {result.reason}"
-        rates = [rate for found in self.results if found.report for rate, _ in found.report.windows]
-        return f"unstable, windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
+    def troubles(self) -> list[str]:
+        """Why rounds failed; and how far the windows lay apart, where none was stable."""
+        several = len(self.results) > 1
+        found = [
+            f"{f'round {result.cell.round} ' if several else ''}failed: {result.reason}"
+            for result in self.results
+            if result.status == "failed"
+        ]
+        if not self.stable and len(found) < len(self.results):
+            rates = [rate for result in self.results if result.report for rate, _ in result.report.windows]
+            found.append(f"unstable, windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s")
+        return found
 
     @property
     def latency_ms(self) -> dict[str, float]:
@@ -60,9 +65,18 @@ class Row:
         return self.clips_per_s * self.cell.duration_s
 
     @property
-    def client_ms(self) -> float:
-        """Sending, receiving and the network, as perf_analyzer counts them."""
-        return self._median(lambda report: sum((report.client_ms or {}).values()))
+    def client_ms(self) -> float | None:
+        """Sending, receiving and the network; None where that is not known.
+
+        perf_analyzer counts what is not an ensemble's computing as the network, so its stages' queues are taken off.
+        Where a stage's times are longer than those of the requests that are behind them, less than nothing is left.
+        """
+        found = self._median(
+            lambda report: (
+                sum((report.client_ms or {}).values()) - sum(stage.queue for stage in (report.stages or {}).values())
+            )
+        )
+        return found if found >= 0 else None
 
     @property
     def stages(self) -> dict[str, Split]:

@@ -1,8 +1,9 @@
 """A raw file as a Markdown table and as a plot of the batch sizes."""
 
 from pathlib import Path
+from urllib.parse import quote
 
-from carnelian_perf.raw_file import say_busy, write_page
+from carnelian_perf.raw_file import say_busy, write_page, write_plot
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
 
 
@@ -35,7 +36,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         "Machine": f"{measurement.say_machine()}. Shared: other processes "
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
         "Versions": ", ".join(f"{name} {version}" for name, version in measurement.versions.items()),
-        "Raw file": f"[{raw_name}]({raw_name}), {measurement.date}, commit {measurement.commit}, by "
+        "Raw file": f"[{raw_name}]({quote(raw_name)}), {measurement.date}, commit {measurement.commit}, by "
         f"`{measurement.command}`.",
     }
     return f"""# {measurement.model}: how batches form from clips of mixed length
@@ -46,7 +47,7 @@ Bold: the queue delay of the acoustic stage that served a candidate best. Throug
 network went over, per frame of the clips, counted in the graph at its first convolution. Acoustic: time in that
 stage's backend. CPU: of the whole server, all cores together; others on the machine change it least.
 
-![Batch sizes of the acoustic stage]({plot_name})
+![Batch sizes of the acoustic stage]({quote(plot_name)})
 
 """ + "".join(f"- {name}: {words}\n" for name, words in facts.items())
 
@@ -77,7 +78,7 @@ def draw_batches(measurement: Measurement, path: Path) -> None:
         axis.set_ylabel("% of clips")
     axes[-1].set_xlabel("clips in the batch (acoustic stage)")
     figure.suptitle(f"{measurement.model}, {measurement.concurrency} clients, clips of mixed length", fontsize=10)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    write_plot(path, figure)
 
 
 def _row(measurement: Measurement, summary: Summary, is_best: bool) -> str:

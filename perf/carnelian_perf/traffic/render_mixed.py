@@ -1,9 +1,10 @@
 """The raw file of a measurement of mixed traffic as a Markdown page and a plot."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import say_busy, write_page
+from carnelian_perf.raw_file import say_busy, write_page, write_plot
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
@@ -48,7 +49,9 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         *facts.say_sources(raw_name),
     ]
     title = f"# {facts.model}: mixed traffic within {facts.target_ms:g} ms\n\n"
-    return f"{title}{table}\n![p95 over the rate, and batches]({plot_name})\n\n" + "".join(f"- {n}\n" for n in notes)
+    return f"{title}{table}\n![p95 over the rate, and batches]({quote(plot_name)})\n\n" + "".join(
+        f"- {n}\n" for n in notes
+    )
 
 
 def draw(measurement: Measurement, path: Path) -> None:
@@ -77,7 +80,7 @@ def draw(measurement: Measurement, path: Path) -> None:
     latency.legend(fontsize=8)
     batches.legend(fontsize=8)
     figure.suptitle(f"{facts.model}, clips of mixed length in an open loop", fontsize=11)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    write_plot(path, figure)
 
 
 def _compare(rates: list[float], others: list[float]) -> str:

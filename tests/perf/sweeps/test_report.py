@@ -8,7 +8,7 @@ from carnelian_perf.inference.results import Common, Facts, Measurement, Timing
 from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
-from carnelian_perf.sweeps.report import write_report
+from carnelian_perf.sweeps.report import render_page, render_split, write_report
 from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
 from carnelian_perf.yardsticks.published import TRITON_T4, choose
@@ -39,7 +39,7 @@ def make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = No
             windows=[(10.0, 90.0), (20.0, 80.0)],
             latency_ms=avg_ms and {"avg": avg_ms, **{f"p{p}": avg_ms + p / 10 for p in (50, 90, 95, 99)}},
             clips_per_s=avg_ms and 1000 * cell.batch / avg_ms,
-            client_ms=avg_ms and {"send": 0.5, "network": 1.0, "recv": 0.5},
+            client_ms=avg_ms and {"send": 0.5, "network": 4.0, "recv": 0.5},  # with the stages' queues, 3 ms
             stages=avg_ms and {f"{cell.model}_{name}": Split(1.0, 1.0, avg_ms / 2 - 3, 1.0) for name in names},
             delayed_percent=0.0,
         )
@@ -111,7 +111,8 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     common = Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])
     raw = tmp_path / "infer.json"
     machine = read_results(sweep)[0].machine
-    facts = Facts(**origin | {"machine": machine}, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={})
+    origin |= {"machine": machine, "model": "quartznet_15x5"}
+    facts = Facts(**origin, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={})
     Measurement(facts=facts, timings=[slower, timing], common=[common]).write(raw)
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
@@ -120,6 +121,53 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
     with pytest.raises(ValueError, match=r"must be of the sweep's machine, whose cores is .*, but is of 99"):
         write_report(sweep, {}, raw)
+    Measurement(facts=dataclasses.replace(facts, model="demo"), timings=[timing], common=[common]).write(raw)
+    with pytest.raises(ValueError, match=r"must be of a model of the sweep, quartznet_15x5, but is of demo"):
+        write_report(sweep, {}, raw)
+
+
+def test_what_serving_adds_is_a_column_of_the_model_that_was_measured_alone():
+    rows = make_rows([make_result(dataclasses.replace(STATIC, model=model), 40.0) for model in ("one", "two")])
+    page = render_page(rows, {}, "small", [], {"two": {(2.0, 1): 20.0}})
+    one, two = [line for line in page.splitlines() if line.startswith("| 2 | 1 |")]
+    assert "%" not in one
+    assert two.endswith("| 20.0 | +125% |")
+
+
+def test_time_of_client_and_network_that_is_less_than_nothing_is_not_shown():
+    result = make_result(STATIC, 40.0)
+    (row,) = make_rows([result])
+    assert row.client_ms == 2.0
+    (row,) = make_rows([dataclasses.replace(result, report=dataclasses.replace(result.report, client_ms={}))])
+    assert row.client_ms is None
+    assert read_row(render_split([row]), "2", "batch 1")[2] == "-"
+
+
+def test_all_machines_and_versions_are_named(tmp_path):
+    one, two = make_result(STATIC, 40.0), make_result(FILES, 40.0)
+    two = dataclasses.replace(two, machine=two.machine | {"cpu": "another"}, versions={"tritonserver": "2.52.0"})
+    page = render_page(make_rows([one, two]), {}, "small", [], {})
+    cores = "2 cores, accelerator: none"
+    assert f"- Machine: another, {cores}; a CPU, {cores}. Other" in page
+    assert "- Versions: tritonserver 2.52.0; tritonserver 2.51.0.\n" in page
+
+
+@pytest.mark.parametrize("name", ["h100.8x", "größe", "my sweep (1)", "."])
+def test_any_name_of_the_folder_is_that_of_the_pages(sweep, name, monkeypatch):
+    folder = sweep if name == "." else sweep.rename(sweep.with_name(name))
+    monkeypatch.chdir(folder if name == "." else folder.parent)
+    markdown, *_, html = write_report(Path(name), {})
+    assert markdown.resolve() == folder.with_name(f"{folder.name}.md")
+    assert markdown.read_text().startswith(f"# {folder.name}: ")
+    assert html.read_text().count('src="data:image/png;base64,') == 4
+
+
+def test_plots_that_a_full_disk_has_no_room_for_stay_as_they_were(sweep, room):
+    plot = sweep.with_name("small_sweep_latency.png")
+    plot.write_text("old")
+    with room(500), pytest.raises(OSError, match="is as it was before"):
+        write_report(sweep, {})
+    assert plot.read_text() == "old"
 
 
 def test_page_is_one_file_with_its_plots(sweep):
@@ -140,10 +188,16 @@ def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path):
     assert [path.name for path in written[1:-1]] == ["files_sweep_throughput.png", "files_sweep_batches.png"]
 
 
-def test_rounds_of_which_none_was_stable_have_words(sweep):
-    rows = make_rows([make_result(STATIC), make_result(dataclasses.replace(STATIC, round=2), reason="gone")])
-    assert len(rows) == 1
-    assert rows[0].words == "failed: gone"
+def test_rounds_that_failed_have_words_beside_those_that_did_not():
+    again = dataclasses.replace(STATIC, round=2)
+    (row,) = make_rows([make_result(STATIC), make_result(again, reason="gone")])
+    assert row.troubles == ["round 2 failed: gone", "unstable, windows of 10.0 to 20.0 clips/s"]
+    (row,) = rows = make_rows([make_result(STATIC, 40.0), make_result(again, reason="gone")])
+    assert row.troubles == ["round 2 failed: gone"]
+    page = render_page(rows, {}, "small", [], {})
+    assert "- 2 s, batch 1: round 2 failed: gone\n" in page
+    assert "- Runs: 1 stable, 0 unstable, 1 failed.\n" in page
+    assert "0 failed. Each checked its transcripts.\n" in render_page(make_rows([row.results[0]]), {}, "a", [], {})
 
 
 @pytest.mark.parametrize(
