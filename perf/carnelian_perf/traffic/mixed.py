@@ -23,7 +23,7 @@ from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import SAMPLE_RATE_HZ, SEED, Clip, shuffle_order
+from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, Clip, shuffle_order
 from carnelian_perf.load import drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
@@ -198,7 +198,7 @@ def _measure_once(
         busy = measure_busy_cores(0.5)
         before, cpu_s = read_statistics(client, acoustic), measure_cpu_s(server.pid)
         if rate is None:
-            order = shuffle_order(len(clips), len(clips), round_number)
+            order = shuffle_order(max(len(clips), NUM_CLIPS), len(clips), round_number)  # enough for all clients
             answers, wall_s = drive(client, plan.model, clips, order, CLOSED_LOOP_CLIENTS)
             outcome = Outcome(answers, [], wall_s)
         else:

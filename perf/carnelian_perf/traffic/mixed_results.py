@@ -70,8 +70,10 @@ class Summary:
     """Of the closed loop."""
     rate_per_s: float
     """The highest rate at which the 95th percentile met the target; 0 if none did."""
+    is_least: bool
+    """Every rate of the median round met the target: a higher one may, too."""
     rates_per_s: list[float]
-    """The same of each round."""
+    """The highest rate of each round."""
     latency_ms: tuple[float, float, float] | None
     """50th, 95th, 99th percentile at that rate, in the round that was the median."""
     mean_batch: float
@@ -109,6 +111,7 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
         system=system,
         capacity_per_s=statistics.median(len(run.latencies_s) / run.wall_s for run in closed),
         rate_per_s=0.0 if middle is None else middle.rate_per_s or 0.0,
+        is_least=bool(middle) and all(meets(run, target_ms) for run in opened if middle and run.round == middle.round),
         rates_per_s=[rates[number] for number in sorted(rates)],
         latency_ms=None if middle is None else tuple(middle.percentile_ms(p) for p in (50, 95, 99)),  # type: ignore[arg-type]
         mean_batch=sum(size * count for size, count in batches.items()) / max(sum(batches.values()), 1),

@@ -92,7 +92,7 @@ def _compare(rates: list[float], others: list[float]) -> str:
 def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> str:
     cells = (
         measurement.facts.systems[summary.system],
-        f"{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
+        f"{'at least ' if summary.is_least else ''}{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
         _compare(summary.rates_per_s, last_rates),
         f"{summary.rate_per_s * mean_s:.0f}",
         *(f"{latency:.0f}" for latency in summary.latency_ms or ()),

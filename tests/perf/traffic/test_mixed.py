@@ -1,5 +1,6 @@
 """Mixed traffic in an open loop: two systems on real servers, small; and the arithmetic of the search."""
 
+import dataclasses
 import io
 import itertools
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
+from carnelian_perf.traffic import mixed
 from carnelian_perf.traffic.mixed import HIGHEST_SHARE, SYSTEMS, Plan, measure, pad_clip
 from carnelian_perf.traffic.mixed_results import Facts, Measurement, Run, summarise
 from carnelian_perf.traffic.open_loop import draw_arrivals
@@ -73,6 +75,12 @@ def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
         render(tmp_path / "raw.json")
 
 
+def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement, tmp_path):
+    kept = [run for run in measurement.runs if run.rate_per_s in (None, 6.0) and run.round == 1]
+    dataclasses.replace(measurement, runs=kept).write(tmp_path / "raw.json")
+    assert "| our way | at least 6.0 | - |" in render(tmp_path / "raw.json")[0].read_text()
+
+
 def test_arrivals_are_poisson_and_the_same_each_time():
     times = draw_arrivals(50.0, 2000, seed=1)
     assert times == draw_arrivals(50.0, 2000, seed=1) == sorted(times)
@@ -93,7 +101,8 @@ def test_client_padding_is_silence_to_multiples_of_ten_seconds():
     assert len(pad_clip(padded).wav) == len(padded.wav)
 
 
-def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded):
+def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded, monkeypatch):
+    monkeypatch.setattr(mixed, "NUM_CLIPS", 20)
     plan = Plan(
         repository=repository,
         model="quartznet_demo",
@@ -112,7 +121,8 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded):
     turns = [(run.system, run.rate_per_s is None) for run in measurement.runs]
     assert set(turns[:2]) == {("shipped", True), ("padded", True)}
     assert set(turns[2:]) == {("shipped", False), ("padded", False)}
-    assert all(len(run.latencies_s) >= 3 for run in measurement.runs)
+    assert all(len(run.latencies_s) == 20 for run in measurement.runs[:2])  # 3 would not occupy 16 clients
+    assert all(len(run.latencies_s) >= 3 for run in measurement.runs[2:])
     assert measurement.facts.mismatches == []
     shipped, others = summarise(measurement)
     assert shipped.padding_ratio < 1.2 < others.padding_ratio
