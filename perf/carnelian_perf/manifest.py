@@ -1,6 +1,7 @@
 """NeMo manifests, of which a measurement needs less than training does: whole files, with or without their texts."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,37 +13,49 @@ class Utterance:
     audio_filepath: Path
     duration_s: float
     text: str
-    """Empty where the line has none."""
+    """Empty where texts are not asked for."""
     source: str | None
 
 
 def read_manifest(path: Path, *, with_texts: bool) -> list[Utterance]:
-    """Read a NeMo manifest; relative audio paths are taken from its own folder, and `~` is the home folder.
+    """Read a NeMo manifest as training does: relative audio paths are taken from its own folder, `~` is the user's.
 
     Raises:
-        ValueError: The file cannot be read, or a line lacks a field or is of a part of a file.
+        ValueError: The file cannot be read, or a line is not a clip or is one of a part of a file; the message names
+            the file, the line and what was found.
     """
-    fields = "`audio_filepath`, `duration` and `text`" if with_texts else "`audio_filepath` and `duration`"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ValueError(f"a manifest must be a file, but {path} cannot be read: {error.strerror}") from error
-    utterances = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            audio = path.parent / Path(row["audio_filepath"]).expanduser()
-            text, source, offset = row["text"] if with_texts else "", row.get("source"), row.get("offset")
-            utterances.append(Utterance(audio, float(row["duration"]), str(text), source and str(source)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}, line {number}: a line must be a JSON object with {fields}, but is not: {error!r}"
-            ) from error
-        if offset:
-            raise ValueError(
-                f"{path}, line {number}: a clip must be a whole file, but begins {offset} s into one (`offset`); "
-                "write the segments to files of their own"
-            )
-    return utterances
+    return [
+        _parse_line(line, path.parent, f"{path}, line {number}", with_texts)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+
+
+def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utterance:
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # of JSON or of UTF-8
+        raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
+    audio, duration, offset, source = map(row.get, ("audio_filepath", "duration", "offset", "source"))
+    text = row.get("text") if with_texts else ""
+    if not isinstance(audio, str) or not audio:
+        raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
+    if not isinstance(duration, (int, float)) or isinstance(duration, bool) or not 0 < duration < math.inf:
+        raise ValueError(f"{where}: `duration` must be a positive number of seconds, found {duration!r}")
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
+    if offset:
+        raise ValueError(
+            f"{where}: a clip must be a whole file, but begins {offset} s into one (`offset`); "
+            "write the segments to files of their own"
+        )
+    file = Path(audio)
+    if file.parts[:1] == ("~",):
+        file = file.expanduser()
+    return Utterance(folder / file, float(duration), text, None if source is None else str(source))

@@ -12,9 +12,39 @@ def write(path: Path, **row: object) -> Path:
 
 def test_paths_are_relative_to_the_manifest_or_to_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for audio, path in (("a.wav", "a.wav"), ("~/a.wav", "home/a.wav"), ("/a.wav", "/a.wav")):
+    named = {"a.wav": "a.wav", "~/a.wav": "home/a.wav", "/a.wav": "/a.wav", "~nobody/a.wav": "~nobody/a.wav"}
+    for audio, path in named.items():
         (found,) = read_manifest(write(tmp_path / "m.jsonl", audio_filepath=audio, source="b"), with_texts=True)
         assert found == Utterance(tmp_path / path, 1.0, "one", "b")
+
+
+def test_sources_are_words_or_none(tmp_path):
+    for source, words in (("", ""), (0, "0"), (False, "False"), (None, None)):
+        (found,) = read_manifest(write(tmp_path / "m.jsonl", source=source), with_texts=True)
+        assert found.source == words
+
+
+def test_a_line_ends_at_its_end_and_may_begin_with_a_mark(tmp_path):
+    row = '{"audio_filepath": "a.wav", "duration": 1, "text": "one\u2028two"}'
+    (tmp_path / "m.jsonl").write_bytes(f"\ufeff{row}\r\n{row}\n".encode())
+    assert [found.text for found in read_manifest(tmp_path / "m.jsonl", with_texts=True)] == ["one\u2028two"] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"audio_filepath": "a.wav", "duration": 1, "text": null}', "`text` must be the clip's .* found None"),
+        (b'{"audio_filepath": "a.wav", "duration": NaN, "text": "one"}', "`duration` must be a positive .* found nan"),
+        (b'{"audio_filepath": "a.wav", "duration": true, "text": "one"}', "`duration` must be .* found True"),
+        (b'{"audio_filepath": 1, "duration": 1, "text": "one"}', "`audio_filepath` must be .* found 1"),
+        ('{"audio_filepath": "ä.wav", "duration": 1}'.encode("latin-1"), "does not parse: 'utf-8' codec"),
+    ],
+)
+def test_a_line_that_is_no_clip_is_named(tmp_path, line, words):
+    path = write(tmp_path / "m.jsonl")
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(ValueError, match=rf"m\.jsonl, line 2: .*{words}"):
+        read_manifest(path, with_texts=True)
 
 
 def test_a_part_of_a_file_is_refused(tmp_path):

@@ -34,7 +34,10 @@ def accuracy(
     for source in [*measured.sources, None]:
         rates = measured.error_rates(source)
         counts = f"{rates.utterances:>6} clips {rates.words:>7} words"
-        print(f"{source or 'all':<32} {counts}  WER {rates.wer:7.2%}  CER {rates.cer:7.2%}")
+        shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
+        if not rates.words:
+            shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
+        print(f"{'all' if source is None else source or repr(source):<32} {counts}  {shares}")
     speed = measured.transcribed_s / measured.wall_s
     print(
         f"{measured.transcribed_s:.1f} s of audio in {measured.wall_s:.1f} s: {speed:.1f} audio seconds per second, "

@@ -5,6 +5,7 @@ Clips take the way that a user's take: the SDK. In: a NeMo manifest. Out: :class
 """
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Over some utterances together, as fractions of their words and characters."""
+    """Over some utterances together, as fractions of their words and characters; without words both are NaN."""
 
     wer: float
     cer: float
     utterances: int
     words: int
+    insertions: int
+    """Words that were heard, but not said."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,15 @@ class Accuracy:
         ]
         references, transcripts = map(list, zip(*pairs, strict=True))
         spaced, heard = ([" ".join(text.split()) for text in texts] for texts in (references, transcripts))
+        found = jiwer.process_words(references, transcripts)
+        said = found.hits + found.substitutions + found.deletions
         return ErrorRates(
-            jiwer.wer(references, transcripts),
-            jiwer.cer(spaced, heard),
-            len(pairs),
-            sum(len(reference.split()) for reference in references),
+            # Without words jiwer's rates are counts of insertions.
+            wer=found.wer if said else math.nan,
+            cer=jiwer.cer(spaced, heard) if said else math.nan,
+            utterances=len(pairs),
+            words=said,
+            insertions=found.insertions,
         )
 
     def write(self, path: Path) -> None:
@@ -98,7 +105,10 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         raise ValueError(f"a manifest must hold at least one word, but {manifest} has none")
     with CarnelianClient(url, model=model) as client:
         if not client.is_ready():
-            raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready")
+            raise RuntimeError(
+                f"the server must be running and have the model ready, but {url} has no {model!r} ready, or is not "
+                "the address of its gRPC endpoint (port 8001, unless the server was told another)"
+            )
         began = time.perf_counter()
         outcomes = list(client.transcribe_many([u.audio_filepath for u in utterances], concurrency=CONCURRENCY))
         return Accuracy(utterances, outcomes, time.perf_counter() - began)

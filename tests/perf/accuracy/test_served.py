@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_a_clip_without_words_may_be_among_others():
     assert silence.error_rates().wer == 0
 
 
+def test_a_source_in_which_nothing_was_said_has_no_rate():
+    silence = Accuracy([utterance("one two"), utterance("", "b")], [transcript("one"), transcript("a b c")], 1.0)
+    rates = silence.error_rates("b")
+    assert math.isnan(rates.wer)
+    assert math.isnan(rates.cer)
+    assert (rates.words, rates.insertions) == (0, 3)
+
+
 def test_spaces_beside_spaces_are_no_errors():
     spaced = Accuracy([utterance("one  two ")], [transcript("one two")], 1.0).error_rates()
     assert (spaced.wer, spaced.cer) == (0, 0)
@@ -75,7 +84,10 @@ def test_what_is_written_is_a_manifest_with_transcripts(accuracy, tmp_path):
     ("content", "words"),
     [
         ("not json\n", "line 1"),
-        ('{"audio_filepath": "a.wav", "duration": 1, "text": "a"}\n{"audio_filepath": "b.wav"}\n', "line 2.*duration"),
+        (
+            '{"audio_filepath": "a.wav", "duration": 1, "text": "a"}\n{"audio_filepath": "b.wav"}\n',
+            "line 2.*`duration`",
+        ),
         ("[]\n", "line 1"),
         ("", "at least one word"),
         ('{"audio_filepath": "a.wav", "duration": 1, "text": " "}\n', "at least one word"),
@@ -91,19 +103,22 @@ def test_what_is_no_manifest_is_named(tmp_path, content, words):
 def test_the_command(server, tmp_path):
     rows = [json.loads(line) for line in (CLIPS / "manifest.jsonl").read_text().splitlines()]
     texts = {str(CLIPS / row["audio_filepath"]): row["text"] for row in rows}
-    good = [{"audio_filepath": path, "duration": 4.0, "text": text, "source": "demo"} for path, text in texts.items()]
+    good = [{"audio_filepath": path, "duration": 4.0, "text": text, "source": ""} for path, text in texts.items()]
+    silent = {"audio_filepath": next(iter(texts)), "duration": 4.0, "text": "", "source": "silent"}
     (tmp_path / "text.wav").write_text("RIFF, it claims, but this is text")
     bad = [{"audio_filepath": name, "duration": 9.0, "text": "a b c"} for name in ("text.wav", "missing.wav")]
-    manifest = write_manifest(tmp_path / "manifest.jsonl", bad[0], *good, bad[1])
+    manifest = write_manifest(tmp_path / "manifest.jsonl", bad[0], *good, silent, bad[1])
 
     done = run(manifest, "--url", server.grpc_url, "--model", MODEL, "--out", tmp_path / "heard.jsonl")
     assert done.returncode == 1, done.stderr
-    demo, overall, speed, wrote = done.stdout.splitlines()
-    assert demo.split()[:5] == ["demo", "6", "clips", "80", "words"]
-    assert overall.split()[:5] == ["all", "8", "clips", "86", "words"]
+    demo, nothing_said, overall, speed, wrote = done.stdout.splitlines()
+    assert demo.split()[:5] == ["''", "6", "clips", "80", "words"]
+    assert nothing_said.split()[:8] == ["silent", "1", "clips", "0", "words", "WER", "-", "CER"]
+    assert nothing_said.endswith(" words inserted")
+    assert overall.split()[:5] == ["all", "9", "clips", "86", "words"]
     assert "WER" in demo
     assert "CER" in overall
-    assert speed.startswith("24.0 s of audio in ")
+    assert speed.startswith("28.0 s of audio in ")
     assert "audio seconds per second, 8 requests at a time" in speed
     assert wrote == f"wrote {tmp_path / 'heard.jsonl'}"
     first, second = done.stderr.splitlines()
@@ -111,9 +126,9 @@ def test_the_command(server, tmp_path):
     assert str(tmp_path / "missing.wav") in second
 
     heard = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
-    assert [row["text"] for row in heard] == ["a b c", *texts.values(), "a b c"]
+    assert [row["text"] for row in heard] == ["a b c", *texts.values(), "", "a b c"]
     with CarnelianClient(server.grpc_url, model=MODEL) as client:
-        assert [row["pred_text"] for row in heard[1:-1]] == [client.transcribe(path).text for path in texts]
+        assert [row["pred_text"] for row in heard[1:-2]] == [client.transcribe(path).text for path in texts]
 
 
 def test_all_clips_transcribed_is_status_0(server):
@@ -125,7 +140,7 @@ def test_all_clips_transcribed_is_status_0(server):
 def test_no_server_is_status_1_and_says_where(tmp_path):
     done = run(CLIPS / "manifest.jsonl", "--url", "localhost:1")
     assert done.returncode == 1
-    assert "localhost:1 has no 'quartznet_demo' ready" in done.stderr
+    assert "localhost:1 has no 'quartznet_demo' ready, or is not the address of its gRPC endpoint" in done.stderr
     assert "Traceback" not in done.stderr
 
 
