@@ -196,11 +196,11 @@ def measure(
 
 
 def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float32]]:
-    """Stretches of the clips in a row: `BATCH` of `CLIP_S` seconds."""
+    """Stretches of the clips in a row, which begin again past their end: `BATCH` of `CLIP_S` seconds."""
     frames = np.concatenate(log_probs)
     num_frames = round(CLIP_S / frame_s)
-    starts = np.linspace(0, len(frames) - num_frames, BATCH).astype(int)
-    return [frames[start : start + num_frames] for start in starts]
+    starts = np.linspace(0, max(len(frames) - num_frames, 0), BATCH).astype(int)
+    return [np.take(frames, range(start, start + num_frames), axis=0, mode="wrap") for start in starts]
 
 
 def measure_greedy_batch(decoder: ctc.Decoder, batch: LogProbs) -> GreedyBatch:

@@ -180,4 +180,5 @@ def summarise(rows: Sequence[ClipErrors]) -> Summary:
 
 def _speaker(clip: Clip) -> str:
     """A clip without one is a speaker by itself."""
-    return str(clip.extra.get("speaker", clip.audio_filepath.name))
+    speaker = clip.extra.get("speaker")
+    return clip.audio_filepath.name if speaker is None else str(speaker)

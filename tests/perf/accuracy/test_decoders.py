@@ -88,6 +88,13 @@ def test_a_server_that_counts_no_request_is_an_error_in_words(server, monkeypatc
         measure_stage(server.grpc_url, "quartznet_demo", [np.zeros((4, 29), np.float32)])
 
 
+def test_clips_shorter_than_a_stretch_begin_again():
+    clip = np.arange(100, dtype=np.float32)[:, np.newaxis]
+    batch = make_batch([clip, clip], 0.02)
+    assert [part.shape for part in batch] == [(835, 1)] * 32
+    assert batch[0][:201, 0].tolist() == [*range(100), *range(100), 0]
+
+
 def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):
     clip = np.full((900, 29), np.log(1 / 29), np.float32)
     batch = make_batch([clip, clip], 0.02)

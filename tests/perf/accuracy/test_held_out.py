@@ -23,6 +23,11 @@ def test_no_speaker_is_in_two_groups_and_groups_are_about_equal():
         deal(clips, 4)
 
 
+def test_clips_whose_speaker_is_null_are_speakers_by_themselves():
+    clips = [replace(clip(name, 1), extra={"speaker": None}) for name in "abcd"]
+    assert sorted(deal(clips, 4)) == [0, 1, 2, 3]
+
+
 def test_no_sentence_is_in_two_groups():
     clips = [clip("ada", 5, "x"), clip("ben", 5, "y"), clip("ben", 5, "x"), clip("cyd", 5, "y"), clip("dan", 5)]
     assert deal(clips, 2) == [0, 0, 0, 0, 1]
