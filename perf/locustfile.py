@@ -86,7 +86,7 @@ class Speaker(User):  # type: ignore[misc]
     def send(self) -> None:
         """Send a clip; Locust's tables have a row for each range of lengths."""
         clip = random.choice(Totals.clips)
-        longest = next(length for length in LENGTHS_S if clip.duration_s <= length)
+        longest = next((length for length in LENGTHS_S if clip.duration_s <= length), LENGTHS_S[-1])
         text, failure = "", None
         began = time.perf_counter()
         try:

@@ -65,16 +65,30 @@ def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
     """
     paths = _servable(manifest)
     chosen = random.Random(SEED).sample(paths, min(num_clips, len(paths)))
-    return [_encode(_read(path)) for path in chosen]
+    return [_encode(read_clip(path)) for path in chosen]
 
 
-def read_speech(manifest: Path) -> npt.NDArray[np.float32]:
-    """The clips of a manifest, one after the other, as [samples], 16 kHz mono.
+def read_speech(manifest: Path, enough_s: float = math.inf) -> npt.NDArray[np.float32]:
+    """The clips of a manifest, one after the other, as [samples], 16 kHz mono; no more of them than are `enough_s`.
 
     Raises:
-        ValueError: the manifest has no clips of at most 60 s.
+        ValueError: the manifest has no clips of at most 60 s, or those have no samples.
     """
-    return np.concatenate([_read(path) for path in _servable(manifest)])
+    clips, num_samples = [], 0
+    for path in _servable(manifest):
+        if num_samples < enough_s * SAMPLE_RATE_HZ:
+            clips.append(read_clip(path))
+            num_samples += len(clips[-1])
+    if not num_samples:
+        raise ValueError(f"a manifest must name clips that have samples, but those of {manifest} have none")
+    return np.concatenate(clips)
+
+
+def read_clip(path: Path) -> npt.NDArray[np.float32]:
+    """One clip as [samples], 16 kHz mono."""
+    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), rate, SAMPLE_RATE_HZ)
+    return mono
 
 
 def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:
@@ -89,13 +103,6 @@ def _servable(path: Path) -> list[Path]:
     if not paths:
         raise ValueError(f"a manifest must name at least one clip of at most {LIMIT_S:g} s, but {path} has none")
     return paths
-
-
-def _read(path: Path) -> npt.NDArray[np.float32]:
-    """One clip as [samples] float32, 16 kHz mono."""
-    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), rate, SAMPLE_RATE_HZ)
-    return mono
 
 
 def _encode(samples: npt.NDArray[np.float32]) -> Clip:

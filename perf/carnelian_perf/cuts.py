@@ -25,7 +25,7 @@ class Cut:
 
 
 def cut_equal(manifest: Path, duration_s: float, num_clips: int, file_format: str) -> list[Cut]:
-    """Cut `num_clips` distinct clips, each `duration_s` long, evenly over the speech of a manifest.
+    """Cut `num_clips` distinct clips, each `duration_s` long, of a manifest's first speech that is long enough for all.
 
     Where the speech is shorter than all clips together they overlap, but no two begin alike; past its end the speech
     begins again.
@@ -33,7 +33,7 @@ def cut_equal(manifest: Path, duration_s: float, num_clips: int, file_format: st
     Raises:
         ValueError: the manifest has no clips.
     """
-    speech = read_speech(manifest)
+    speech = read_speech(manifest, num_clips * duration_s)
     samples = round(duration_s * SAMPLE_RATE_HZ)
     starts = np.linspace(0, len(speech), num_clips, endpoint=False).astype(int)
     return [_cut(np.take(speech, range(start, start + samples), mode="wrap"), file_format) for start in starts]

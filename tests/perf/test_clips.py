@@ -30,13 +30,23 @@ def test_loaded_clips_keep_their_durations():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("", "has none"), ("{}", "is not"), ("a clip", "is not"), ("[]", "is not")]
+    ("text", "words"), [("", "has none"), ("{}", "found None"), ("a clip", "parse"), ("[]", "found list")]
 )
 def test_manifest_without_clips_is_refused(tmp_path, text, words):
     path = tmp_path / "manifest.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         load_clips(path)
+
+
+def test_clips_without_samples_are_refused(tmp_path):
+    soundfile.write(tmp_path / "empty.wav", [], 16_000)
+    path = tmp_path / "manifest.jsonl"
+    path.write_text('{"audio_filepath": "empty.wav", "duration": 1}\n')
+    with pytest.raises(
+        ValueError, match=r"must name clips that have samples, but those of .*manifest\.jsonl have none"
+    ):
+        cut_clips(path)
 
 
 def test_missing_manifest_is_named(tmp_path):

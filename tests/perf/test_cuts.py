@@ -26,6 +26,13 @@ def test_file_holds_the_same_samples():
     np.testing.assert_array_equal(samples, cut.samples)
 
 
+def test_no_more_speech_is_read_than_is_cut(tmp_path):
+    rows = [json.loads(line) | {"audio_filepath": "nowhere.wav"} for line in MANIFEST.read_text().splitlines()]
+    rows[0]["audio_filepath"] = str(MANIFEST.with_name("letter.wav"))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert len(cut_equal(tmp_path / "manifest.jsonl", 0.5, 2, "wav")) == 2
+
+
 def test_clips_longer_than_the_speech_begin_again():
     cuts = cut_equal(MANIFEST, 40.0, 2, "flac")
     assert [len(cut.samples) for cut in cuts] == [640_000] * 2

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +22,16 @@ def test_wrong_manifest_ends_it_before_any_user():
     result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("--manifest: a manifest must be a file, but nowhere.jsonl")
+
+
+def test_a_clip_of_hardly_more_than_the_longest_is_in_its_row(server, tmp_path):
+    soundfile.write(tmp_path / "long.wav", np.zeros(16_100 * 60), 16_000)
+    (tmp_path / "m.jsonl").write_text('{"audio_filepath": "long.wav", "duration": 60.0}')
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "perf/locustfile.py"), "--headless", "--json"]
+    load = ["-u", "1", "-t", "2s", "--stop-timeout", "20", "--host", server.grpc_url, "--manifest"]
+    command = [*command, *load, str(tmp_path / "m.jsonl")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert {row["name"] for row in json.loads(result.stdout)} == {"up to 60 s"}, result.stderr
 
 
 def test_users_are_answered_and_the_process_ends(server):

@@ -15,7 +15,6 @@ import jiwer
 import matplotlib
 import numpy as np
 import numpy.typing as npt
-import soundfile
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
@@ -23,10 +22,11 @@ from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluate import frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 
+from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
 from carnelian_perf.machine import find_commit
 from carnelian_perf.raw_file import Record, describe_origin, write_plot
 
-RATE_HZ, ALIGNER_FRAMES_PER_S = 16_000, 100
+ALIGNER_FRAMES_PER_S = 100
 BINS = 10
 
 Times = list[tuple[float, float]]
@@ -158,10 +158,10 @@ def align(clip: Clip) -> Times | None:
     """Start and end of each reference word by PocketSphinx; None if it does not know a word or finds no alignment."""
     import pocketsphinx
 
-    samples, rate_hz = soundfile.read(clip.audio_filepath, dtype="int16")
+    samples = (np.rint(read_clip(clip.audio_filepath) * 2**15)).clip(-(2**15), 2**15 - 1).astype(np.int16)
     words = clip.text.split()
-    decoder = pocketsphinx.Decoder(samprate=RATE_HZ, loglevel="FATAL")
-    if rate_hz != RATE_HZ or any(decoder.lookup_word(word) is None for word in words):
+    decoder = pocketsphinx.Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL")
+    if any(decoder.lookup_word(word) is None for word in words):
         return None
     decoder.set_align_text(clip.text)
     decoder.start_utt()
@@ -196,7 +196,16 @@ def compare(i: int, name: str, said: str, times: Times | None, heard: ctc.Hypoth
 
 
 def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
-    """Median delays, and for each decoder the logistic regression of right on the log-odds of confidence."""
+    """Median delays, and for each decoder the logistic regression of right on the log-odds of confidence.
+
+    Raises:
+        ValueError: No word's times are known.
+    """
+    if all(word.reference is None for word in words):
+        raise ValueError(
+            "each half of the clips must have words that are heard right and that PocketSphinx aligns, but one has "
+            "none; take more clips"
+        )
     late = [
         statistics.median(word.times[side] - word.reference[side] for word in words if word.reference is not None)
         for side in (0, 1)

@@ -1,9 +1,15 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from carnelian_perf.accuracy.words import Heard, calibrate, compare, draw, fit_logistic, rate
+import soundfile
+import soxr
+from carnelian_perf.accuracy.words import Heard, align, calibrate, compare, draw, fit_logistic, rate
 from carnelian_training.ctc import DECODERS, Hypothesis, Word
+from carnelian_training.data.manifest import read_manifest
+
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 
 
 def heard(confidence: float, is_right: bool, start: float = 0.0, reference: tuple[float, float] | None = None) -> Heard:
@@ -26,6 +32,21 @@ def test_delays_are_medians():
     calibration = calibrate([*words, heard(0.2, False, 4.0, None)])
     assert calibration.start_late_s == pytest.approx(0.1)
     assert calibration.end_late_s == pytest.approx(0.05)
+
+
+def test_half_of_the_clips_without_times_is_named():
+    with pytest.raises(ValueError, match=r"each half of the clips must have words .* take more clips"):
+        calibrate([])
+
+
+def test_a_clip_is_aligned_at_any_rate_and_with_any_channels(tmp_path):
+    pytest.importorskip("pocketsphinx", reason="needs carnelian-perf[words]")
+    clip = read_manifest(MANIFEST)[0]
+    found = align(clip)
+    samples, rate = soundfile.read(clip.audio_filepath)
+    soundfile.write(tmp_path / "stereo.wav", soxr.resample(np.stack([samples, samples], 1), rate, 44_100), 44_100)
+    again = align(replace(clip, audio_filepath=tmp_path / "stereo.wav"))
+    np.testing.assert_allclose(again, found, atol=0.05)  # a few of the aligner's frames
 
 
 def test_a_logistic_function_is_found_again():
