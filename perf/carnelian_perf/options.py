@@ -1,13 +1,19 @@
-"""Options of the commands: lists, words and files, checked before anything heavy is imported; and their pages."""
+"""Options of the commands: lists, words and files, checked before anything heavy is imported; and what they write."""
 
 import contextlib
+import dataclasses
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+if TYPE_CHECKING:
+    from carnelian_perf.raw_file import RawFile
+
+Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
@@ -78,9 +84,16 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_raw_file(path: Path | None) -> Path | None:
-    """Refuse a name that a page or a plot, which are written beside the raw file, would overwrite."""
-    if path is not None and path.suffix != ".json":
+    """Refuse a name that a page or a plot, which are written beside the raw file, would overwrite; or nothing could."""
+    if path is None:
+        return None
+    if path.suffix != ".json":
         raise typer.BadParameter(f"a raw file must end in .json, for pages and plots go beside it, but is {path}")
+    there = next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
+    if there.is_dir() == (there == path.resolve()) or not os.access(there, os.W_OK):
+        raise typer.BadParameter(
+            f"a raw file must be a file that can be written, but is {path}, and {there} is in the way"
+        )
     return path
 
 
@@ -98,6 +111,18 @@ def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -
 def describe_clips(manifest: Path | None) -> str:
     """Where clips are from, in words."""
     return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
+
+
+def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
+    """Write each, so that it is not lost if a later part fails, as unfinished; then the last one.
+
+    Returns:
+        The last one.
+    """
+    for measurement in measurements:
+        dataclasses.replace(measurement, finished=False).write(path)
+    measurement.write(path)
+    return measurement
 
 
 def show_page(raw_path: Path, text: str) -> None:

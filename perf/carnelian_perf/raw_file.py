@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from carnelian_perf.machine import describe_machine, find_versions
 
@@ -25,6 +25,8 @@ Own = TypeVar("Own", bound="RawFile")
 
 
 STRICT = with_config(ConfigDict(extra="forbid"))
+Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
+"""A list that is never empty in a raw file."""
 
 
 @STRICT
@@ -122,10 +124,18 @@ class RawFile:
     SUBJECT: ClassVar[str]
     """The command."""
 
+    finished: bool = True
+    """Not in the file of a command that ran to its end."""
+
     def write(self, path: Path) -> None:
         """Write the raw file."""
         # By alias: a key may be a word that Python keeps for itself.
-        write(path, TypeAdapter(type(self)).dump_python(self, by_alias=True, warnings=False))
+        content = TypeAdapter(type(self)).dump_python(self, by_alias=True, warnings=False)
+        write(path, {key: value for key, value in content.items() if (key, value) != ("finished", True)})
+
+    def say_unfinished(self) -> str:
+        """What a page says below its title; nothing if the command ran to its end."""
+        return "" if self.finished else "**Not finished.** The command was interrupted: runs are missing.\n\n"
 
     @classmethod
     def read(cls: type[Own], path: Path) -> Own:

@@ -28,6 +28,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["infer", "demo/quartznet_demo.pt", "--out", "table.md"], ".json"),
         (["mixed", "--out", "table.md"], ".json"),
         (["tune", "--out", "table.md"], ".json"),
+        (["hourglass", "--out", "README.md/raw.json"], "README.md is in the way"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml"),
         (["mixed", "--model", "jasper"], "quartznet_demo"),
         (["infer", "demo/quartznet_demo.pt", "--engines", "steam"], "steam"),

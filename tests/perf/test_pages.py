@@ -17,6 +17,8 @@ RAW_FILES = [path for path in sorted((ROOT / RESULTS).glob("*.json")) if path.wi
 SWEEPS = sorted(path for path in (ROOT / RESULTS).glob("*_sweep") if path.is_dir())
 ONE_OF_EACH = {path.stem.rpartition("_")[2]: path for path in RAW_FILES}.values()
 """Of each command's."""
+GROWS = {"batching", "mixed", "tune", "overhead", "request", "memory"}
+"""What these commands write grows with each part."""
 PUBLISHED = re.compile(r"--published-\S+ \S+")
 
 
@@ -75,6 +77,16 @@ def test_page_that_a_full_disk_has_no_room_for_stays_as_it_was(path, run, room):
     with room(500):
         run(f"carnelian-perf {facts_of(path)['subject']} --render {RESULTS / path.name}", status=1)
     assert page.read_text() == "old"
+
+
+@pytest.mark.parametrize("path", [path for path in ONE_OF_EACH if GROWS & {*path.stem.split("_")}])
+def test_page_of_an_interrupted_command_says_so(path, run):
+    content = json.loads(path.read_text()) | {"finished": False}
+    content.get("kept", {}).pop("confirmation", None)
+    raw = RESULTS / path.name
+    raw.write_text(json.dumps(content))
+    run(f"carnelian-perf {facts_of(path)['subject']} --render {raw}")
+    assert "\n\n**Not finished.** " in raw.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)

@@ -2,11 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from carnelian_perf.options import write_each
 from carnelian_perf.raw_file import write
+from carnelian_perf.traffic.render_batching import render
 
 MODULES = {
     "batching": "traffic.batching_results",
@@ -55,6 +58,30 @@ def test_a_key_that_is_not_its_own_is_refused(path, tmp_path):
         (tmp_path / "raw.json").write_text(json.dumps(content | {"facts": content["facts"] | {"colour": "red"}}))
         with pytest.raises(ValueError, match=r"but is not: facts\.colour: "):
             class_of(content).read(tmp_path / "raw.json")
+
+
+def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):
+    path = tmp_path / "raw.json"
+    seen = []
+
+    def grow():
+        for count in (1, 2):
+            yield replace(measurement, runs=measurement.runs[:count])
+            page = render(path)[0].read_text()
+            seen.append((type(measurement).read(path).finished, "**Not finished.**" in page))
+
+    last = write_each(grow(), path)
+    assert seen == [(False, True), (False, True)]
+    assert type(measurement).read(path) == last
+    assert last.finished
+    assert "finished" not in path.read_text()
+    assert "Not finished" not in render(path)[0].read_text()
+
+
+def test_one_without_runs_is_refused(measurement, tmp_path):
+    replace(measurement, runs=[]).write(tmp_path / "raw.json")
+    with pytest.raises(ValueError, match="but is not: runs: List should have at least 1 item"):
+        render(tmp_path / "raw.json")
 
 
 def test_a_raw_file_of_another_command_is_refused(tmp_path):

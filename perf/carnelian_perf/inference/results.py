@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from carnelian_perf.raw_file import Origin, RawFile
+from carnelian_perf.raw_file import Filled, Origin, RawFile
 
 SUBJECT = "infer"
 TITLES = {
@@ -72,7 +72,7 @@ class Measurement(RawFile):
     SUBJECT = SUBJECT
 
     facts: Facts
-    timings: list[Timing]
+    timings: Filled[Timing]
     common: list[Common]
 
 

@@ -23,6 +23,7 @@ from carnelian_perf.options import (
     render_option,
     served_repository,
     show_page,
+    write_each,
 )
 
 app = typer.Typer()
@@ -85,15 +86,18 @@ def tune(
                 knobs=list_knobs("latency" if objective == "latency" else "throughput"),
             )
             render = out or Path("perf/results") / f"{model}_tune_{objective}.json"
-            for measurement in measure(plan):
-                measurement.write(render)  # after each step, so that it is not lost if a later one fails
+            write_each(measure(plan), render)
     check_file("--render", render)
     tuning = Measurement.read(render)
     print(f"wrote {write_page(render, render_page(tuning, render.name))}")
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
 
-        write_tuning(write, {stage: StageTuning(**values) for stage, values in tuning.winner.items()})  # type: ignore[arg-type]
+        if (winner := tuning.winner) is None:
+            raise ValueError(
+                f"a tuning must be confirmed before it is written, but {render} was interrupted; tune again"
+            )
+        write_tuning(write, {stage: StageTuning(**values) for stage, values in winner.items()})  # type: ignore[arg-type]
         print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
 
 
@@ -138,8 +142,7 @@ def overhead(
                 batch=batch,
             )
             render = out or Path("perf/results") / f"{model}_overhead.json"
-            for measurement in measure(plan):
-                measurement.write(render)  # after each round, so that it is not lost if a later one fails
+            write_each(measure(plan), render)
     check_file("--render", render)
     show_page(render, render_page(Measurement.read(render), render.name))
 
@@ -184,8 +187,7 @@ def first_request(
                 num_requests=requests,
             )
             render = out or Path("perf/results") / f"{model}_first_request.json"
-            for measurement in measure(plan):
-                measurement.write(render)  # after each server, so that it is not lost if a later one fails
+            write_each(measure(plan), render)
     check_file("--render", render)
     show_page(render, render_page(Measurement.read(render), render.name))
 
@@ -226,8 +228,7 @@ def memory(
             concurrency=concurrency,
         )
         render = out or Path("perf/results") / f"{model}_memory.json"
-        for measurement in measure(plan):
-            measurement.write(render)  # after each sample, so that it is not lost if a later request fails
+        write_each(measure(plan), render)
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_pages(render)))
     trend = trend_of(Measurement.read(render))

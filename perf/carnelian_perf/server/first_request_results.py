@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import Record, Speech
+from carnelian_perf.raw_file import Filled, Record, Speech
 
 SUBJECT = "first-request"
 
@@ -43,7 +43,7 @@ class Measurement(Record):
     """Of each server, in a row."""
     rest_s: float
     """Before the first request, and before each after the row."""
-    runs: list[Run]
+    runs: Filled[Run]
 
     def durations_s(self) -> list[float]:
         """Ascending."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from carnelian_perf.raw_file import Origin, RawFile, Traffic
+from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
 
 SUBJECT = "memory"
 SERVER = "tritonserver"
@@ -65,7 +65,7 @@ class Measurement(RawFile):
     SUBJECT = SUBJECT
 
     facts: Facts
-    samples: list[Sample]
+    samples: Filled[Sample]
     """The first one at rest, before any request."""
 
     def settled(self) -> list[Sample]:

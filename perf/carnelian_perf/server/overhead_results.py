@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import Origin, RawFile, Speech, Split
+from carnelian_perf.raw_file import Filled, Origin, RawFile, Speech, Split
 
 SUBJECT = "overhead"
 IN_PROCESS, ACOUSTIC, PCM, FILE = "in_process", "acoustic", "pcm", "file"
@@ -70,7 +70,7 @@ class Measurement(RawFile):
     facts: Facts
     ways: dict[str, str]
     """Name -> title, in the order of the tables."""
-    runs: list[Run]
+    runs: Filled[Run]
 
     def durations_s(self) -> list[float]:
         """In the order in which they were measured."""

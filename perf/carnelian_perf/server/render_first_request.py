@@ -33,9 +33,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         *measurement.say_sources(raw_name),
     ]
     rows = [row for duration_s in measurement.durations_s() for row in _rows(measurement, duration_s)]
-    return f"# {measurement.model}: the first requests to a fresh server\n\n{COLUMNS}{''.join(rows)}\n" + "".join(
-        f"- {note}\n" for note in notes
-    )
+    title = f"# {measurement.model}: the first requests to a fresh server\n\n{measurement.say_unfinished()}"
+    return f"{title}{COLUMNS}{''.join(rows)}\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _rows(measurement: Measurement, duration_s: float) -> list[str]:

@@ -44,7 +44,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores} cores busy before.",
         *facts.say_sources(raw_name),
     ]
-    title = f"# {facts.model}: memory over {last.requests} requests\n\n"
+    title = f"# {facts.model}: memory over {last.requests} requests\n\n{measurement.say_unfinished()}"
     table = head + "".join(rows) + _row_of_all(measurement)
     return f"{title}{table}\n![Memory over requests]({quote(plot_name)})\n\n" + "".join(f"- {note}\n" for note in notes)
 

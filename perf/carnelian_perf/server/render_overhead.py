@@ -33,7 +33,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         *facts.say_sources(raw_name),
     ]
     return (
-        f"# {facts.model}: what serving costs\n\n## One clip at a time\n\n{_render_one(measurement)}\n"
+        f"# {facts.model}: what serving costs\n\n{measurement.say_unfinished()}"
+        f"## One clip at a time\n\n{_render_one(measurement)}\n"
         "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
         f"{_render_stages(measurement)}\n"
         f"## {facts.clients} clients, whose batches form on the server, beside batches of {facts.batch}\n\n"

@@ -14,6 +14,8 @@ from carnelian_perf.server.tune_results import (
     name_settings,
 )
 
+UNCONFIRMED = "**Not finished.** The command was interrupted: there is no confirmation, and so no result."
+
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each tuning of each step."""
@@ -35,8 +37,9 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         *facts.say_sources(raw_name),
     ]
     rows = "".join(row for step in measurement.kept for row in _rows(measurement, step))
-    verdict = f"**Result: {name_settings(measurement.winner)}.**\n\n"
-    return f"# {facts.model}: tuned\n\n{verdict}{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
+    winner = measurement.winner
+    verdict = UNCONFIRMED if winner is None else f"**Result: {name_settings(winner)}.**"
+    return f"# {facts.model}: tuned\n\n{verdict}\n\n{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _say_objective(measurement: Measurement) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from carnelian_perf.raw_file import Origin, RawFile, Traffic
+from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
 
 SUBJECT = "tune"
 SHIPPED = "as shipped"
@@ -77,12 +77,14 @@ class Measurement(RawFile):
     """All settings of the stages as they are shipped."""
     kept: dict[str, str]
     """Step -> the name of the tuning that it left in place."""
-    runs: list[Run]
+    runs: Filled[Run]
 
     @property
-    def winner(self) -> Settings:
-        """What the last step left in place; empty where nothing beats the shipped settings."""
-        return self.tunings[list(self.kept.values())[-1]] if self.kept else {}
+    def winner(self) -> Settings | None:
+        """What the confirmation left in place; empty where nothing beats the shipped settings; None before it."""
+        if self.finished and set(self.kept.values()) <= {SHIPPED}:
+            return {}  # there was nothing to confirm
+        return self.tunings[self.kept[CONFIRMATION]] if CONFIRMATION in self.kept else None
 
     def runs_of(self, step: str, tuning: str) -> list[Run]:
         """Those of one tuning in one step, by round."""

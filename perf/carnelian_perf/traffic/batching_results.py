@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from carnelian_perf.raw_file import Record, Traffic
+from carnelian_perf.raw_file import Filled, Record, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Measurement(Record):
     """Name -> title, in the order of the tables."""
     mismatches: list[str]
     """Clips whose transcript was not the same in every run; empty if all were."""
-    runs: list[Run]
+    runs: Filled[Run]
 
 
 @dataclass(frozen=True, kw_only=True)

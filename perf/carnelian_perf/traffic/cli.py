@@ -16,6 +16,7 @@ from carnelian_perf.options import (
     raw_file_option,
     render_option,
     served_repository,
+    write_each,
 )
 
 app = typer.Typer()
@@ -70,8 +71,7 @@ def batching(
         num_requests=requests,
         rounds=rounds,
     )
-    for measurement in measure(plan):
-        measurement.write(out)  # after each round, so that it is not lost if a later one fails
+    measurement = write_each(measure(plan), out)
     print("\n".join(f"wrote {path}" for path in render_pages(out)))
     if measurement.mismatches:
         raise ValueError(
@@ -130,7 +130,6 @@ def mixed(
                 rounds=rounds,
             )
             render = out or Path("perf/results") / f"{model}_mixed.json"
-            for measurement in measure(plan):
-                measurement.write(render)  # after each step, so that it is not lost if a later one fails
+            write_each(measure(plan), render)
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_pages(render)))

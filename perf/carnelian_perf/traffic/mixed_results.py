@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from carnelian_perf.raw_file import Origin, RawFile, Traffic
+from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
 
 SUBJECT = "mixed"
 
@@ -58,7 +58,7 @@ class Measurement(RawFile):
     SUBJECT = SUBJECT
 
     facts: Facts
-    runs: list[Run]
+    runs: Filled[Run]
 
 
 @dataclass(frozen=True, kw_only=True)

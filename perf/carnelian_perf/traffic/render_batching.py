@@ -41,7 +41,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     }
     return f"""# {measurement.model}: how batches form from clips of mixed length
 
-{render_table(measurement)}
+{measurement.say_unfinished()}{render_table(measurement)}
 Bold: the queue delay of the acoustic stage that served a candidate best. Throughput, latency and times are medians of
 {len({run.round for run in runs})} rounds; batches and padding are over all of them. Padding: frames that the acoustic
 network went over, per frame of the clips, counted in the graph at its first convolution. Acoustic: time in that

@@ -48,7 +48,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs, idle servers among them.",
         *facts.say_sources(raw_name),
     ]
-    title = f"# {facts.model}: mixed traffic within {facts.target_ms:g} ms\n\n"
+    title = f"# {facts.model}: mixed traffic within {facts.target_ms:g} ms\n\n{measurement.say_unfinished()}"
     return f"{title}{table}\n![p95 over the rate, and batches]({quote(plot_name)})\n\n" + "".join(
         f"- {n}\n" for n in notes
     )

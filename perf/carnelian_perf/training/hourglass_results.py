@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from carnelian_perf.raw_file import Record
+from carnelian_perf.raw_file import Filled, Record
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ class Measurement(Record):
     objective: str
     """pre-training, fine-tuning."""
     work: Work
-    forms: list[Form]
+    forms: Filled[Form]

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from carnelian_perf.raw_file import Record
+from carnelian_perf.raw_file import Filled, Record
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PLAIN = "Conv1d, eager"
@@ -83,4 +83,4 @@ class Measurement(Record):
     gbyte_per_s: float
     """The best rate of a copy."""
     floors: list[Floor]
-    results: list[Result]
+    results: Filled[Result]
