@@ -78,6 +78,13 @@ def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):
     assert "Not finished" not in render(path)[0].read_text()
 
 
+def test_links_of_a_page_are_to_files_of_any_name(measurement, tmp_path):
+    measurement.write(tmp_path / "my raw.json")
+    page = render(tmp_path / "my raw.json")[0].read_text()
+    assert "](my%20raw.png)" in page
+    assert "[my raw.json](my%20raw.json)" in page
+
+
 def test_one_without_runs_is_refused(measurement, tmp_path):
     replace(measurement, runs=[]).write(tmp_path / "raw.json")
     with pytest.raises(ValueError, match="but is not: runs: List should have at least 1 item"):
