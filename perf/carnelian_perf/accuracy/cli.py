@@ -134,7 +134,7 @@ def held_out(
 @app.command()
 def words(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
-    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of 16 kHz clips that were not trained on.")],
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of clips that were not trained on.")],
     language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
     lm_weights: Annotated[
         Path | None,
