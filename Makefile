@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve perf-analyzer kenlm test lint gpu-training gpu-inference format clean
+.PHONY: help demo serve install perf-analyzer kenlm test lint gpu-training gpu-inference format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,8 @@ demo: $(VENV)/.serving  ## Install the server and the client, transcribe demo/cl
 
 serve: $(VENV)/.serving  ## Serve model_repository/ on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics) until Ctrl-C
 	@$(BIN)/carnelian-serve
+
+install: $(VENV)/.all  ## Install everything, PyTorch too
 
 test: $(VENV)/.all  ## Install everything and run the tests (ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(ARGS)
@@ -65,10 +67,10 @@ $(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
 	$(PIP) install -e serving -e 'client[audio,cli]'
 	@touch $@
 
-# The engines that the corpus tests speak with are small; the other voices are skipped where they are absent.
+# A corpus can be made with what is here: WordNet's sentences and two small speech engines. Tests skip voices that are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
 $(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer $(VENV)/.kenlm setup/requirements-dev.txt $(wildcard */pyproject.toml)
-	@setup/system-packages $(BIN)/python espeak-ng flite pocketsphinx-testdata || echo "without these, some tests are skipped"
+	@setup/system-packages $(BIN)/python espeak-ng flite wordnet-base pocketsphinx-testdata || echo "without these, some tests are skipped"
 	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e 'training[corpora]' -e 'export[tensorrt]' -e 'perf[locust,memory,sweep]'
 	@touch $@
 
