@@ -6,6 +6,7 @@ import io
 import math
 import resource
 import shutil
+import signal
 import subprocess
 import time
 import urllib.error
@@ -156,6 +157,26 @@ def server(
     else:
         with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
             yield running
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs a command in this process: `call(main, *words)` returns its status, output, and errors with its log."""
+
+    def run(main: Callable[[], None], *words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", [main.__module__, *map(str, words)])
+        capsys.readouterr()
+        caplog.clear()
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err + caplog.text
+
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, on_sigterm)  # commands that start servers set their own
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from carnelian_export import language_model
-from carnelian_export.cli import app
+from carnelian_export.cli import main
 from carnelian_export.language_model import export_language_model, run, write_language_model
 from carnelian_export.parity import ParityError, open_graph
 from carnelian_training.checkpoint import save
@@ -19,7 +19,6 @@ from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.replacement import WriteError
 from carnelian_training.run_config import run_from_dict
-from typer.testing import CliRunner
 
 SENTENCES = ["the king saw the ship", "a letter followed", "the queen met the king of the harbour"] * 5
 
@@ -114,17 +113,18 @@ def test_another_network_is_refused_and_nothing_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_it(tmp_path):
+def test_the_command_writes_it(tmp_path, call):
     config, network = make()
     save(tmp_path / "tiny.pt", config, network.state_dict(), results={})
-    result = CliRunner().invoke(app, [str(tmp_path / "tiny.pt"), "--out", str(tmp_path / "lm.onnx")])
-    assert result.exit_code == 0, result.output
-    assert "a token of PyTorch's" in result.output
+    status, out, err = call(main, tmp_path / "tiny.pt", "--out", tmp_path / "lm.onnx")
+    assert status == 0, err
+    assert "a token of PyTorch's" in out
     properties = onnxruntime.InferenceSession(str(tmp_path / "lm.onnx")).get_modelmeta().custom_metadata_map
     assert properties["name"] == "tiny"
-    result = CliRunner().invoke(app, [str(tmp_path / "tiny.pt"), "--name", "tiny", "--repository", str(tmp_path / "r")])
-    assert "must be a recogniser, but is a language model" in str(result.exception)
-    assert CliRunner().invoke(app, [str(tmp_path / "tiny.pt")]).exit_code == 2
+    status, _, err = call(main, tmp_path / "tiny.pt", "--name", "tiny", "--repository", tmp_path / "r")
+    assert status == 1
+    assert "must be a recogniser, but is a language model" in err
+    assert call(main, tmp_path / "tiny.pt")[0] == 2
 
 
 def test_a_file_that_finds_no_room_is_named_and_the_old_one_stays(room, tmp_path):

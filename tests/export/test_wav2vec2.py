@@ -159,20 +159,14 @@ def test_norms_and_attention_over_a_long_loud_clip_in_float16_stay_within_the_to
     assert difference.mean() <= TOLERANCES["fp16"].mean
 
 
-def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, monkeypatch, capsys):
-    source = REFERENCES / "wav2vec2_large"
-    monkeypatch.setattr("sys.argv", ["carnelian-export", str(source), "--name", "large", "--repository", str(tmp_path)])
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 0
-    assert "large and large_pcm are in" in capsys.readouterr().out
+def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, call):
+    status, out, _ = call(main, REFERENCES / "wav2vec2_large", "--name", "large", "--repository", tmp_path)
+    assert status == 0
+    assert "large and large_pcm are in" in out
     assert json.loads((tmp_path / "large_ctc" / "1" / "ctc.json").read_text())["labels"] == [" ", *"eta'z"]
 
 
-def test_a_pretrained_folder_is_refused(tmp_path, monkeypatch, capsys):
-    source = REFERENCES / "wav2vec2_pretraining"
-    monkeypatch.setattr("sys.argv", ["carnelian-export", str(source), "--name", "x", "--repository", str(tmp_path)])
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 1
-    assert "was pre-trained and knows no letters yet" in capsys.readouterr().err
+def test_a_pretrained_folder_is_refused(tmp_path, call):
+    status, _, err = call(main, REFERENCES / "wav2vec2_pretraining", "--name", "x", "--repository", tmp_path)
+    assert status == 1
+    assert "was pre-trained and knows no letters yet" in err

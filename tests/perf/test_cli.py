@@ -3,14 +3,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from carnelian_perf.cli import main
 
 ROOT = Path(__file__).parents[2]
 DEMO, DEMO_CLIPS = "demo/quartznet_demo.pt", "demo/clips/manifest.jsonl"
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from carnelian_perf.cli import main; main()", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize(
@@ -54,29 +55,27 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["memory", "--requests", "100", "--every", "50"], "--every"),
     ],
 )
-def test_wrong_use_is_status_2_and_named(arguments, words):
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
+def test_wrong_use_is_status_2_and_named(call, arguments, words):
+    status, _, err = call(main, *arguments)
+    assert status == 2
+    assert words in err
 
 
 @pytest.mark.parametrize(
     "command", ["batching", "tune", "overhead", "first-request", "memory", "training", "hourglass"]
 )
-def test_what_is_no_raw_file_is_status_1(tmp_path, command):
+def test_what_is_no_raw_file_is_status_1(tmp_path, call, command):
     path = tmp_path / "raw.json"
     path.write_text("{}")
-    result = run(command, "--render", path)
-    assert result.returncode == 1
-    assert "must be a raw file" in result.stderr
-    assert "Traceback" not in result.stderr
+    status, _, err = call(main, command, "--render", path)
+    assert status == 1
+    assert "must be a raw file" in err
 
 
-def test_render_needs_no_server(measurement, tmp_path):
+def test_render_needs_no_server(measurement, tmp_path, call):
     measurement.write(tmp_path / "raw.json")
-    result = run("batching", "--render", tmp_path / "raw.json")
-    assert result.returncode == 0, result.stderr
+    status, _, err = call(main, "batching", "--render", tmp_path / "raw.json")
+    assert status == 0, err
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
 
 
@@ -97,11 +96,10 @@ def test_a_sweep_and_its_report_need_neither_torch_nor_onnx():
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 
 
-def test_missing_library_is_answered_with_what_brings_it():
-    command = "import sys; sys.modules.update(psutil=None); from carnelian_perf.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", command, "memory"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 1
-    assert result.stderr.startswith("carnelian-perf: psutil is needed for this; install `carnelian-perf[")
-    assert "memory" in result.stderr
+def test_missing_library_is_answered_with_what_brings_it(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.delitem(sys.modules, "carnelian_perf.server.memory", raising=False)
+    status, _, err = call(main, "memory")
+    assert status == 1
+    assert err.startswith("carnelian-perf: psutil is needed for this; install `carnelian-perf[")
+    assert "memory" in err

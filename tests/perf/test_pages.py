@@ -28,18 +28,16 @@ def facts_of(path):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Run a command line in a folder that has a copy of the raw files."""
+def run(tmp_path, monkeypatch, call):
+    """Runs a command line in a folder that has a copy of the raw files."""
     monkeypatch.chdir(tmp_path)
     RESULTS.mkdir(parents=True)
 
-    def call(command: str, status: int = 0) -> None:
-        monkeypatch.setattr("sys.argv", shlex.split(command))
-        with pytest.raises(SystemExit) as done:
-            main()
-        assert (done.value.code or 0) == status
+    def run(command: str, expected: int = 0) -> None:
+        status, _, err = call(main, *shlex.split(command)[1:])
+        assert status == expected, err
 
-    return call
+    return run
 
 
 @pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
@@ -75,7 +73,7 @@ def test_page_that_a_full_disk_has_no_room_for_stays_as_it_was(path, run, room):
     page = RESULTS / f"{path.stem}.md"
     page.write_text("old")
     with room(500):
-        run(f"carnelian-perf {facts_of(path)['subject']} --render {RESULTS / path.name}", status=1)
+        run(f"carnelian-perf {facts_of(path)['subject']} --render {RESULTS / path.name}", expected=1)
     assert page.read_text() == "old"
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -29,16 +30,9 @@ COMMAND = "from carnelian_training.cli import main; main()"
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `carnelian-train evaluate`: exit status, and what it prints."""
-
-    def run(*arguments) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["carnelian-train", "evaluate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        return exit_.value.code, "".join(capsys.readouterr())
-
-    return run
+def command(call):
+    """Runs `carnelian-train evaluate`."""
+    return functools.partial(call, main, "evaluate")
 
 
 @pytest.fixture
@@ -77,7 +71,7 @@ def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, mo
 
 
 def test_two_processes_hear_every_clip_once(tmp_path, command):
-    status, alone = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
+    status, alone, _ = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
     script = tmp_path / "evaluate.py"
     script.write_text(COMMAND)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
@@ -141,7 +135,7 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     models = ["--lm", DEPLOYED / "english.klm", "--neural-lm", DEPLOYED / "english.onnx"]
     models += ["--lm-weights", DEMO.parent / "lm_weights.json"]
     arguments = [*models, "--url", server.grpc_url, "--out", tmp_path / "rows.jsonl"]
-    status, printed = command("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
+    status, printed, _ = command("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
     assert status == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     everything = str(tmp_path / "clips.jsonl")
@@ -159,22 +153,23 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
 
-def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command, caplog):
+def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command):
     shutil.copy(CLIPS.parent / "letter.wav", tmp_path)
     (tmp_path / "broken.wav").write_bytes(b"RIFF")
     lines = [{"audio_filepath": name, "duration": 3.6, "text": "two words"} for name in ("letter.wav", "broken.wav")]
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    status, printed = command("--url", server.grpc_url, tmp_path / "manifest.jsonl", "--out", tmp_path / "heard.jsonl")
+    manifest, heard = tmp_path / "manifest.jsonl", tmp_path / "heard.jsonl"
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, printed, err = command("--url", server.grpc_url, manifest, "--out", heard)
     assert status == 1
     assert "2 clips       4 words" in printed
-    rows = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in heard.read_text().splitlines()]
     assert "error" not in rows[0]
     assert rows[1]["pred_text"] == ""
     assert rows[1]["error"]
-    assert "broken.wav failed" in caplog.text
+    assert "broken.wav failed" in err
 
 
-def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tmp_path, command, caplog):
+def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tmp_path, command):
     soundfile.write(tmp_path / "long.wav", np.zeros(61 * 16_000, np.int16), 16_000)
     lines = [
         {"audio_filepath": str(tmp_path / "long.wav"), "duration": 61.0, "text": "two words", "source": "long"},
@@ -182,10 +177,11 @@ def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tm
     ]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "rows.jsonl"
-    assert command("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)[0] == 1
+    status, _, err = command("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)
+    assert status == 1
     assert [json.loads(line)["failed"] for line in out.read_text().splitlines()] == [1, 0, 1]
-    assert caplog.text.count("long.wav failed") == 1
-    assert "1 of 2 references hold characters outside the labels" in caplog.text
+    assert err.count("long.wav failed") == 1
+    assert "1 of 2 references hold characters outside the labels" in err
 
 
 def test_no_such_model_at_the_server(server):
@@ -211,15 +207,15 @@ def test_a_language_model_that_nothing_asks_is_wrong_use(command):
 
 def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command):
     models = ["--lm", DEPLOYED / "english.klm", "--lm-weights", DEMO.parent / "lm_weights.json"]
-    status, printed = command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")
+    status, _, err = command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")
     assert status == 1
-    assert "the server must be running" in printed
+    assert "the server must be running" in err
 
 
 def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(server, command):
-    status, printed = command("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")
+    status, _, err = command("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")
     assert status == 1
-    assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in printed
+    assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in err
 
 
 def test_a_clip_too_short_for_a_frame_is_named_and_counts_as_nothing_heard(tmp_path):
@@ -282,14 +278,15 @@ def test_sources_may_be_numbers_or_missing(tmp_path):
 
 
 def test_another_toolkits_checkpoint_is_evaluated_as_it_is(command):
-    status, printed = command(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
+    status, printed, _ = command(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
     assert status == 0
     assert "6 clips" in printed
 
 
-def test_references_that_no_label_can_write_are_warned_of(tmp_path, command, caplog):
+def test_references_that_no_label_can_write_are_warned_of(tmp_path, command):
     line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
     lines = [line | {"text": text} for text in ("Two Words", "two words")]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert command(DEMO, tmp_path / "m.jsonl")[0] == 0
-    assert "1 of 2 references hold characters outside the labels, which count as errors: 'TW'" in caplog.text
+    status, _, err = command(DEMO, tmp_path / "m.jsonl")
+    assert status == 0
+    assert "1 of 2 references hold characters outside the labels, which count as errors: 'TW'" in err

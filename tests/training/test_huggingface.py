@@ -38,13 +38,6 @@ def expected(logits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(logits)[:, KEPT].log_softmax(1)
 
 
-def run_command(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr("sys.argv", ["carnelian-train", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    return exit_status.value.code
-
-
 @pytest.mark.parametrize(
     ("source", "said", "normalise"),
     [
@@ -116,11 +109,12 @@ def test_parameters_of_base_in_pretraining():
     assert sum(p.numel() for p in model.parameters()) == 95_044_608  # facebook/wav2vec2-base
 
 
-def test_a_round_trip_through_the_command_keeps_everything(tmp_path, monkeypatch, capsys):
+def test_a_round_trip_through_the_command_keeps_everything(tmp_path, call):
     for source in ("wav2vec2_base", "wav2vec2_pretraining"):
         ours, folder = tmp_path / f"{source}.pt", tmp_path / source
-        assert run_command(monkeypatch, "import", REFERENCES / source, ours) == 0
-        assert run_command(monkeypatch, "to-huggingface", ours, folder) == 0
+        status, out, _ = call(main, "import", REFERENCES / source, ours)
+        assert status == 0
+        assert call(main, "to-huggingface", ours, folder)[0] == 0
         config, weights = sources.read(REFERENCES / source)
         again, same = sources.read(folder)
         assert config_to_dict(again) == config_to_dict(config)
@@ -130,19 +124,20 @@ def test_a_round_trip_through_the_command_keeps_everything(tmp_path, monkeypatch
         options = json.loads((folder / "config.json").read_text())
         before = json.loads((REFERENCES / source / "config.json").read_text())
         assert {name: before[name] for name in options if name in before} == options
-    assert "wav2vec2, 14,567 parameters, 6 labels" in capsys.readouterr().out
+        if source == "wav2vec2_base":
+            assert "wav2vec2, 14,567 parameters, 6 labels" in out
     vocabulary = json.loads((tmp_path / "wav2vec2_base" / "vocab.json").read_text())
     assert list(vocabulary) == ["<pad>", "<s>", "</s>", "<unk>", "|", "e", "t", "a", "'", "z"]
 
 
-def test_what_transformers_will_do_otherwise_is_told(tmp_path, monkeypatch, capsys):
+def test_what_transformers_will_do_otherwise_is_told(tmp_path, call):
     """fairseq guards the variance of quiet clips more, and not a word was said."""
     for source, is_told in (("wav2vec2_new.pt", True), ("wav2vec2_large", False), ("wav2vec2_old.pt", False)):
         ours = tmp_path / "ours.pt"
-        assert run_command(monkeypatch, "import", REFERENCES / source, ours) == 0
-        assert run_command(monkeypatch, "to-huggingface", ours, tmp_path / source) == 0
-        told = "note: `features.variance_guard` is 1e-05, but transformers has 1e-07" in capsys.readouterr().out
-        assert told == is_told
+        assert call(main, "import", REFERENCES / source, ours)[0] == 0
+        status, out, _ = call(main, "to-huggingface", ours, tmp_path / source)
+        assert status == 0
+        assert ("note: `features.variance_guard` is 1e-05, but transformers has 1e-07" in out) == is_told
 
 
 @pytest.mark.parametrize(
@@ -393,13 +388,14 @@ def test_a_folder_that_finds_no_room_is_as_it_was(room, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
-def test_a_checkpoint_is_not_written_over_its_source(tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_is_not_written_over_its_source(tmp_path, call):
     source = shutil.copy(REFERENCES / "quartznet.nemo", tmp_path / "x.nemo")
     before = source.read_bytes()
-    assert run_command(monkeypatch, "import", source, tmp_path / "." / "x.nemo") == 1
-    assert "must be another file than the source" in capsys.readouterr().err
-    assert run_command(monkeypatch, "import", source, tmp_path / "x.pt") == 0
-    assert run_command(monkeypatch, "to-nemo", tmp_path / "x.pt", tmp_path / "x.pt") == 1
+    status, _, err = call(main, "import", source, tmp_path / "." / "x.nemo")
+    assert status == 1
+    assert "must be another file than the source" in err
+    assert call(main, "import", source, tmp_path / "x.pt")[0] == 0
+    assert call(main, "to-nemo", tmp_path / "x.pt", tmp_path / "x.pt")[0] == 1
     assert source.read_bytes() == before
     assert sources.is_ours(tmp_path / "x.pt")
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from carnelian_training.cli import app
+from carnelian_training.cli import main
 from carnelian_training.ctc import Decoder, Options
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.language_models.weights import RESCORING_GRID, SEARCH_GRID, choose_weights, read_weights
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
@@ -55,9 +54,8 @@ def test_weights_at_the_edge_of_the_grid_are_named(tmp_path, write_language_mode
     assert "at its edge: rescore_weight 0 (of 0 to 1.5); the clips may be too few" in caplog.text
 
 
-def test_a_model_is_not_heard_before_there_is_something_to_weigh(tmp_path):
-    arguments = ["weigh", "absent.pt", "absent.jsonl", "--out", str(tmp_path / "weights.json")]
-    assert CliRunner().invoke(app, arguments).exit_code == 2
+def test_a_model_is_not_heard_before_there_is_something_to_weigh(tmp_path, call):
+    assert call(main, "weigh", "absent.pt", "absent.jsonl", "--out", tmp_path / "weights.json")[0] == 2
 
 
 def test_without_language_models_there_is_nothing_to_choose():
@@ -65,36 +63,36 @@ def test_without_language_models_there_is_nothing_to_choose():
         choose_weights([], [], Decoder(LABELS, 0.02))
 
 
-def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_language_model, caplog):
+def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_language_model, call):
     write_language_model(tmp_path / "lm.onnx", "abcdefghijklmnopqrstuvwxyz'")
     write_manifest(tmp_path / "clips.jsonl", read_manifest(CLIPS)[:2])
-    manifest = str(tmp_path / "clips.jsonl")
-    models = ["--lm", str(NGRAMS), "--neural-lm", str(tmp_path / "lm.onnx")]
+    manifest = tmp_path / "clips.jsonl"
+    models = ["--lm", NGRAMS, "--neural-lm", tmp_path / "lm.onnx"]
     weights = tmp_path / "new" / "weights.json"
-    result = CliRunner().invoke(app, ["weigh", str(DEMO), manifest, *models, "--out", str(weights)])
-    assert result.exit_code == 0, result.output
+    status, out, err = call(main, "weigh", DEMO, manifest, *models, "--out", weights)
+    assert status == 0, err
     options = read_weights(weights)
     assert set(options) == set(SEARCH_GRID) | set(RESCORING_GRID)
     report = json.loads(weights.read_text())
     assert report["clips"] == 2
     assert list(report["wer"]) == ["greedy", "n-gram", "n-gram, weighed", "tiny", "tiny, weighed"]
     assert report["wer"]["n-gram, weighed"] <= report["wer"]["n-gram"] < report["wer"]["greedy"]
-    assert "lower than on others" in result.output
-    assert "outside the labels" not in caplog.text
-    table = CliRunner().invoke(app, ["evaluate", "--table", str(DEMO), manifest, *models, "--lm-weights", str(weights)])
-    assert table.exit_code == 0, table.output
-    assert f"{report['wer']['n-gram, weighed']:.2%}"[:-1] in table.output
-    arguments = [manifest, *models, "--lm-weights", str(weights), "--decoder=ngram", "--option=rescore=true"]
-    again = CliRunner().invoke(app, ["evaluate", str(DEMO), *arguments])
-    assert f"WER {report['wer']['tiny, weighed']:7.2%}" in again.output
+    assert "lower than on others" in out
+    assert "outside the labels" not in err
+    arguments = ["evaluate", DEMO, manifest, *models, "--lm-weights", weights]
+    status, table, err = call(main, *arguments, "--table")
+    assert status == 0, err
+    assert f"{report['wer']['n-gram, weighed']:.2%}"[:-1] in table
+    _, again, _ = call(main, *arguments, "--decoder=ngram", "--option=rescore=true")
+    assert f"WER {report['wer']['tiny, weighed']:7.2%}" in again
 
 
-def test_references_in_capitals_are_named(tmp_path, caplog):
+def test_references_in_capitals_are_named(tmp_path, call):
     clip = read_manifest(CLIPS)[0]
     write_manifest(tmp_path / "clips.jsonl", [dataclasses.replace(clip, text=clip.text.upper())])
-    arguments = [str(tmp_path / "clips.jsonl"), "--lm", str(NGRAMS), "--out", str(tmp_path / "weights.json")]
-    CliRunner().invoke(app, ["weigh", str(DEMO), *arguments])
-    assert "1 of 1 references hold characters outside the labels" in caplog.text
+    arguments = [DEMO, tmp_path / "clips.jsonl", "--lm", NGRAMS, "--out", tmp_path / "weights.json"]
+    _, _, err = call(main, "weigh", *arguments)
+    assert "1 of 1 references hold characters outside the labels" in err
 
 
 @pytest.mark.parametrize("content", ["[]", '{"options": 5}', '{"options": [1]}', "{", '{"lm_weight": 1}'])

@@ -90,14 +90,11 @@ def test_log_probabilities_are_nemos_features_included(name, kind):
     assert np.ptp(expected["log_probs_1"]) > 3  # the comparison is about something
 
 
-def test_an_imported_model_is_a_checkpoint_like_any_other(tmp_path, monkeypatch, capsys):
+def test_an_imported_model_is_a_checkpoint_like_any_other(tmp_path, call):
     target = tmp_path / "imported.pt"
-    arguments = ["carnelian-train", "import", str(REFERENCES / "quartznet.nemo"), str(target)]
-    monkeypatch.setattr("sys.argv", [*arguments, "--set", "features.edges=reflect"])
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 0
-    assert "quartznet, 9,781 parameters, 28 labels" in capsys.readouterr().out
+    status, out, _ = call(main, "import", REFERENCES / "quartznet.nemo", target, "--set", "features.edges=reflect")
+    assert status == 0
+    assert "quartznet, 9,781 parameters, 28 labels" in out
     config, model = checkpoint.load_model(target)
     assert (config.name, config.features.edges, config.features.frame_count) == ("imported", "reflect", "floor")
     assert len(evaluate(model, config, CLIPS).transcripts) == 6
@@ -322,15 +319,13 @@ def test_the_way_back_gives_the_same_file(tmp_path, name):
     assert sources.read(tmp_path / "back.nemo", "same")[0] == config
 
 
-def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, monkeypatch, capsys):
+def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, call):
     model = checkpoint.build_model(tiny_config)
     checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})
     target = tmp_path / "to" / "t.nemo"
-    monkeypatch.setattr("sys.argv", ["carnelian-train", "to-nemo", str(tmp_path / "tiny.pt"), str(target)])
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 0
-    assert "`features.edges` is 'reflect', but NeMo has 'zero'" in capsys.readouterr().out
+    status, out, _ = call(main, "to-nemo", tmp_path / "tiny.pt", target)
+    assert status == 0
+    assert "`features.edges` is 'reflect', but NeMo has 'zero'" in out
     assert sources.read(target)[0].model == tiny_config.model
     two = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, head_frames=2))
     with pytest.raises(CheckpointError, match="head_frames` must be 1"):

@@ -3,24 +3,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from carnelian_training.cli import app
+from carnelian_training.cli import main
 from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
 from carnelian_training.data.acoustics import Sounds, read_room
 from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.synthesis.surroundings import babble
-from typer.testing import CliRunner
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 
 
-def make(directory: Path, seed: int) -> Sounds:
-    arguments = ["surroundings", str(directory), "--seed", str(seed), "--rooms", "5", "--noises", "4"]
-    assert CliRunner().invoke(app, [*arguments, "--babble", str(CLIPS)]).exit_code == 0
-    noise, rooms = NoiseConfig(path=directory / "noise"), ReverberationConfig(path=directory / "rooms")
-    return Sounds.find(AugmentConfig(noise=noise, reverberation=rooms))
+@pytest.fixture
+def make(call):
+    """Runs the command; returns what training reads of it."""
+
+    def run(directory: Path, seed: int) -> Sounds:
+        options = ["--seed", seed, "--rooms", 5, "--noises", 4, "--babble", CLIPS]
+        assert call(main, "surroundings", directory, *options)[0] == 0
+        noise, rooms = NoiseConfig(path=directory / "noise"), ReverberationConfig(path=directory / "rooms")
+        return Sounds.find(AugmentConfig(noise=noise, reverberation=rooms))
+
+    return run
 
 
-def test_the_command_makes_what_training_reads_and_the_seed_decides(tmp_path):
+def test_the_command_makes_what_training_reads_and_the_seed_decides(make, tmp_path):
     first, again, other = make(tmp_path / "1", 1), make(tmp_path / "2", 1), make(tmp_path / "3", 2)
     assert (len(first.rooms), len(first.noises)) == (5, 4)
     for kind in ("rooms", "noises"):
@@ -31,7 +36,7 @@ def test_the_command_makes_what_training_reads_and_the_seed_decides(tmp_path):
         assert all(np.isfinite(sound).all() and np.abs(sound).max() > 0.4 for sound in one)
 
 
-def test_a_room_has_its_direct_sound_first_and_decays(tmp_path):
+def test_a_room_has_its_direct_sound_first_and_decays(make, tmp_path):
     for path in make(tmp_path, 1).rooms:
         response = read_room(path)
         assert np.abs(response).argmax() == 0
@@ -54,10 +59,9 @@ def test_a_voice_that_cannot_be_heard_is_named(bad_clips, name):
         babble([bad_clips[name]], np.random.default_rng(1))
 
 
-def test_a_manifest_without_voices_is_refused(tmp_path):
+def test_a_manifest_without_voices_is_refused(tmp_path, call):
     write_manifest(tmp_path / "none.jsonl", [])
-    arguments = ["surroundings", str(tmp_path / "out"), "--babble", str(tmp_path / "none.jsonl")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert "must name a manifest with clips" in result.output
+    status, _, err = call(main, "surroundings", tmp_path / "out", "--babble", tmp_path / "none.jsonl")
+    assert status == 2
+    assert "must name a manifest with clips" in err
     assert not (tmp_path / "out").exists()

@@ -9,10 +9,8 @@ import pytest
 import soundfile
 from carnelian_training.cli import main
 from carnelian_training.data.manifest import read_manifest
-from carnelian_training.synthesis import command, corpus, engines, rates, texts, voices
+from carnelian_training.synthesis import corpus, engines, rates, texts, voices
 from carnelian_training.text import to_labels
-from typer import Typer
-from typer.testing import CliRunner
 
 PROSE = """
 CHAPTER I
@@ -342,24 +340,16 @@ def test_the_table_of_rates_is_that_of_the_records():
 # The command
 
 
-def invoke(*arguments):
-    app = Typer()
-    app.command()(command.synthesise)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @needs_flite
-def test_the_command_makes_a_corpus(tmp_path, prose):
-    out = tmp_path / "corpus"
-    result = invoke(out, "--hours", 2 / 3600, "--voices", "flite-kal16", "--text", prose, "--workers", 1)
-    assert result.exit_code == 0, result.output
-    clips = read_manifest(out / "manifest.jsonl")
-    assert f"{len(clips)} clips" in result.output
+def test_the_command_makes_a_corpus(tmp_path, prose, call):
+    options = ["--hours", 2 / 3600, "--voices", "flite-kal16", "--text", prose, "--workers", 1]
+    status, out, err = call(main, "synthesise", tmp_path / "corpus", *options)
+    assert status == 0, err
+    clips = read_manifest(tmp_path / "corpus" / "manifest.jsonl")
+    assert f"{len(clips)} clips" in out
 
 
-def test_a_voice_that_there_is_not_is_status_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["carnelian-train", "synthesise", str(tmp_path), "--hours=1", "--voices=nobody"])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 1
-    assert capsys.readouterr().err.startswith("carnelian-train: a voice must be one of")
+def test_a_voice_that_there_is_not_is_status_1(tmp_path, call):
+    status, _, err = call(main, "synthesise", tmp_path, "--hours", 1, "--voices", "nobody")
+    assert status == 1
+    assert "a voice must be one of" in err

@@ -9,12 +9,11 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.best import error_of
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.cli import app, main
+from carnelian_training.cli import main
 from carnelian_training.config import ManifestConfig
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluate import evaluate
 from carnelian_training.train import train
-from typer.testing import CliRunner
 
 
 def losses(folder) -> list[float]:
@@ -168,15 +167,13 @@ def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_confi
     torch.testing.assert_close(model.head.weight, exact.head.weight, atol=1e-3, rtol=1e-3)
 
 
-def test_an_average_is_the_mean_of_the_weights_and_statistics(tiny_config, tmp_path):
+def test_an_average_is_the_mean_of_the_weights_and_statistics(tiny_config, tmp_path, call):
     models = [checkpoint.build_model(tiny_config).eval() for _ in range(3)]
     paths = [tmp_path / f"{i}.pt" for i in range(3)]
     for i, (model, path) in enumerate(zip(models, paths, strict=True)):
         model.blocks[0].sub_blocks[0].norm.running_var.fill_(1 + i)
         checkpoint.save(path, tiny_config, model.state_dict(), results={"step": i})
-    runner = CliRunner()
-    done = runner.invoke(app, ["average", *map(str, paths), "--out", str(tmp_path / "mean.pt")])
-    assert done.exit_code == 0, done.output
+    assert call(main, "average", *paths, "--out", tmp_path / "mean.pt")[0] == 0
     config, mean = checkpoint.load_model(tmp_path / "mean.pt")
     assert config == tiny_config
     torch.testing.assert_close(mean.head.weight, sum(model.head.weight for model in models) / 3)
@@ -239,18 +236,12 @@ def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
     ("arguments", "status"),
     [(["--help"], 0), (["fit"], 2), (["fit", "absent.yaml", "--out", "x"], 1), (["nonsense"], 2)],
 )
-def test_exit_status(monkeypatch, arguments, status):
-    monkeypatch.setattr("sys.argv", ["carnelian-train", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == status
+def test_exit_status(call, arguments, status):
+    assert call(main, *arguments)[0] == status
 
 
-def test_an_error_is_one_line_that_begins_with_the_commands_name(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["carnelian-train", "fit", "absent.yaml", "--out", "x"])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().err.startswith("carnelian-train: absent.yaml: ")
+def test_an_error_is_one_line_that_begins_with_the_commands_name(call):
+    assert call(main, "fit", "absent.yaml", "--out", "x")[2].startswith("carnelian-train: absent.yaml: ")
 
 
 def test_what_float16_cannot_hold_is_published_as_it_is(tiny_config, tmp_path):

@@ -9,13 +9,6 @@ from carnelian_training.config import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 
 
-def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:
-    monkeypatch.setattr("sys.argv", ["carnelian-train", "validate", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return exit_.value.code, "".join(capsys.readouterr())
-
-
 @pytest.fixture
 def manifest(bad_clips, tmp_path):
     """Every kind of bad clip and line, and one good clip among them."""
@@ -38,8 +31,8 @@ def manifest(bad_clips, tmp_path):
     return path
 
 
-def test_each_clip_is_reported_with_what_was_found(manifest, monkeypatch, capsys):
-    status, out = run(monkeypatch, capsys, manifest)
+def test_each_clip_is_reported_with_what_was_found(manifest, call):
+    status, out, _ = call(main, "validate", manifest)
     assert status == 1
     expected = {
         "missing.wav": "No such file",
@@ -65,21 +58,21 @@ def test_each_clip_is_reported_with_what_was_found(manifest, monkeypatch, capsys
     assert "4 unreadable" in lines[-1]
 
 
-def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, monkeypatch, capsys):
-    run(monkeypatch, capsys, manifest, "--write", "--min-rate", "8000")
+def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, call):
+    call(main, "validate", manifest, "--write", "--min-rate", "8000")
     clean = manifest.with_name("mixed.clean.jsonl")
     assert [clip.audio_filepath.name for clip in read_manifest(clean)] == ["good.flac", "telephone.wav"]
-    status, out = run(monkeypatch, capsys, clean, "--min-rate", "8000")
+    status, out, _ = call(main, "validate", clean, "--min-rate", "8000")
     assert status == 0
     assert "defects: none" in out
 
 
-def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_config, tmp_path, monkeypatch, capsys):
+def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_config, tmp_path, call):
     tree = config_to_dict(tiny_config)
     tree["labels"] = [*tree["labels"], "é"]
     tree["data"] |= {"train": [{"path": str(manifest)}], "dev": str(manifest), "max_duration_s": 25}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
-    status, out = run(monkeypatch, capsys, tmp_path / "own.yaml")
+    status, out, _ = call(main, "validate", tmp_path / "own.yaml")
     assert status == 1
     assert "outside the labels" not in out
     assert "music.wav" not in out
@@ -87,22 +80,22 @@ def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_confi
     assert out.count("dense.wav") == 1  # evaluation aligns nothing
 
 
-def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, monkeypatch, capsys):
+def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, call):
     (tmp_path / "none.jsonl").write_text("\n")
-    status, out = run(monkeypatch, capsys, tmp_path / "none.jsonl")
+    status, out, _ = call(main, "validate", tmp_path / "none.jsonl")
     assert status == 1
     assert "none.jsonl: no clips at all" in out
     tree = config_to_dict(tiny_config)
     tree["data"] = {}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
-    status, out = run(monkeypatch, capsys, tmp_path / "own.yaml")
+    status, _, err = call(main, "validate", tmp_path / "own.yaml")
     assert status == 1
-    assert "own.yaml must name manifests" in out
+    assert "own.yaml must name manifests" in err
 
 
-def test_a_sound_manifest_passes(tmp_path, monkeypatch, capsys):
+def test_a_sound_manifest_passes(tmp_path, call):
     soundfile.write(tmp_path / "a.wav", np.random.default_rng(0).standard_normal(16000) * 0.1, 16000)
     (tmp_path / "m.jsonl").write_text(json.dumps({"audio_filepath": "a.wav", "duration": 1.0, "text": "a"}))
-    status, out = run(monkeypatch, capsys, tmp_path / "m.jsonl")
+    status, out, _ = call(main, "validate", tmp_path / "m.jsonl")
     assert status == 0
     assert "1 clips without a defect" in out

@@ -5,10 +5,9 @@ import pytest
 from carnelian_perf import load
 from carnelian_perf.accuracy import decoders
 from carnelian_perf.accuracy.decoders import Measurement, make_batch, measure_stage, rare_words, rate_hotwords
-from carnelian_perf.cli import app
+from carnelian_perf.cli import main
 from carnelian_perf.load import LoadError, read_statistics
 from tritonclient import grpc
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
 ARPA = """\\data\\
@@ -49,12 +48,10 @@ def test_rare_words_are_counted_clip_by_clip_and_left_out_of_the_others():
     assert row.wer_of_others == pytest.approx(2 / 3)
 
 
-def test_the_demo_is_measured(arpa, tmp_path):
+def test_the_demo_is_measured(arpa, tmp_path, call):
     arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
-    result = CliRunner().invoke(
-        app, ["decoding", *map(str, arguments), "--boosts", "6", "--out", str(tmp_path / "raw.json")]
-    )
-    assert result.exit_code == 0, result.output
+    status, _, err = call(main, "decoding", *arguments, "--boosts", 6, "--out", tmp_path / "raw.json")
+    assert status == 0, err
     measured = Measurement.read(tmp_path / "raw.json")
     assert [row.decoder for row in measured.decoders][:3] == ["greedy", "beam", "ngram"]
     assert [(row.decoder, row.boost) for row in measured.hotwords] == [
@@ -66,11 +63,11 @@ def test_the_demo_is_measured(arpa, tmp_path):
     assert measured.greedy_batch.median_cpu_ms > 0
 
 
-def test_a_server_that_is_not_there_is_named_before_anything_is_measured(arpa, tmp_path):
+def test_a_server_that_is_not_there_is_named_before_anything_is_measured(arpa, call):
     arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
-    result = CliRunner().invoke(app, ["decoding", *map(str, arguments), "--url", "localhost:9", "--out", "raw.json"])
-    assert isinstance(result.exception, RuntimeError)
-    assert "localhost:9 has no 'quartznet_demo' ready" in str(result.exception)
+    status, _, err = call(main, "decoding", *arguments, "--url", "localhost:9", "--out", "raw.json")
+    assert status == 1
+    assert "localhost:9 has no 'quartznet_demo' ready" in err
 
 
 def test_statistics_of_no_model_are_an_error_in_words(server):

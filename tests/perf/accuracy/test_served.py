@@ -1,21 +1,15 @@
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from carnelian_client import CarnelianClient, Transcript
 from carnelian_perf.accuracy.served import Accuracy, measure
+from carnelian_perf.cli import main
 from carnelian_perf.manifest import Utterance
 
 CLIPS = Path(__file__).parents[3] / "demo" / "clips"
 MODEL = "quartznet_demo"
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from carnelian_perf.cli import main; main()", "accuracy", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def utterance(text: str, source: str | None = None) -> Utterance:
@@ -100,7 +94,7 @@ def test_what_is_no_manifest_is_named(tmp_path, content, words):
         measure(path, "localhost:1", MODEL)
 
 
-def test_the_command(server, tmp_path):
+def test_rates_and_speed_are_printed_and_clips_that_fail_are_named(server, tmp_path, call):
     rows = [json.loads(line) for line in (CLIPS / "manifest.jsonl").read_text().splitlines()]
     texts = {str(CLIPS / row["audio_filepath"]): row["text"] for row in rows}
     good = [{"audio_filepath": path, "duration": 4.0, "text": text, "source": ""} for path, text in texts.items()]
@@ -109,9 +103,10 @@ def test_the_command(server, tmp_path):
     bad = [{"audio_filepath": name, "duration": 9.0, "text": "a b c"} for name in ("text.wav", "missing.wav")]
     manifest = write_manifest(tmp_path / "manifest.jsonl", bad[0], *good, silent, bad[1])
 
-    done = run(manifest, "--url", server.grpc_url, "--model", MODEL, "--out", tmp_path / "heard.jsonl")
-    assert done.returncode == 1, done.stderr
-    demo, nothing_said, overall, speed, wrote = done.stdout.splitlines()
+    options = ["--url", server.grpc_url, "--model", MODEL, "--out", tmp_path / "heard.jsonl"]
+    status, out, err = call(main, "accuracy", manifest, *options)
+    assert status == 1, err
+    demo, nothing_said, overall, speed, wrote = out.splitlines()
     assert demo.split()[:5] == ["''", "6", "clips", "80", "words"]
     assert nothing_said.split()[:8] == ["silent", "1", "clips", "0", "words", "WER", "-", "CER"]
     assert nothing_said.endswith(" words inserted")
@@ -121,7 +116,7 @@ def test_the_command(server, tmp_path):
     assert speed.startswith("28.0 s of audio in ")
     assert "audio seconds per second, 8 requests at a time" in speed
     assert wrote == f"wrote {tmp_path / 'heard.jsonl'}"
-    first, second = done.stderr.splitlines()
+    first, second = err.splitlines()
     assert str(tmp_path / "text.wav") in first
     assert str(tmp_path / "missing.wav") in second
 
@@ -131,20 +126,18 @@ def test_the_command(server, tmp_path):
         assert [row["pred_text"] for row in heard[1:-2]] == [client.transcribe(path).text for path in texts]
 
 
-def test_all_clips_transcribed_is_status_0(server):
-    done = run(CLIPS / "manifest.jsonl", "--url", server.grpc_url)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+def test_all_clips_transcribed_is_status_0(server, call):
+    status, _, err = call(main, "accuracy", CLIPS / "manifest.jsonl", "--url", server.grpc_url)
+    assert (status, err) == (0, "")
 
 
-def test_no_server_is_status_1_and_says_where(tmp_path):
-    done = run(CLIPS / "manifest.jsonl", "--url", "localhost:1")
-    assert done.returncode == 1
-    assert "localhost:1 has no 'quartznet_demo' ready, or is not the address of its gRPC endpoint" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_no_server_is_status_1_and_says_where(call):
+    status, _, err = call(main, "accuracy", CLIPS / "manifest.jsonl", "--url", "localhost:1")
+    assert status == 1
+    assert "localhost:1 has no 'quartznet_demo' ready, or is not the address of its gRPC endpoint" in err
 
 
-def test_no_manifest_is_wrong_use(tmp_path):
-    done = run(tmp_path / "nowhere.jsonl")
-    assert done.returncode == 2
-    assert "nowhere.jsonl" in done.stderr
+def test_no_manifest_is_wrong_use(call):
+    status, _, err = call(main, "accuracy", "nowhere.jsonl")
+    assert status == 2
+    assert "nowhere.jsonl" in err

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from carnelian_perf.cli import main
 from carnelian_perf.inference.results import Common, Facts, Measurement, Timing
 from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps.grid import Cell, Grid
@@ -12,7 +13,6 @@ from carnelian_perf.sweeps.report import render_page, render_split, write_report
 from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
 from carnelian_perf.yardsticks.published import TRITON_T4, choose
-from typer.testing import CliRunner
 
 STATIC = Cell(
     model="quartznet_15x5",
@@ -224,12 +224,11 @@ def test_published_tables_have_their_cells():
     assert TRITON_T4 in triton[16.7, 8].title
 
 
-def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path):
-    from carnelian_perf.cli import app
-
-    assert CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exit_code == 2
-    with pytest.raises(ValueError, match="as `carnelian-perf sweep` makes it"):
-        CliRunner().invoke(app, ["report", str(tmp_path)], catch_exceptions=False)
+def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path, call):
+    assert call(main, "report", tmp_path / "nowhere")[0] == 2
+    status, _, err = call(main, "report", tmp_path)
+    assert status == 1
+    assert "as `carnelian-perf sweep` makes it" in err
 
 
 def test_report_of_an_unfinished_sweep_says_what_is_missing(sweep):

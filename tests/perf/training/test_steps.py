@@ -30,17 +30,10 @@ def tiny(tmp_path):
     return path
 
 
-def run(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr("sys.argv", ["carnelian-perf", "training", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return exit_.value.code
-
-
-def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_path, monkeypatch):
+def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_path, call):
     raw = tmp_path / "raw.json"
     arguments = ["--batches", "1,2", "--precisions", "fp32,fp16", "--duration", "1", "--steps", "2", "--out", raw]
-    assert run(monkeypatch, tiny, *arguments) == 0
+    assert call(main, "training", tiny, *arguments)[0] == 0
     page = raw.with_suffix(".md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert sum(row.startswith(f"| {OURS} | fp32") for row in rows) == 2
@@ -50,7 +43,7 @@ def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_pa
     assert "| NVIDIA DGX A100 (8x A100 80GB) | amp | 48 | 1 | 89.69 |" in rows
     assert "Published by others" in page
     assert "times as fast as plain `Conv1d`" in page
-    assert run(monkeypatch, "--render", raw) == 0
+    assert call(main, "training", "--render", raw)[0] == 0
     assert raw.with_suffix(".md").read_text() == page
 
 
@@ -63,15 +56,16 @@ def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_pa
         ([CONFIG, "--precisions", "fp64"], "--precisions"),
     ],
 )
-def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, monkeypatch, capsys):
-    assert run(monkeypatch, *arguments) == 2
-    assert words in capsys.readouterr().err
+def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, call):
+    status, _, err = call(main, "training", *arguments)
+    assert status == 2
+    assert words in err
 
 
 @pytest.mark.parametrize(
     ("objective", "unit", "processes"), [("pre-training", "pretrain", 2), ("transcription", "finetune", 1)]
 )
-def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, unit, processes, tmp_path, monkeypatch):
+def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, unit, processes, tmp_path, call):
     tree = {"name": "wav2vec2_base", "model": WAV2VEC2, "augment": {"spans": {"time_probability": 0.5}}}
     tree["optimizer"] = {"name": "adamw", "betas": [0.9, 0.98]}
     if objective == "pre-training":
@@ -79,7 +73,7 @@ def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, 
     (tmp_path / "tiny.yaml").write_text(json.dumps(tree))
     raw = tmp_path / "raw.json"
     arguments = ["--processes", processes, "--precisions", "bf16,fp16", "--batches", "2", "--duration", "1"]
-    assert run(monkeypatch, tmp_path / "tiny.yaml", *arguments, "--steps", "2", "--out", raw) == 0
+    assert call(main, "training", tmp_path / "tiny.yaml", *arguments, "--steps", "2", "--out", raw)[0] == 0
     measured = Measurement.read(raw)
     results = measured.results
     assert measured.objective == objective
@@ -100,10 +94,10 @@ def test_what_is_no_raw_file_is_refused(tmp_path):
         Measurement.read(path)
 
 
-def test_two_processes_scale_weakly(tiny, tmp_path, monkeypatch):
+def test_two_processes_scale_weakly(tiny, tmp_path, call):
     raw = tmp_path / "raw.json"
     arguments = ["--processes", "1,2", "--precisions", "fp32", "--batches", "2", "--duration", "1", "--steps", "2"]
-    assert run(monkeypatch, tiny, *arguments, "--out", raw) == 0
+    assert call(main, "training", tiny, *arguments, "--out", raw)[0] == 0
     together = next(result for result in Measurement.read(raw).results if result.cell.processes == 2)
     assert len(together.wall_s) == len(together.losses) == 2
     rows = raw.with_suffix(".md").read_text().splitlines()
@@ -200,7 +194,7 @@ def test_all_networks_are_measured_on_a_gpu_and_two_of_them_compiled_and_with_ou
 
 
 @pytest.mark.parametrize("i", range(7))
-def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch):
+def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch, call):
     monkeypatch.chdir(ROOT)
     raw = tmp_path / "raw.json"
     small = ["--duration", "0.5", "--steps", "1", "--warm-up", "1", "--batches", "1", "--out", raw]
@@ -211,7 +205,7 @@ def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch):
         pooled = {"before": 1, "pooled": 1, "after": 1, "factor": 2}
         overrides = [f"model={json.dumps(WAV2VEC2 | {'hourglass': pooled})}"]
     small += [word for override in overrides for word in ("--set", override)]
-    assert run(monkeypatch, *arguments, *small) == 0
+    assert call(main, "training", *arguments, *small)[0] == 0
     measured = Measurement.read(raw)
     ran = {result.cell.precision for result in measured.results if result.not_run is None}
     assert ran == ({"tf32", "fp16", "bf16"} if torch.cuda.is_available() else {"bf16"})
