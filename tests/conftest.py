@@ -180,6 +180,24 @@ def call(
 
 
 @pytest.fixture
+def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts a file system in memory, `mount_tmpfs("size=8k")` a small one; returns its folder."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def run(options: str = "size=50%") -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield run
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
 def room():
     """Within `room(n)` no file can grow beyond n bytes: to write more fails as on a full disk."""
 

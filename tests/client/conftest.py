@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -139,6 +140,20 @@ def triton(endpoint: Endpoint) -> ScriptedTriton:
 @pytest.fixture
 def make_result() -> Callable[[str], dict[str, Any]]:
     return result
+
+
+@pytest.fixture
+def answers() -> Callable[..., Answer]:
+    """A step of a script: `answers("a b")` gives this text, after `delay_s`, with other fields `changed`."""
+
+    def make(text: str, delay_s: float = 0, **changed: Any) -> Answer:
+        def answer(request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
+            time.sleep(delay_s)
+            return result(text) | changed
+
+        return answer
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -83,8 +83,8 @@ def test_invalid_audio_is_not_retried(run, triton, wav):
     assert len(triton.requests) == 1
 
 
-def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, make_result):
-    triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
+def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, answers):
+    triton.script = [answers("late", delay_s=0.5)]
     with pytest.raises(DeadlineExceeded):
         run(lambda client: client.transcribe(wav, timeout_s=0.1))
 
@@ -168,7 +168,7 @@ def test_a_closed_client_says_so(endpoint, wav):
         asyncio.run(main())
 
 
-def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, make_result):
+def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, answers):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
         while not triton.requests:
@@ -177,7 +177,7 @@ def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, make
         with pytest.raises(TransportError, match="closed"):
             await task
 
-    triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
+    triton.script = [answers("late", delay_s=0.5)]
     run(use)
 
 
@@ -195,7 +195,7 @@ def test_closing_ends_calls_between_two_attempts(run, triton, wav):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before, a task does not say that it was cancelled")
-def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, make_result):
+def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, answers):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
         while not triton.requests:
@@ -205,7 +205,7 @@ def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton,
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    triton.script = [lambda request, context: (time.sleep(0.5), make_result("late"))[1]]
+    triton.script = [answers("late", delay_s=0.5)]
     run(use)
 
 

@@ -172,15 +172,15 @@ def test_without_typer_the_command_says_what_to_install():
     assert "pip install 'carnelian-client[cli,audio]'" in done.stderr
 
 
-def test_every_format(endpoint, clip, triton, make_result):
-    triton.answer = lambda request, context: make_result("a b")
+def test_subtitles_and_ctm_are_printed_as_their_formats_have_them(endpoint, clip, triton, answers):
+    triton.answer = answers("a b")
     printed = {kind: transcribe(clip, "--url", endpoint.url, "--format", kind)[1] for kind in ("srt", "vtt", "ctm")}
     assert printed["srt"] == "1\n00:00:00,000 --> 00:00:01,500\na b\n\n"
     assert printed["vtt"] == "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\na b\n\n"
     assert printed["ctm"] == "clip 1 0.00 0.50 a 0.90\nclip 1 1.00 0.50 b 0.90\n"
 
 
-def test_files_of_their_own(endpoint, clip, tmp_path):
+def test_transcripts_are_written_into_a_folder(endpoint, clip, tmp_path):
     arguments = (clip, "--url", endpoint.url, "--format", "vtt", "--out", tmp_path / "subtitles")
     assert transcribe(*arguments)[:2] == (0, "")
     assert (tmp_path / "subtitles" / "clip.vtt").read_text().startswith("WEBVTT")
@@ -208,7 +208,7 @@ def test_subtitles_of_several_files_are_wrong_use(endpoint, clip):
     assert "must have one file" in err
 
 
-def test_options_of_the_decoder(endpoint, clip, triton):
+def test_options_of_the_decoder_reach_the_server_and_need_a_value(endpoint, clip, triton):
     transcribe(clip, "--url", endpoint.url, "--option", "decoder=beam", "--option", "beam_width=20")
     parameters = triton.requests[0].parameters
     assert (parameters["decoder"].string_param, parameters["beam_width"].string_param) == ("beam", "20")

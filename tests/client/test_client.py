@@ -42,16 +42,8 @@ def client(endpoint):
         yield client
 
 
-def sleeping(seconds, make_result):
-    def answer(request, context):
-        time.sleep(seconds)
-        return make_result("slept")
-
-    return answer
-
-
-def test_a_clip_becomes_a_transcript(client, triton, wav, make_result):
-    triton.script = [lambda request, context: make_result("hello world")]
+def test_a_clip_becomes_a_transcript(client, triton, wav, answers):
+    triton.script = [answers("hello world")]
     transcript = client.transcribe(wav, request_id="7")
     assert transcript == Transcript(
         text="hello world",
@@ -134,8 +126,8 @@ def test_retries_are_logged_without_a_handler_of_ours(client, triton, wav, caplo
     assert not logging.getLogger("carnelian_client").handlers
 
 
-def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, make_result):
-    triton.script = [sleeping(1, make_result)]
+def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, answers):
+    triton.script = [answers("late", delay_s=1)]
     with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.1 s; allow more") as caught:
         client.transcribe(wav, timeout_s=0.1, request_id="7")
     assert isinstance(caught.value, TimeoutError)
@@ -237,8 +229,8 @@ def test_a_closed_client_says_so(endpoint, wav):
             call()
 
 
-def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
-    triton.script = [sleeping(2, make_result)]
+def test_closing_ends_calls_in_flight(endpoint, triton, wav, answers):
+    triton.script = [answers("late", delay_s=2)]
     client = CarnelianClient(endpoint.url)
     closer = threading.Timer(0.2, client.close)
     closer.start()
@@ -319,8 +311,8 @@ def test_many_keep_their_order_and_their_number(client, triton, wav, make_result
     assert triton.most_running <= 4
 
 
-def test_requests_of_many_overlap(client, triton, wav, make_result):
-    triton.script = [sleeping(0.2, make_result)] * 8
+def test_requests_of_many_overlap(client, triton, wav, answers):
+    triton.script = [answers("late", delay_s=0.2)] * 8
     start = time.monotonic()
     list(client.transcribe_many([wav] * 8, concurrency=8))
     assert triton.most_running == 8
@@ -436,15 +428,14 @@ def test_options_may_be_numbers_of_numpy(endpoint, triton, wav):
     assert parameters["rescore"].string_param == "true"
 
 
-def test_alternatives_are_typed(endpoint, triton, wav, make_result):
+def test_alternatives_are_typed(endpoint, triton, wav, answers):
     reading = {"text": "a b", "score": -1.5, "acoustic": -2.5, "language": 0.5, "hotwords": 0.5}
-    triton.answer = lambda request, context: make_result("a b") | {"alternatives": [reading], "decoder": "ngram"}
+    triton.answer = answers("a b", alternatives=[reading], decoder="ngram")
     with CarnelianClient(endpoint.url) as client:
         transcript = client.transcribe(wav, decoder="ngram", n_best=1)
     assert transcript.alternatives == (Alternative("a b", -1.5, -2.5, 0.5, 0.5),)
     assert (transcript.decoder, transcript.rescored) == ("ngram", False)  # of a server that knows no rescoring
-    rescored = {"alternatives": [reading | {"neural": -3.25}], "decoder": "ngram", "rescored": True}
-    triton.answer = lambda request, context: make_result("a b") | rescored
+    triton.answer = answers("a b", alternatives=[reading | {"neural": -3.25}], decoder="ngram", rescored=True)
     with CarnelianClient(endpoint.url) as client:
         transcript = client.transcribe(wav, decoder="ngram", rescore=True, n_best=1)
     assert triton.requests[-1].parameters["rescore"].string_param == "true"

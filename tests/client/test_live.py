@@ -162,7 +162,7 @@ def test_a_full_queue_is_waited_out(server, caplog):
     assert "Exceeds maximum queue size" in caplog.text
 
 
-def test_the_command(server, clip, reference, tmp_path):
+def test_the_command_reads_files_and_the_standard_input_and_names_a_bad_one(server, clip, reference, tmp_path):
     good, bad = tmp_path / "good.aiff", tmp_path / "bad.flac"
     good.write_bytes(file_of(clip, "AIFF"))
     bad.write_bytes(file_of(clip, "FLAC")[:300])

@@ -59,7 +59,7 @@ def request_of(data, parameters=None, **changes):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_commands_run(server, tmp_path):
+def test_the_shown_command_gets_a_transcript_with_its_options(server, tmp_path):
     with_options, _ = blocks("sh", server, tmp_path)
     done = subprocess.run(["sh", "-c", with_options], cwd=tmp_path, capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)

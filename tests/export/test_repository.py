@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 
 import onnx
@@ -29,19 +28,8 @@ def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, 
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
 
 
-@pytest.fixture
-def volume(tmp_path):
-    """A folder that is a file system of its own, as a container's volumes are."""
-    folder = tmp_path / "volume"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"a volume cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_mounted_volume_is_a_repository_too(volume, config, network):
+def test_a_mounted_volume_is_a_repository_too(mount_tmpfs, config, network):
+    volume = mount_tmpfs()
     for _ in range(2):
         write_model(volume, "tiny", config, network)
         assert sorted(p.name for p in volume.iterdir()) == FOLDERS

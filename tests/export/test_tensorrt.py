@@ -95,13 +95,15 @@ def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips):
         np.testing.assert_array_equal(after[row], before[row])
 
 
+@pytest.mark.usefixtures("tensorrt")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_an_engine_with_several_profiles_is_built(tensorrt, network, dtype):
+def test_an_engine_with_several_profiles_is_built(network, dtype):
     plan = build_engine(export_shaped(network, dtype), 4, SMALL, 64)
     assert len(plan) > 10_000
 
 
-def test_what_tensorrt_refuses_is_said_in_its_words(tensorrt, network):
+@pytest.mark.usefixtures("tensorrt")
+def test_what_tensorrt_refuses_is_said_in_its_words(network):
     graph = export_shaped(network, torch.float32)
     for node in graph.graph.node:
         if node.op_type == "LogSoftmax":
@@ -110,7 +112,8 @@ def test_what_tensorrt_refuses_is_said_in_its_words(tensorrt, network):
         build_engine(graph, 4, SMALL, 64)
 
 
-def test_an_export_writes_the_engine_and_its_configuration(tensorrt, tmp_path, config, network, monkeypatch):
+@pytest.mark.usefixtures("tensorrt")
+def test_an_export_writes_the_engine_and_its_configuration(tmp_path, config, network, monkeypatch):
     monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda *sizes: SMALL)
     write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision="bf16"))
     folder = tmp_path / "tiny_acoustic"
@@ -160,15 +163,24 @@ def test_every_profile_takes_the_batches_that_an_engine_is_compared_on(network):
     compare_within([shapes_of(profile, 32, 64) for profile in choose_profiles(32, 60.0)], network)
 
 
-def test_profiles_take_every_batch_that_the_configuration_allows():
-    profiles = [shapes_of(profile, 32, 64) for profile in choose_profiles(32, 60.0)]
-    for rows, frames in ((1, 1), (1, 51), (1, 6001), (2, 800), (8, 6001), (32, 1), (32, 6001)):
-        batch = make_inputs([np.zeros((64, frames), np.float32)] * rows, [frames] * rows)
+@pytest.mark.parametrize(
+    ("most", "bands", "batches"),
+    [
+        (32, 64, [(1, 1), (1, 51), (1, 6001), (2, 800), (8, 6001), (32, 1), (32, 6001)]),
+        (8, None, [(1, 1), (1, 960_000), (2, 128_000), (8, 1), (8, 960_000)]),
+    ],
+    ids=["features", "waveforms"],
+)
+def test_profiles_take_every_batch_that_the_configuration_allows(most, bands, batches):
+    profiles = [shapes_of(profile, most, bands) for profile in choose_profiles(most, 60.0)]
+    for rows, length in batches:
+        clip = np.zeros((bands, length) if bands else length, np.float32)
+        batch = make_inputs([clip] * rows, [length] * rows)
         # As one request with all rows, too.
-        batch["LONGEST_REQUEST"] = np.zeros(rows * 64 * frames, np.float32)
+        batch["LONGEST_REQUEST"] = np.zeros(rows * clip.size, np.float32)
         assert any(fits(batch, shapes) for shapes in profiles)
     for shapes in profiles:
-        assert all(least <= tuned <= most for least, tuned, most in shapes.values())
+        assert all(least <= tuned <= largest for least, tuned, largest in shapes.values())
 
 
 def test_without_tensorrt_the_export_says_what_to_install(network, monkeypatch):
@@ -221,7 +233,8 @@ def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says
     np.testing.assert_array_equal(after[2], batch[2])
 
 
-def test_an_engine_of_waveforms_is_built_and_configured(tensorrt, wav2vec2, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("tensorrt")
+def test_an_engine_of_waveforms_is_built_and_configured(wav2vec2, tmp_path, monkeypatch):
     monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda *sizes: SMALL[:1])
     precision = "fp16" if wav2vec2.config.conv_norm == "group" else "bf16"
     config = config_from_dict({"name": "tiny", "model": asdict(wav2vec2.config), "labels": list("abc")}, "here")
@@ -236,11 +249,3 @@ def test_every_profile_of_waveforms_takes_the_batches_that_an_engine_is_compared
     torch.manual_seed(0)
     profiles = [shapes_of(profile, 8, None) for profile in choose_profiles(8, 60.0)]
     compare_within(profiles, Wav2Vec2(small, 4).eval())
-
-
-def test_profiles_of_waveforms_take_every_batch_that_the_configuration_allows():
-    profiles = [shapes_of(profile, 8, None) for profile in choose_profiles(8, 60.0)]
-    for rows, samples in ((1, 1), (1, 960_000), (2, 128_000), (8, 1), (8, 960_000)):
-        batch = make_inputs([np.zeros(samples, np.float32)] * rows, [samples] * rows)
-        batch["LONGEST_REQUEST"] = np.zeros(rows * samples, np.float32)
-        assert any(fits(batch, shapes) for shapes in profiles)

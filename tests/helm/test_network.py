@@ -121,7 +121,7 @@ def test_the_http_ingress_lets_no_repository_control_through(render: Render) -> 
     assert [path["path"] for path in paths] == ["/v2/models", "/v2/health"]
 
 
-def test_gateway_routes(render: Render) -> None:
+def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render: Render) -> None:
     rendered = render(case="google")
     grpc, http = rendered.one("GRPCRoute")["spec"], rendered.one("HTTPRoute")["spec"]
     assert rendered.one("GRPCRoute")["apiVersion"] == "gateway.networking.k8s.io/v1"

@@ -37,16 +37,16 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
-def test_the_same_files(exported):
+def test_an_export_has_the_files_that_are_checked_in(exported):
     assert files(exported) == [name for name in files(REPOSITORY) if "/" in name]
 
 
-def test_the_same_bytes(exported):
+def test_all_files_but_the_network_are_equal_byte_by_byte(exported):
     for name in set(files(exported)) - {WEIGHTS}:
         assert (REPOSITORY / name).read_bytes() == (exported / name).read_bytes(), name
 
 
-def test_the_same_network(exported):
+def test_the_network_has_the_same_kinds_of_nodes_and_weights(exported):
     # Node names and order may differ between versions of PyTorch; kinds, weights and tensors may not.
     first, second = (onnx.load(folder / WEIGHTS).graph for folder in (REPOSITORY, exported))
     assert [tensor.name for tensor in first.input] == [tensor.name for tensor in second.input]

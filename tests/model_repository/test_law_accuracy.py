@@ -59,13 +59,13 @@ def evaluate_offline():
     return lambda manifest: list(evaluate(model, config, manifest).transcripts)
 
 
-def test_the_demo_clips_of_every_format_and_rate(sdk, evaluate_offline):
+def test_the_demo_clips_of_every_format_and_rate_are_read_as_offline(sdk, evaluate_offline):
     offline = evaluate_offline(DEMO)
     assert all(offline)
     assert transcripts(sdk, DEMO) == offline
 
 
-def test_people_speaking(sdk, evaluate_offline, recordings):
+def test_recordings_of_people_are_read_as_offline(sdk, evaluate_offline, recordings):
     offline = evaluate_offline(recordings)
     assert len(offline) >= 12
     assert sum(map(bool, offline)) >= len(offline) - 2  # a short one may pass for silence

@@ -29,7 +29,7 @@ def results(answers) -> list[dict]:
     return [json.loads(answer["RESULT"].item()) for answer in answers]
 
 
-def test_the_fields(results):
+def test_a_result_is_as_the_schema_has_it_and_names_its_model_and_decoder(results):
     for result in results:
         SCHEMA.validate(result)
         assert (result["model"], result["version"], result["decoder"]) == (MODEL, "1", "greedy")

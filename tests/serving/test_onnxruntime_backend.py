@@ -111,7 +111,7 @@ def read(**changes: object) -> object:
         ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", [0] * 72),
     ],
 )
-def test_batch_input_kinds(kind: str, expected: list[object]) -> None:
+def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind: str, expected: list[object]) -> None:
     message = {
         "kind": kind,
         "data_type": "TYPE_INT32",

@@ -1,3 +1,7 @@
+import importlib.util
+import itertools
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +51,46 @@ def tiny_config():
         },
         "tiny_config",
     )
+
+
+@pytest.fixture(scope="session")
+def load_stage(tmp_path_factory):
+    """A feature stage as Triton loads it: a copy of `module`'s file, with its settings beside it."""
+
+    def load(module, **settings):
+        folder = tmp_path_factory.mktemp("features")
+        shutil.copy(module.__file__, folder / "dali.py")
+        (folder / "features.json").write_text(json.dumps(settings))
+        spec = importlib.util.spec_from_file_location(f"served_{module.__name__}", folder / "dali.py")
+        served = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(served)
+        pipeline = served.serve(batch_size=16, prefetch_queue_depth=1, exec_async=False, exec_pipelined=False)
+        pipeline.build()
+
+        def run(signals, lengths):
+            pipeline.feed_input("SIGNAL", [np.asarray(signal, np.float32) for signal in signals])
+            pipeline.feed_input("SIGNAL_LENGTH", [np.array([length], np.int32) for length in lengths])
+            features, feature_lengths = pipeline.run()
+            return [(np.array(features[i]), np.array(feature_lengths[i])) for i in range(len(signals))]
+
+        return run
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def all_texts():
+    """Log-probability of every text, spaces at its ends and repeated ones left out, summed over all alignments."""
+
+    def add_up(clip, labels):
+        found = {}
+        for path in itertools.product(range(clip.shape[1]), repeat=len(clip)):
+            spelled = [label for label, _ in itertools.groupby(path) if label != len(labels)]
+            text = " ".join("".join(labels[label] for label in spelled).split())
+            found[text] = np.logaddexp(found.get(text, -np.inf), sum(clip[t, label] for t, label in enumerate(path)))
+        return found
+
+    return add_up
 
 
 @pytest.fixture

@@ -19,16 +19,6 @@ def random_clip(num_frames: int, seed: int = 0, num_labels: int = BLANK + 1) -> 
     return (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
 
 
-def all_texts(clip: np.ndarray) -> dict[str, float]:
-    """Log-probability of every text, spaces at its ends and repeated ones left out, summed over all alignments."""
-    found: dict[str, float] = {}
-    for path in itertools.product(range(clip.shape[1]), repeat=len(clip)):
-        labels = [label for label, _ in itertools.groupby(path) if label != BLANK]
-        text = " ".join("".join(LABELS[label] for label in labels).split())
-        found[text] = np.logaddexp(found.get(text, -np.inf), sum(clip[t, label] for t, label in enumerate(path)))
-    return found
-
-
 def decode(clip: np.ndarray, decoder: Decoder | None = None, /, **options: str):
     decoder = decoder or Decoder(LABELS, 0.02)
     wanted = decoder.read_options({"decoder": "beam", **options}, Options())
@@ -44,18 +34,18 @@ def assert_ranked(alternatives, expected: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_without_a_language_model_every_text_has_its_probability(seed):
+def test_without_a_language_model_every_text_has_its_probability(seed, all_texts):
     clip = random_clip(5, seed)
     hypothesis = decode(clip, **EVERYTHING)
     assert hypothesis.text == hypothesis.alternatives[0].text
-    assert_ranked(hypothesis.alternatives, all_texts(clip))
+    assert_ranked(hypothesis.alternatives, all_texts(clip, LABELS))
 
 
-def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa):
+def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa, all_texts):
     model = kenlm.Model(str(arpa))
     clip, weights = random_clip(5, seed=9), {"lm_weight": "0.7", "word_score": "0.4", "unknown_score": "-1.5"}
     expected = {}
-    for text, log_prob in all_texts(clip).items():
+    for text, log_prob in all_texts(clip, LABELS).items():
         unknown = sum(word not in ("a", "ab") for word in text.split())
         language = 0.7 * model.score(text) * math.log(10) + 0.4 * len(text.split()) - 1.5 * unknown
         expected[text] = log_prob + language
@@ -63,11 +53,11 @@ def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa):
     assert_ranked(hypothesis.alternatives, expected)
 
 
-def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise():
+def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise(all_texts):
     clip = random_clip(5, seed=3)
     expected = {
         text: log_prob + 2.0 * (text.split().count("ab") + 2 * f" {text} ".count(" b a "))
-        for text, log_prob in all_texts(clip).items()
+        for text, log_prob in all_texts(clip, LABELS).items()
     }
     hypothesis = decode(clip, **EVERYTHING, hotwords='["ab", "b a"]', hotword_boost="2")
     assert_ranked(hypothesis.alternatives, expected)

@@ -1,7 +1,4 @@
 import dataclasses
-import importlib.util
-import json
-import shutil
 
 import numpy as np
 import pytest
@@ -74,27 +71,8 @@ def speech_like(samples: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory):
-    return serving_graph(tmp_path_factory.mktemp("features"), {})
-
-
-def serving_graph(folder, settings):
-    """The serving graph as Triton loads it: a copy of the file with its settings beside it."""
-    shutil.copy(features.__file__, folder / "dali.py")
-    (folder / "features.json").write_text(json.dumps({"max_audio_s": 3.0} | settings))
-    spec = importlib.util.spec_from_file_location("served_features", folder / "dali.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pipeline = module.serve(batch_size=16, prefetch_queue_depth=1, exec_async=False, exec_pipelined=False)
-    pipeline.build()
-
-    def run(signals, lengths):
-        pipeline.feed_input("SIGNAL", [np.asarray(signal, np.float32) for signal in signals])
-        pipeline.feed_input("SIGNAL_LENGTH", [np.array([length], np.int32) for length in lengths])
-        outputs = pipeline.run()
-        return [(np.array(outputs[0][i]), np.array(outputs[1][i])) for i in range(len(signals))]
-
-    return run
+def serve(load_stage):
+    return load_stage(features, max_audio_s=3.0)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +144,8 @@ def test_serving_graph_is_total_and_its_lengths_are_honest(serve, samples, lengt
     np.testing.assert_array_equal(neighbour, expected)
 
 
-def test_the_serving_graph_is_total_with_the_settings_of_other_toolkits(tmp_path):
-    run = serving_graph(tmp_path, dataclasses.asdict(AS_NEMO))
+def test_the_serving_graph_is_total_with_the_settings_of_other_toolkits(load_stage):
+    run = load_stage(features, max_audio_s=3.0, **dataclasses.asdict(AS_NEMO))
     lengths = [0, 1, 159, 160, 320, 16_000, 48_001]
     results = run([speech_like(samples) for samples in lengths], lengths)
     assert [result.shape[1] for result, _ in results] == [1, 1, 1, 1, 2, 100, 1]

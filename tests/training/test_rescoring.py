@@ -1,7 +1,6 @@
 """Rescoring, against all texts there are on clips so short that they can be listed."""
 
 import base64
-import itertools
 import math
 import sys
 
@@ -33,16 +32,6 @@ def random_clip(num_frames: int, seed: int = 0, num_labels: int = BLANK + 1) -> 
     return (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
 
 
-def all_texts(clip: np.ndarray) -> dict[str, float]:
-    """Log-probability of every text, spaces at its ends and repeated ones left out, summed over all alignments."""
-    found: dict[str, float] = {}
-    for path in itertools.product(range(clip.shape[1]), repeat=len(clip)):
-        labels = [label for label, _ in itertools.groupby(path) if label != BLANK]
-        text = " ".join("".join(LABELS[label] for label in labels).split())
-        found[text] = np.logaddexp(found.get(text, -np.inf), sum(clip[t, label] for t, label in enumerate(path)))
-    return found
-
-
 def decode(clip: np.ndarray, decoder: Decoder, **options):
     wanted = decoder.read_options(RESCORE | options, Options())
     return decoder.decode([clip], [wanted])[0]
@@ -54,9 +43,9 @@ def log_prob(text: str, character_scores: dict[str, float]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_reading_is_weighed_anew(decoder, character_scores, seed):
+def test_every_reading_is_weighed_anew(decoder, character_scores, seed, all_texts):
     clip = random_clip(5, seed)
-    expected = {text: found + 0.7 * log_prob(text, character_scores) for text, found in all_texts(clip).items()}
+    expected = {text: found + 0.7 * log_prob(text, character_scores) for text, found in all_texts(clip, LABELS).items()}
     hypothesis = decode(clip, decoder, **EVERYTHING, rescore_weight=0.7, rescore_depth=500)
     assert hypothesis.text == hypothesis.alternatives[0].text
     assert [reading.text for reading in hypothesis.alternatives] == sorted(expected, key=lambda t: -expected[t])[:100]

@@ -45,7 +45,8 @@ def make_grid(server):
     return make
 
 
-def test_cells_are_measured_checked_and_kept(program, make_grid, tmp_path, caplog):
+@pytest.mark.usefixtures("program")
+def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
     grid = make_grid(static={"batches": [2]}, files={"concurrency": [2], "poisson": [0.5]})
     results = run_grid(grid, tmp_path)
     assert [result.status for result in results] == ["stable"] * 3, [describe(result) for result in results]
@@ -77,7 +78,8 @@ def test_cells_are_measured_checked_and_kept(program, make_grid, tmp_path, caplo
             run_grid(more, tmp_path)
 
 
-def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(program, make_grid, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("program")
+def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(make_grid, tmp_path, monkeypatch):
     def end(*_):
         monkeypatch.setattr(grpc.InferenceServerClient, "is_server_ready", refuse)
         raise PerfAnalyzerError("perf_analyzer ended with 99")
@@ -91,7 +93,8 @@ def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(program, make_grid,
     assert not list(tmp_path.glob(f"*/{RESULT}"))
 
 
-def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(program, make_grid, tmp_path):
+@pytest.mark.usefixtures("program")
+def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(make_grid, tmp_path):
     grid = make_grid(static={"batches": [1, 33]}, stability_percent=1e-6)  # 32 is the largest batch
     unstable, failed = run_grid(grid, tmp_path)
     assert unstable.status == "unstable"
@@ -110,7 +113,8 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(pr
         run_grid(make_grid(static={"batches": [1]}, clips=5), tmp_path)
 
 
-def test_random_weights_are_exported_and_served(program, make_grid, tmp_path):
+@pytest.mark.usefixtures("program")
+def test_random_weights_are_exported_and_served(make_grid, tmp_path):
     config = MANIFEST.parents[2] / "training/configs/quartznet_demo.yaml"
     (result,) = run_grid(
         make_grid(server=None, models={"quartznet_demo": {"random_weights": config}}, static={"batches": [2]}), tmp_path
@@ -148,12 +152,14 @@ def test_wrong_transcript_fails_the_cell(program, server, tmp_path):
         perf_analyzer.run(list(map(str, command)), tmp_path, timeout_s=60)
 
 
-def test_missing_model_is_named_with_what_is_there(program, make_grid, tmp_path):
+@pytest.mark.usefixtures("program")
+def test_missing_model_is_named_with_what_is_there(make_grid, tmp_path):
     with pytest.raises(RuntimeError, match=r"'jasper' is not; the server has .*quartznet_demo"):
         run_grid(make_grid(models={"jasper": {}}, static={}), tmp_path)
 
 
-def test_server_that_is_gone_is_named(program, make_grid, tmp_path):
+@pytest.mark.usefixtures("program")
+def test_server_that_is_gone_is_named(make_grid, tmp_path):
     with pytest.raises(RuntimeError, match=r"the server at 127\.0\.0\.1:9 must answer"):
         run_grid(make_grid(server={"grpc": "127.0.0.1:9"}, static={}), tmp_path)
 
