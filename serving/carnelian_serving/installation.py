@@ -31,23 +31,20 @@ class InstallationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Installation:
-    """A `tritonserver` that can be started.
-
-    Attributes:
-        binary: The executable.
-        backend_directory: What `--backend-directory` gets; None for the installation's own.
-        environment: Variables to set for the server and its stubs.
-        is_native: Whether the backends are Triton's own C++ ones.
-    """
+    """A `tritonserver` that can be started."""
 
     binary: Path
+    """The executable."""
     backend_directory: Path | None
+    """What `--backend-directory` gets; None for the installation's own."""
     environment: Mapping[str, str]
+    """Variables to set for the server and its stubs."""
     is_native: bool
+    """Whether the backends are Triton's own C++ ones."""
 
 
 def find_installation(scratch: Path) -> Installation:
-    """Returns the native installation if there is a whole one, else the wheel's, made ready in `scratch`.
+    """Return the native installation if there is a whole one, else the wheel's, made ready in `scratch`.
 
     Args:
         scratch: An empty folder that outlives the server; the backend directory is assembled in it.
@@ -62,7 +59,7 @@ def find_installation(scratch: Path) -> Installation:
 
 
 def find_native(on_path: str | None, root: Path) -> Path | None:
-    """Returns the `tritonserver` whose installation holds every native backend that the repository names.
+    """Return the `tritonserver` whose installation holds every native backend that the repository names.
 
     Args:
         on_path: What `PATH` says, or None.
@@ -79,7 +76,7 @@ def find_native(on_path: str | None, root: Path) -> Path | None:
 
 
 def prepare_wheel(scratch: Path) -> Installation:
-    """Assembles the wheel's backend directory in `scratch` and returns what starts it.
+    """Assemble the wheel's backend directory in `scratch` and return what starts it.
 
     Raises:
         InstallationError: The wheel, its stub for this Python, or libpython is missing.
@@ -126,7 +123,7 @@ def prepare_wheel(scratch: Path) -> Installation:
 
 
 def find_wheel() -> Path:
-    """Returns the folder of the installed package `pytriton`, without importing it.
+    """Return the folder of the installed package `pytriton`, without importing it.
 
     Raises:
         InstallationError: It is not installed, or is an sdist without the binary.
@@ -149,13 +146,13 @@ def find_wheel() -> Path:
 
 
 def library_directories() -> list[Path]:
-    """Returns the folders in which this Python's shared library may lie, the likeliest first."""
+    """Return the folders in which this Python's shared library may lie, the likeliest first."""
     variables = (sysconfig.get_config_var(name) for name in ("LIBDIR", "LIBPL"))
     return [Path(value) for value in variables if value] + [Path(sys.base_prefix) / "lib"]
 
 
 def find_libpython(version: str, directories: Iterable[Path]) -> Path | None:
-    """Finds the shared library that the stub links.
+    """Find the shared library that the stub links.
 
     Args:
         version: `3.11`.
@@ -181,7 +178,7 @@ def find_libpython(version: str, directories: Iterable[Path]) -> Path | None:
 
 
 def _copy_backends(backends: Path, triton: Path, stub: Path) -> None:
-    """Copies the Python backend and our Python-based ones: Triton refuses links that lead out."""
+    """Copy the Python backend and our Python-based ones: Triton refuses links that lead out."""
     python = backends / "python"
     python.mkdir(parents=True)
     source = triton / "backends" / "python"

@@ -62,14 +62,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Server:
-    """A running `tritonserver`; a context manager whose body runs once every model is ready.
-
-    Attributes:
-        repository: The model repository that is served.
-        grpc_url: `host:port`, as clients take it.
-        http_url: `host:port` likewise.
-        metrics_url: `http://host:port/metrics`.
-    """
+    """A running `tritonserver`; a context manager whose body runs once every model is ready."""
 
     def __init__(
         self,
@@ -87,7 +80,7 @@ class Server:
         triton_options: Sequence[str] = (),
         on_log: Callable[[str], None] | None = None,
     ) -> None:
-        """Describes a server; `start` starts it.
+        """Describe a server; `start` starts it.
 
         Args:
             repository: The folder of model folders.
@@ -104,6 +97,7 @@ class Server:
             on_log: Called with each line of the log, from another thread; None keeps the log in memory only.
         """
         self.repository = Path(repository).resolve()
+        """The model repository that is served."""
         self._models = tuple(models)
         self._host = host
         self._addresses: dict[str, str] = {}
@@ -161,7 +155,7 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns once it is ready.
+        """Start the server and return once it is ready.
 
         Raises:
             InstallationError: There is no whole Triton.
@@ -187,7 +181,7 @@ class Server:
             raise
 
     def wait(self) -> int:
-        """Blocks until the server ends by itself and returns its exit status.
+        """Block until the server ends by itself and return its exit status.
 
         Raises:
             ServerError: A model instance has crashed. Triton does not start it again, so the server must be.
@@ -204,7 +198,7 @@ class Server:
                     ) from None
 
     def stop(self) -> None:
-        """Asks the server to finish what is in flight and end; kills what does not. May be called twice."""
+        """Ask the server to finish what is in flight and end; kill what does not. May be called twice."""
         process, self._process = self._process, None
         if process is not None:
             # Triton waits for a crashed instance in vain, and for as long as it can.
@@ -353,12 +347,12 @@ class Server:
 
 
 def describe_exit(status: int) -> str:
-    """Says how a process ended whose return code `subprocess` gives as `status`."""
+    """Say how a process ended whose return code `subprocess` gives as `status`."""
     return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
 
 
 def check_repository(repository: Path, models: Sequence[str]) -> None:
-    """Raises ServerError unless the repository holds models, and all that are asked for."""
+    """Raise ServerError unless the repository holds models, and all that are asked for."""
     if not repository.is_dir():
         raise ServerError(f"`--repository` must be a folder of models, but {repository} is not there")
     found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -372,7 +366,7 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
 
 
 def check_shared_memory(free_bytes: int) -> None:
-    """Raises ServerError where /dev/shm has no room for what passes through the Python backend."""
+    """Raise ServerError where /dev/shm has no room for what passes through the Python backend."""
     if free_bytes < MIN_SHARED_MEMORY_BYTES:
         raise ServerError(
             f"the Python backend needs at least {MIN_SHARED_MEMORY_BYTES // 2**20} MiB in {SHARED_MEMORY}, "

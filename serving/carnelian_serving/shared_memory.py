@@ -20,14 +20,11 @@ _LOCK = "lock"
 
 
 class Regions:
-    """One server's regions.
-
-    Attributes:
-        prefix: How their names begin.
-    """
+    """One server's regions."""
 
     def __init__(self) -> None:
         self.prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
+        """How their names begin."""
         self._lock: int | None = None
 
     @property
@@ -36,7 +33,7 @@ class Regions:
         return sum(region.stat().st_blocks * 512 for region in _find(self.prefix))
 
     def claim(self) -> tuple[int, ...]:
-        """Says that they are in use, until all processes that have the descriptors which this returns have ended.
+        """Say that they are in use, until all processes that have the descriptors which this returns have ended.
 
         A process id would not do: in containers all servers may have the same.
         """
@@ -49,7 +46,7 @@ class Regions:
         return () if self._lock is None else (self._lock,)
 
     def remove(self) -> None:
-        """Removes them, once the server has ended. May be called twice."""
+        """Remove them, once the server has ended. May be called twice."""
         _remove(self.prefix)
         if self._lock is not None:
             os.close(self._lock)
@@ -57,7 +54,7 @@ class Regions:
 
 
 def remove_leftovers(scratch: Path) -> None:
-    """Removes the regions that nobody claims any more, and what begins with the same name in `scratch`."""
+    """Remove the regions that nobody claims any more, and what begins with the same name in `scratch`."""
     for path in SHARED_MEMORY.glob(f"carnelian-*-{_LOCK}"):
         with contextlib.suppress(OSError):  # in use, another user's, or another server was faster
             lock = os.open(path, os.O_RDWR)

@@ -28,12 +28,12 @@ _NOISE = (
 
 
 def is_noise(line: str) -> bool:
-    """Returns whether a line says nothing but that there is no GPU, or that the launcher ended the server."""
+    """Return whether a line says nothing but that there is no GPU, or that the launcher ended the server."""
     return any(text in line for text in _NOISE)
 
 
 def find_reasons(lines: Iterable[str]) -> list[str]:
-    """Returns why the server did not start: a sentence for each model that failed, else the log's errors.
+    """Return why the server did not start: a sentence for each model that failed, else the log's errors.
 
     Args:
         lines: The log, in order.
@@ -58,7 +58,7 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
 
 
 def _shorten(reason: str) -> str:
-    """Leaves Triton's status word and all but the innermost frame of a Python traceback out."""
+    """Leave Triton's status word and all but the innermost frame of a Python traceback out."""
     reason = _STATUS_WORD.sub("", reason.strip())
     message, at, frames = reason.partition("\n\nAt:\n")
     if not at:

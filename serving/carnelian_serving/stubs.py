@@ -21,7 +21,7 @@ class StubWatch:
     """Tells which instances of a server have lost their stub."""
 
     def __init__(self, server_pid: int) -> None:
-        """Watches the children of a server.
+        """Watch the children of a server.
 
         Args:
             server_pid: Process id of `tritonserver`.
@@ -36,7 +36,7 @@ class StubWatch:
         return sum((_PROC / str(pid)).exists() for pid in self._instances)
 
     def crashed(self) -> list[str]:
-        """Returns the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
+        """Return the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
         ended = set()
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ class StubWatch:
         return sorted(self._instances.get(pid, f"process {pid}") for pid in crashed)
 
     def crashed_by_now(self) -> list[str]:
-        """Returns :meth:`crashed` without waiting for the next call: looks again at once if a stub is uncollected."""
+        """Return :meth:`crashed` without waiting for the next call: look again at once if a stub is uncollected."""
         crashed = self.crashed()
         if self._uncollected and not crashed:
             time.sleep(_COLLECTED_WITHIN_S)
@@ -62,13 +62,13 @@ class StubWatch:
 
 
 def find_instance(command: Sequence[str]) -> str | None:
-    """Returns the model instance that a stub of this command line runs; None if it is no stub's."""
+    """Return the model instance that a stub of this command line runs; None if it is no stub's."""
     is_stub = len(command) > _INSTANCE_ARGUMENT and _STUB in command[0]
     return command[_INSTANCE_ARGUMENT] if is_stub else None
 
 
 def _children(pid: int) -> list[int]:
-    """Returns the children of all threads of a process; none where the kernel does not list them."""
+    """Return the children of all threads of a process; none where the kernel does not list them."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in (_PROC / str(pid) / "task").iterdir():

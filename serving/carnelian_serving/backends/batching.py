@@ -23,7 +23,7 @@ def execute(
     split: Callable[[Rows], Iterable[slice]] | None = None,
     error_code: str = "INTERNAL",
 ) -> list[Any]:
-    """Runs all requests as one batch, or as several; after an error each one by itself, so that it fails alone.
+    """Run all requests as one batch, or as several; after an error each one by itself, so that it fails alone.
 
     Args:
         config: The model's configuration.
@@ -51,7 +51,7 @@ def execute(
 
 
 def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], dtype: Any) -> None:
-    """Raises ValueError where an output of the model does not agree with the configuration.
+    """Raise ValueError where an output of the model does not agree with the configuration.
 
     Args:
         config: The model's configuration.

@@ -39,22 +39,18 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class TensorConfig:
-    """An `input` or `output` of the configuration.
-
-    Attributes:
-        name: The tensor's name.
-        dtype: Its element type.
-        dims: Its shape without the batch dimension; -1 for any length.
-        is_ragged: Whether `allow_ragged_batch` is set.
-    """
+    """An `input` or `output` of the configuration."""
 
     name: str
     dtype: np.dtype[Any]
+    """Its element type."""
     dims: tuple[int, ...]
+    """Its shape without the batch dimension; -1 for any length."""
     is_ragged: bool = False
+    """Whether `allow_ragged_batch` is set."""
 
     def accepts(self, shape: Sequence[int]) -> bool:
-        """Returns whether a row of this shape (no batch dimension) agrees with `dims`."""
+        """Return whether a row of this shape (no batch dimension) agrees with `dims`."""
         return len(shape) == len(self.dims) and all(
             want in (-1, got) for want, got in zip(self.dims, shape, strict=True)
         )
@@ -62,34 +58,30 @@ class TensorConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The part of a model's configuration that our backends obey.
-
-    Attributes:
-        name: The model's name.
-        max_batch_size: Rows in a batch, at least 1.
-        inputs: In the configuration's order.
-        outputs: In the configuration's order; DALI's outputs are matched to them by position.
-        batch_inputs: The `batch_input` messages, as Triton's JSON has them.
-        parameters: Key -> string value.
-        graph_level: `optimization { graph { level } }`, or None.
-        gpu_accelerators: `optimization { execution_accelerators { gpu_execution_accelerator } }`: name -> parameters.
-        model_filename: `default_model_filename`, or the backend's own.
-        folder: The version's folder.
-    """
+    """The part of a model's configuration that our backends obey."""
 
     name: str
     max_batch_size: int
+    """Rows in a batch, at least 1."""
     inputs: tuple[TensorConfig, ...]
+    """In the configuration's order."""
     outputs: tuple[TensorConfig, ...]
+    """In the configuration's order; DALI's outputs are matched to them by position."""
     batch_inputs: tuple[Mapping[str, Any], ...]
+    """The `batch_input` messages, as Triton's JSON has them."""
     parameters: Mapping[str, str]
+    """Key -> string value."""
     graph_level: int | None
+    """`optimization { graph { level } }`, or None."""
     model_filename: str
+    """`default_model_filename`, or the backend's own."""
     folder: Path = field(default_factory=Path)
+    """The version's folder."""
     gpu_accelerators: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`optimization { execution_accelerators { gpu_execution_accelerator } }`: name -> parameters."""
 
     def integer(self, key: str, default: int) -> int:
-        """Returns a parameter as an integer.
+        """Return a parameter as an integer.
 
         Raises:
             ConfigError: Its value is not one.
@@ -103,7 +95,7 @@ class ModelConfig:
             raise ConfigError(f"parameter {key!r} of {self.name!r} must be an integer, but is {value!r}") from None
 
     def boolean(self, key: str, default: bool) -> bool:
-        """Returns a parameter as a boolean, in the spellings that Triton accepts.
+        """Return a parameter as a boolean, in the spellings that Triton accepts.
 
         Raises:
             ConfigError: Its value is not one.
@@ -121,7 +113,7 @@ class ModelConfig:
 def read_model_config(
     text: str, folder: Path, *, known_parameters: Collection[str], default_filename: str
 ) -> ModelConfig:
-    """Reads the JSON that Triton hands to a Python backend.
+    """Read the JSON that Triton hands to a Python backend.
 
     Args:
         text: `args["model_config"]`.

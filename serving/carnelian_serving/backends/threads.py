@@ -9,7 +9,7 @@ from carnelian_serving.backends.model_config import ModelConfig
 
 
 def thread_count(config: ModelConfig, parameter: str) -> int:
-    """Returns what `carnelian-serve --threads` says, else the parameter, else 0 (the library chooses).
+    """Return what `carnelian-serve --threads` says, else the parameter, else 0 (the library chooses).
 
     Args:
         config: The model's configuration.

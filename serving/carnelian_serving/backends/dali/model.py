@@ -28,14 +28,14 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Adds what the native backend adds: dynamic batching, of requests of different lengths too."""
+        """Add what the native backend adds: dynamic batching, of requests of different lengths too."""
         config.set_dynamic_batching()
         for tensor in config.as_dict()["input"]:
             tensor["allow_ragged_batch"] = True
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Builds the pipeline.
+        """Build the pipeline.
 
         Raises:
             ConfigError: The configuration does not agree with it.
@@ -57,11 +57,11 @@ class TritonPythonModel:
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answers requests as one batch."""
+        """Answer requests as one batch."""
         return execute(self._config, requests, self._run, error_code="UNKNOWN")
 
     def finalize(self) -> None:
-        """Frees the pipeline."""
+        """Free the pipeline."""
         del self._pipeline
 
     def _run(self, inputs: Rows) -> Rows:
@@ -81,7 +81,7 @@ class TritonPythonModel:
         return rows
 
     def _stack(self, position: int, samples: Sequence[Array]) -> Array:
-        """Makes one request's tensor of its rows.
+        """Make one request's tensor of its rows.
 
         Raises:
             ValueError: The rows differ in shape.
@@ -118,7 +118,7 @@ def _used_bytes() -> int:
 
 @contextlib.contextmanager
 def _bounded(most_bytes: int) -> Iterator[None]:
-    """Bounds what this process may hold meanwhile: a file may claim any length, and decoders believe it.
+    """Bound what this process may hold meanwhile: a file may claim any length, and decoders believe it.
 
     Not always: where Triton's stub finds no memory for a request, it crashes.
     """

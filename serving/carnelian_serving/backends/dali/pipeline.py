@@ -28,16 +28,12 @@ _OPERATOR_ERROR = re.compile(
 
 
 class PipelineRunner:
-    """Runs batches through a serialised pipeline.
-
-    Attributes:
-        num_outputs: How many outputs the pipeline has.
-    """
+    """Runs batches through a serialised pipeline."""
 
     def __init__(
         self, serialized: bytes, *, max_batch_size: int, num_threads: int | None, device_id: int | None
     ) -> None:
-        """Builds the pipeline.
+        """Build the pipeline.
 
         Args:
             serialized: What `Pipeline.serialize` gives.
@@ -58,9 +54,10 @@ class PipelineRunner:
             self._options["num_threads"] = num_threads
         self._pipeline: Any = self._build()
         self.num_outputs: int = self._pipeline.num_outputs
+        """How many outputs the pipeline has."""
 
     def has_input(self, name: str) -> bool:
-        """Returns whether the pipeline has an external source of this name."""
+        """Return whether the pipeline has an external source of this name."""
         pipeline = self._pipeline or self._build()
         try:
             pipeline.input_feed_count(name)
@@ -69,7 +66,7 @@ class PipelineRunner:
         return True
 
     def run(self, inputs: Mapping[str, Sequence[Array]]) -> list[list[Array]]:
-        """Runs one batch.
+        """Run one batch.
 
         Args:
             inputs: External source name -> the rows.
@@ -101,7 +98,7 @@ class PipelineRunner:
 
 
 def summarise_error(text: str) -> str:
-    """Returns the operator and DALI's words, without the traceback, which names the server's files."""
+    """Return the operator and DALI's words, without the traceback, which names the server's files."""
     match = _OPERATOR_ERROR.search(text)
     words = match["words"].strip() if match else text
     if words == "std::bad_alloc":
@@ -110,7 +107,7 @@ def summarise_error(text: str) -> str:
 
 
 def load_serialized(config: ModelConfig) -> bytes:
-    """Returns the model's pipeline, serialised, looked for where the native backend looks.
+    """Return the model's pipeline, serialised, looked for where the native backend looks.
 
     That is `default_model_filename` (`model.dali`), serialised or Python source, then `dali.py`.
 

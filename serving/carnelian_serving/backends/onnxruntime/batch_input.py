@@ -36,27 +36,24 @@ _KINDS: Mapping[str, Callable[[Shapes], Array]] = {
 
 @dataclass(frozen=True)
 class BatchInput:
-    """One tensor made from the shapes of an input's requests.
-
-    Attributes:
-        target: The model's input that receives it.
-        source: The input whose shapes it tells.
-        dtype: int32 or float32.
-        build: From those shapes to the tensor.
-    """
+    """One tensor made from the shapes of an input's requests."""
 
     target: str
+    """The model's input that receives it."""
     source: str
+    """The input whose shapes it tells."""
     dtype: np.dtype[Any]
+    """int32 or float32."""
     build: Callable[[Shapes], Array]
+    """From those shapes to the tensor."""
 
     def __call__(self, shapes: Shapes) -> Array:
-        """Returns the tensor for requests of these shapes."""
+        """Return the tensor for requests of these shapes."""
         return self.build(shapes).astype(self.dtype)
 
 
 def read_batch_inputs(config: ModelConfig) -> list[BatchInput]:
-    """Reads the `batch_input` fields.
+    """Read the `batch_input` fields.
 
     Raises:
         ConfigError: A kind is not supported, or a source is not an input.

@@ -56,13 +56,13 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Takes the inputs and outputs from the graph where the configuration names none."""
+        """Take the inputs and outputs from the graph where the configuration names none."""
         if not config.as_dict()["input"] or not config.as_dict()["output"]:
             complete_tensors(config, Path(pb_utils.get_model_dir()))
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the session.
+        """Load the session.
 
         Raises:
             ConfigError: The configuration does not agree with the graph.
@@ -80,11 +80,11 @@ class TritonPythonModel:
         self._outputs = [tensor.name for tensor in self._config.outputs]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answers requests as one batch."""
+        """Answer requests as one batch."""
         return execute(self._config, requests, self._run, self._split if self._splits else None)
 
     def finalize(self) -> None:
-        """Frees the session."""
+        """Free the session."""
         del self._session
 
     def _split(self, inputs: Rows) -> Iterator[slice]:
@@ -92,7 +92,7 @@ class TritonPythonModel:
         return split(sizes)
 
     def _run(self, inputs: Rows) -> Rows:
-        """Runs requests as one batch; the rows of a large one, which is by itself, in parts too."""
+        """Run requests as one batch; the rows of a large one, which is by itself, in parts too."""
         requests = next(iter(inputs.values()))
         if not self._splits or len(requests) > 1:
             return self._run_whole(inputs)
@@ -131,7 +131,7 @@ class TritonPythonModel:
 
 
 def complete_tensors(config: Any, folder: Path) -> None:
-    """Adds the graph's inputs and outputs to Triton's `ModelConfig`, without their batch dimension."""
+    """Add the graph's inputs and outputs to Triton's `ModelConfig`, without their batch dimension."""
     path = folder / (config.as_dict()["default_model_filename"] or DEFAULT_FILENAME)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for tensors, add in (
@@ -144,7 +144,7 @@ def complete_tensors(config: Any, folder: Path) -> None:
 
 
 def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onnxruntime.InferenceSession:
-    """Builds the session that the configuration asks for.
+    """Build the session that the configuration asks for.
 
     Args:
         config: Its parameters are named as the native backend names them.
@@ -176,12 +176,12 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
 
 
 def give_back_freed_memory() -> None:
-    """Returns to the system what glibc keeps of it: after loading, up to three times the weights of a network."""
+    """Return to the system what glibc keeps of it: after loading, up to three times the weights of a network."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batch_inputs: Sequence[str]) -> None:
-    """Raises ConfigError unless the graph's inputs and outputs are the configuration's."""
+    """Raise ConfigError unless the graph's inputs and outputs are the configuration's."""
     wanted = {tensor.name for tensor in config.inputs} | set(batch_inputs)
     found = {tensor.name for tensor in session.get_inputs()}
     if wanted != found:
@@ -197,7 +197,7 @@ def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batc
 
 
 def _check_shapes(model: str, kind: str, wanted: Sequence[TensorConfig], found: Sequence[onnxruntime.NodeArg]) -> None:
-    """Raises ConfigError for a tensor of the graph whose shape the native backend would refuse.
+    """Raise ConfigError for a tensor of the graph whose shape the native backend would refuse.
 
     That one asks for a first dimension of any size, -1. The others must be as configured; where an input has -1 in the
     graph any configuration will do, but in an output -1 is not 29.

@@ -10,7 +10,7 @@ and each clip costs up to a third more than alone."""
 
 
 def split(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yields slices of consecutive ones with at most :data:`MAX_RUN_ELEMENTS` together; a larger one is by itself."""
+    """Yield slices of consecutive ones with at most :data:`MAX_RUN_ELEMENTS` together; a larger one is by itself."""
     start, total = 0, 0
     for position, size in enumerate(sizes):
         if position > start and total + size > MAX_RUN_ELEMENTS:

@@ -13,7 +13,7 @@ CONVOLUTION_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 
 
 def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Chooses the providers of a GPU instance, as the native backend does, with their options.
+    """Choose the providers of a GPU instance, as the native backend does, with their options.
 
     Args:
         config: Its `gpu_execution_accelerator` names are `cuda` and, before it, `tensorrt`; :data:`CONVOLUTION_SEARCH`

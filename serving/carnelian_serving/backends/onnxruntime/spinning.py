@@ -11,7 +11,7 @@ HAS_LIMIT = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) 
 
 
 def limit_spinning(options: onnxruntime.SessionOptions) -> None:
-    """Lets threads that wait for the next step spin for :data:`SPIN_US` and sleep then, or, with old ones, at once.
+    """Let threads that wait for the next step spin for :data:`SPIN_US` and sleep then, or, with old ones, at once.
 
     The stages are processes that share the cores: threads that spin on take them from the others.
     """
