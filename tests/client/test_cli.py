@@ -1,3 +1,5 @@
+import functools
+import io
 import json
 import os
 import subprocess
@@ -5,19 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from carnelian_client.__main__ import main
 
 COMMAND = [sys.executable, "-m", "carnelian_client"]
 
 
-def transcribe(*words, stdin=None, env=None):
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)],
-        input=stdin,
-        capture_output=True,
-        env={**os.environ, **(env or {})},
-        timeout=60,
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+@pytest.fixture
+def transcribe(call):
+    """Runs `carnelian-transcribe` in this process."""
+    return functools.partial(call, main)
 
 
 @pytest.fixture
@@ -27,11 +25,11 @@ def clip(tmp_path, wav):
     return path
 
 
-def test_one_file_prints_its_text_alone(endpoint, clip, wav):
+def test_one_file_prints_its_text_alone(transcribe, endpoint, clip, wav):
     assert transcribe(clip, "--url", endpoint.url) == (0, f"{len(wav)} bytes\n", "")
 
 
-def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(endpoint, clip, wav, tmp_path):
+def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(transcribe, endpoint, clip, wav, tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("hello world")
     status, out, err = transcribe(clip, text, tmp_path / "missing.wav", clip, "--url", endpoint.url)
@@ -43,7 +41,7 @@ def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(endpoint, 
     assert second == f"carnelian-transcribe: {tmp_path / 'missing.wav'}: No such file or directory"
 
 
-def test_json_is_one_object_a_line(endpoint, clip, wav):
+def test_json_is_one_object_a_line(transcribe, endpoint, clip, wav):
     status, out, _ = transcribe("--json", "--url", endpoint.url, clip, clip)
     first, second = map(json.loads, out.splitlines())
     assert status == 0
@@ -54,10 +52,10 @@ def test_json_is_one_object_a_line(endpoint, clip, wav):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
-def test_a_name_that_cannot_be_spelled_costs_no_file_its_transcript(endpoint, clip, wav):
+def test_a_name_that_cannot_be_spelled_costs_no_file_its_transcript(transcribe, endpoint, clip, wav):
     odd = clip.with_name(os.fsdecode(b"od\xffd.wav"))
     odd.write_bytes(wav)
-    status, out, err = transcribe(odd, clip, "--url", endpoint.url, env={"PYTHONIOENCODING": "utf-8:strict"})
+    status, out, err = transcribe(odd, clip, "--url", endpoint.url)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].endswith(f"od\\udcffd.wav\t{len(wav)} bytes")
     folder = clip.parent / "out"
@@ -65,9 +63,10 @@ def test_a_name_that_cannot_be_spelled_costs_no_file_its_transcript(endpoint, cl
     assert (folder / os.fsdecode(b"od\xffd.ctm")).read_bytes().startswith(b"od\xffd 1 0.00")
 
 
-def test_dash_is_the_standard_input(endpoint, wav):
-    assert transcribe("-", "--url", endpoint.url, stdin=wav) == (0, f"{len(wav)} bytes\n", "")
-    status, out, err = transcribe("-", "--url", endpoint.url, stdin=b"")
+def test_dash_is_the_standard_input(transcribe, endpoint, wav, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(wav)))
+    assert transcribe("-", "--url", endpoint.url) == (0, f"{len(wav)} bytes\n", "")
+    status, out, err = transcribe("-", "--url", endpoint.url)  # nothing is left
     assert (status, out) == (1, "")
     assert err.startswith("carnelian-transcribe: -: ")
 
@@ -89,7 +88,7 @@ def test_a_closed_standard_output_is_wrong_use(endpoint, clip):
     assert clip.with_suffix(".txt").is_file()
 
 
-def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(endpoint, clip, wav, tmp_path):
+def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(transcribe, endpoint, clip, wav, tmp_path):
     other = tmp_path / "other.wav"
     other.write_bytes(wav)
     (tmp_path / "out" / "clip.txt").mkdir(parents=True)
@@ -107,27 +106,29 @@ def test_a_full_disk_behind_the_standard_output_is_one_line(endpoint, clip):
     assert b"Traceback" not in done.stderr
 
 
-def test_attempts_are_as_many_as_asked_for(endpoint, triton, clip):
+def test_attempts_are_as_many_as_asked_for(transcribe, endpoint, triton, clip):
     triton.script = [("UNAVAILABLE", "Exceeds maximum queue size")] * 5
     status, _, err = transcribe(clip, "--url", endpoint.url, "--attempts", "2")
     assert (status, len(triton.requests)) == (1, 2)
     assert "send fewer clips at a time" in err
 
 
-def test_options_reach_the_server(endpoint, triton, clip):
+def test_options_reach_the_server(transcribe, endpoint, triton, clip, monkeypatch):
     words = ("--model", "jasper", "--timeout", "3", "--url", endpoint.url)
-    assert transcribe(clip, *words, env={"CARNELIAN_API_KEY": "secret"})[0] == 0
+    monkeypatch.setenv("CARNELIAN_API_KEY", "secret")
+    assert transcribe(clip, *words)[0] == 0
     assert triton.requests[0].model_name == "jasper"
     assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.1)
     assert triton.metadata[0]["authorization"] == "Bearer secret"
 
 
-def test_an_empty_api_key_is_none(endpoint, triton, clip):
-    assert transcribe(clip, "--url", endpoint.url, env={"CARNELIAN_API_KEY": ""})[0] == 0
+def test_an_empty_api_key_is_none(transcribe, endpoint, triton, clip, monkeypatch):
+    monkeypatch.setenv("CARNELIAN_API_KEY", "")
+    assert transcribe(clip, "--url", endpoint.url)[0] == 0
     assert "authorization" not in triton.metadata[0]
 
 
-def test_a_server_that_is_not_there_is_one_line_of_advice(start_endpoint, clip):
+def test_a_server_that_is_not_there_is_one_line_of_advice(transcribe, start_endpoint, clip):
     endpoint = start_endpoint()
     endpoint.stop()
     status, out, err = transcribe(clip, "--url", endpoint.url, "--timeout", "0.5")
@@ -136,7 +137,7 @@ def test_a_server_that_is_not_there_is_one_line_of_advice(start_endpoint, clip):
     assert "check `url`" in err
 
 
-def test_a_refused_certificate_is_one_line_too(endpoint, clip):
+def test_a_refused_certificate_is_one_line_too(transcribe, endpoint, clip):
     status, out, err = transcribe(clip, "--tls", "--url", endpoint.url, "--timeout", "0.5")
     assert (status, out) == (1, "")
     assert len(err.splitlines()) == 1
@@ -159,10 +160,10 @@ def test_a_refused_certificate_is_one_line_too(endpoint, clip):
         ["a.wav", "--loud"],
     ],
 )
-def test_wrong_use_exits_with_2(words):
+def test_wrong_use_exits_with_2(transcribe, words):
     status, out, err = transcribe(*words)
     assert (status, out) == (2, "")
-    assert "Traceback" not in err
+    assert err
 
 
 def test_without_typer_the_command_says_what_to_install():
@@ -172,7 +173,7 @@ def test_without_typer_the_command_says_what_to_install():
     assert "pip install 'carnelian-client[cli,audio]'" in done.stderr
 
 
-def test_subtitles_and_ctm_are_printed_as_their_formats_have_them(endpoint, clip, triton, answers):
+def test_subtitles_and_ctm_are_printed_as_their_formats_have_them(transcribe, endpoint, clip, triton, answers):
     triton.answer = answers("a b")
     printed = {kind: transcribe(clip, "--url", endpoint.url, "--format", kind)[1] for kind in ("srt", "vtt", "ctm")}
     assert printed["srt"] == "1\n00:00:00,000 --> 00:00:01,500\na b\n\n"
@@ -180,13 +181,13 @@ def test_subtitles_and_ctm_are_printed_as_their_formats_have_them(endpoint, clip
     assert printed["ctm"] == "clip 1 0.00 0.50 a 0.90\nclip 1 1.00 0.50 b 0.90\n"
 
 
-def test_transcripts_are_written_into_a_folder(endpoint, clip, tmp_path):
+def test_transcripts_are_written_into_a_folder(transcribe, endpoint, clip, tmp_path):
     arguments = (clip, "--url", endpoint.url, "--format", "vtt", "--out", tmp_path / "subtitles")
     assert transcribe(*arguments)[:2] == (0, "")
     assert (tmp_path / "subtitles" / "clip.vtt").read_text().startswith("WEBVTT")
 
 
-def test_no_file_overwrites_anothers_transcript(endpoint, clip, wav, tmp_path):
+def test_no_file_overwrites_anothers_transcript(transcribe, endpoint, clip, wav, tmp_path):
     other = tmp_path / "other" / "clip.flac"
     other.parent.mkdir()
     other.write_bytes(wav)
@@ -196,19 +197,19 @@ def test_no_file_overwrites_anothers_transcript(endpoint, clip, wav, tmp_path):
     assert not (tmp_path / "texts").exists()
 
 
-def test_a_file_is_no_folder_to_write_into(endpoint, clip):
+def test_a_file_is_no_folder_to_write_into(transcribe, endpoint, clip):
     status, out, err = transcribe(clip, "--url", endpoint.url, "--out", clip)
     assert (status, out) == (2, "")
     assert "must be a folder" in err
 
 
-def test_subtitles_of_several_files_are_wrong_use(endpoint, clip):
+def test_subtitles_of_several_files_are_wrong_use(transcribe, endpoint, clip):
     status, out, err = transcribe(clip, clip, "--url", endpoint.url, "--format", "srt")
     assert (status, out) == (2, "")
     assert "must have one file" in err
 
 
-def test_options_of_the_decoder_reach_the_server_and_need_a_value(endpoint, clip, triton):
+def test_options_of_the_decoder_reach_the_server_and_need_a_value(transcribe, endpoint, clip, triton):
     transcribe(clip, "--url", endpoint.url, "--option", "decoder=beam", "--option", "beam_width=20")
     parameters = triton.requests[0].parameters
     assert (parameters["decoder"].string_param, parameters["beam_width"].string_param) == ("beam", "20")
