@@ -117,14 +117,14 @@ def test_page_and_tuning_are_made_of_the_raw_file(measurement, tmp_path, call):
     assert read_tuning(tmp_path / "tuning.json")["ctc"].instances == 2
 
 
-def test_without_its_confirmation_there_is_no_result(measurement, tmp_path):
+def test_without_its_confirmation_there_is_no_result(measurement, tmp_path, call):
     path = tmp_path / "raw.json"
     first = replace(measurement, kept={"ctc instances": name_settings(TWO)})
     nothing_gained = replace(measurement, kept={"ctc instances": SHIPPED})
     for unconfirmed in (first, replace(nothing_gained, finished=False)):
         unconfirmed.write(path)
-        result = CliRunner().invoke(app, ["tune", "--render", str(path), "--write", str(tmp_path / "tuning.json")])
-        assert "a tuning must be confirmed before it is written" in str(result.exception)
+        _, _, err = call(main, "tune", "--render", path, "--write", tmp_path / "tuning.json")
+        assert "a tuning must be confirmed before it is written" in err
         assert "**Not finished.**" in path.with_suffix(".md").read_text()
         assert not (tmp_path / "tuning.json").exists()
     assert "**Result: as shipped.**" in render_page(nothing_gained, "raw.json")
