@@ -440,11 +440,11 @@ def test_shared_memory_that_long_clips_would_fill_is_said(
     log: list[str] = []
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append):
         pass
-    assert log == []
+    assert not [line for line in log if "/dev/shm should have" in line]
     monkeypatch.setattr("carnelian_serving.launcher.AMPLE_SHARED_MEMORY_BYTES", 2**60)
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append):
         pass
-    assert "for 1 instances, but has" in log[0]
+    assert [line for line in log if "/dev/shm should have" in line]
 
 
 def test_a_scratch_where_nothing_may_run_is_refused(mount_tmpfs: Callable[..., Path]) -> None:

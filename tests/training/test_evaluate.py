@@ -147,8 +147,6 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     for row in rows:
         assert row["offline"]["wer"] == row["served"]["wer"]
         assert row["offline"]["decode_s"] > 0 < row["served"]["decode_s"]
-    # A search takes longer than none, and rescoring is a search and more.
-    assert rows[0]["offline"]["decode_s"] < rows[1]["offline"]["decode_s"] < rows[2]["offline"]["decode_s"]
     assert printed.count("3 of 3") == 3
     assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
