@@ -40,6 +40,7 @@ class Prefixes:
         label: the last label; of the root, the space.
         slot: place in the beam, -1 out of it.
         score: all but the acoustic score, as it is at the moment.
+        count: how many there are: every number below has been given, in order of time.
     """
 
     def __init__(self, scoring: Scoring, capacity: int) -> None:
@@ -70,7 +71,7 @@ class Prefixes:
             (self._word, 0.0),
         ):
             array[: ROOT + 1] = value
-        self._count = ROOT + 1
+        self.count = ROOT + 1
 
     def extension_scores(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> Floats:
         """Scores of prefixes extended by one label, all but the acoustic ones.
@@ -117,8 +118,8 @@ class Prefixes:
             [new] the new ones.
         """
         scoring = self.scoring
-        new = np.arange(self._count, self._count + len(nodes))
-        self._count += len(nodes)
+        new = np.arange(self.count, self.count + len(nodes))
+        self.count += len(nodes)
         hot = scoring.hotwords.next_state[self._hot[nodes], labels]
         is_space = labels == scoring.space
         self.parent[new], self.label[new], self._hot[new] = nodes, labels, hot

@@ -46,8 +46,9 @@ class Recombinations:
     def __init__(self, prefixes: Prefixes) -> None:
         """There are none before the first frame."""
         self._prefixes = prefixes
-        # One that goes on -> each that it stands for, the best first: how far behind in all, which, how far in what.
-        self._others: dict[int, list[tuple[float, int, Parts]]] = {}
+        # One that goes on -> each that it stands for, the best first: how far behind in all, which, how far in what,
+        # and the next prefix that there was.
+        self._others: dict[int, list[tuple[float, int, Parts, int]]] = {}
 
     def remember(self, others: Integers, best: Integers, behind: Floats) -> None:
         """Take note of prefixes that were left.
@@ -60,8 +61,9 @@ class Recombinations:
         (language, boost), (best_language, best_boost) = map(self._prefixes.kept_scores, (others, best))
         language, boost = language - best_language, boost - best_boost
         rows = zip(best.tolist(), others.tolist(), behind.tolist(), language.tolist(), boost.tolist(), strict=True)
+        following = self._prefixes.count
         for node, other, *parts in rows:
-            insort(self._others.setdefault(node, []), (-sum(parts), other, tuple(parts)))
+            insort(self._others.setdefault(node, []), (-sum(parts), other, tuple(parts), following))
 
     def best_paths(self, nodes: Integers, scores: Floats, limit: int) -> Iterator[tuple[list[int], Parts]]:
         """What was heard, the best first: prefixes that are alive, and those for which they stand.
@@ -90,12 +92,14 @@ class Recombinations:
                 return
             _, _, node, after, parts = heappop(queue)
             # What is exchanged next lies before what was exchanged last, so that each combination is found once.
+            child: float = np.inf  # on the path; a prefix that is alive, or was until it was exchanged, has none
             while node != ROOT:
-                for loss, other, behind in self._others.get(node, ()):
+                for loss, other, behind, following in self._others.get(node, ()):
                     if sum(parts) - loss <= greatest[0]:
                         break
-                    acoustic, language, boost = (part + less for part, less in zip(parts, behind, strict=True))
-                    add(other, after, (acoustic, language, boost))
+                    if child >= following:  # what is older came of `node` alone, perhaps `other` itself
+                        acoustic, language, boost = (part + less for part, less in zip(parts, behind, strict=True))
+                        add(other, after, (acoustic, language, boost))
                 after.append(int(self._prefixes.label[node]))
-                node = int(self._prefixes.parent[node])
+                node, child = int(self._prefixes.parent[node]), node
             yield after[::-1], parts
