@@ -7,7 +7,7 @@ A call goes through `_settings` (encode the clip), `_retry` (again, while there 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
@@ -187,7 +187,7 @@ class CarnelianClient:
             pending: deque[Future[Outcome]] = deque()
             source: Iterator[Audio] | None = iter(clips)
             source_error: Exception | None = None
-            may_wait = not isinstance(clips, Sized)
+            may_wait = not isinstance(clips, Sequence)
             try:
                 while True:
                     while source is not None and len(pending) < window:

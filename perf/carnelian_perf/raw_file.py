@@ -206,8 +206,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         OSError: It could not be written; the message names it, and it is as it was before.
     """
     content = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
+    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):  # /dev/stdout may be a file by now
+        with path.open("ab") as stream:
+            stream.write(content)
         return
     target = path.resolve()
     partial = target.with_name(f".{os.getpid()}.{target.name}")

@@ -50,16 +50,17 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
         ServerError: They keep the launcher from asking whether the models are ready.
     """
     options = dict(option.partition("=")[::2] for option in triton_options)
-    for option in ("--http-port", "--grpc-port", "--metrics-port"):
-        if option in options:
-            raise ServerError(f"`{option}` must stand before the `--`, but comes after it")
-    restricted = options.get("--http-restricted-api", "").partition(":")[0].split(",")
-    if options.get("--allow-http") in ("false", "0") or "health" in restricted:
-        raise ServerError(
-            "readiness must be there to ask for over HTTP, but an option after the `--` takes it away; "
-            "`--http-address=127.0.0.1` keeps others from it"
-        )
-    found = {kind: options.get(f"--{kind}-address", host) for kind in ("http", "grpc", "metrics")}
+    for option in triton_options:
+        name, _, value = option.partition("=")
+        if name in ("--http-port", "--grpc-port", "--metrics-port"):
+            raise ServerError(f"`{name}` must stand before the `--`, but comes after it")
+        hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
+        if hides_health or (name == "--allow-http" and value.lower() in ("false", "off", "0")):
+            raise ServerError(
+                f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
+                "`--http-address=127.0.0.1` keeps others from it"
+            )
+    found = {kind: options.get(f"--{kind}-address") or host for kind in ("http", "grpc", "metrics")}
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     plain = {kind: address.removeprefix("ipv6:").strip("[]") for kind, address in found.items()}
     return {kind: everywhere.get(address, address) for kind, address in plain.items()}

@@ -79,8 +79,9 @@ def serve(
         on_log=_print_log,
     )
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # which nohup has ignored
-            signal.signal(number, _raise_stop)
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # nohup
+        signal.signal(number, _raise_stop)
     try:
         with server:
             _print_ready(server)

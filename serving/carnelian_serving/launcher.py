@@ -29,17 +29,18 @@ from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
-from carnelian_serving.shared_memory import SHARED_MEMORY, Regions, remove_leftovers
+from carnelian_serving.shared_memory import (
+    Regions,
+    check_room,
+    describe_shortage,
+    find_free_bytes,
+    remove_leftovers,
+)
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
-MIN_SHARED_MEMORY_BYTES = 48 * 2**20
-"""A Python-based instance maps 1 MiB at start and grows by what passes, for good: a minute of audio is 4 MiB. With
-less, single clips of a minute are refused after a few."""
-AMPLE_SHARED_MEMORY_BYTES = 46 * 2**20
-"""For each instance. Seven hold 265 MiB while 64 callers send a minute each, 287 with batches of 32 such clips."""
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 """Variables. The wheels of ONNX Runtime from 1.30 on report to Microsoft otherwise, and keep a file in HOME for it."""
 _PLAIN_PATH = re.compile(r"[\w./+,:=@%#~^-]*", re.ASCII)
@@ -50,6 +51,8 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
+STUB_END_S = 1.0
+"""Processes that were killed are gone before; those that nobody collects never are."""
 
 _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "error": ("--log-info=false", "--log-warning=false"),
@@ -171,11 +174,13 @@ class Server:
             installation = find_installation(self._scratch)
             remove_leftovers(self._scratch.parent)
             if not installation.is_native:
-                check_shared_memory(shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0)
+                check_room(find_free_bytes())
             self._launch(installation)
             self._wait_until_ready()
-            if not installation.is_native:
-                self._warn_of_little_shared_memory()
+            if not installation.is_native and self._stubs is not None and self._on_log is not None:
+                room_bytes = find_free_bytes() + self.shared_memory_bytes
+                if shortage := describe_shortage(room_bytes, self._stubs.num_instances):
+                    self._on_log(f"carnelian-serve: {shortage}")
         except BaseException:
             self.stop()
             raise
@@ -210,9 +215,12 @@ class Server:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            # Stubs share the server's process group; none outlives it.
+            # Stubs share the server's process group; none outlives it, or makes shared memory after it.
+            deadline = time.monotonic() + STUB_END_S
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                while time.monotonic() < deadline:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    time.sleep(0.01)
         if self._reader is not None:
             self._reader.join()
             self._reader = None
@@ -319,17 +327,6 @@ class Server:
                 )
             time.sleep(0.05)
 
-    def _warn_of_little_shared_memory(self) -> None:
-        assert self._stubs is not None
-        room_bytes = shutil.disk_usage(SHARED_MEMORY).free + self.shared_memory_bytes
-        ample_bytes = self._stubs.num_instances * AMPLE_SHARED_MEMORY_BYTES
-        if self._on_log is not None and room_bytes < ample_bytes:
-            self._on_log(
-                f"{SHARED_MEMORY} should have {ample_bytes // 2**20} MiB for {self._stubs.num_instances} instances, "
-                f"but has {room_bytes // 2**20}: once it is full, long clips are refused; in a container, start it "
-                "with --shm-size=1g"
-            )
-
     def _is_ready(self) -> bool:
         # Not urllib, which would ask a proxy for this machine's own address.
         connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
@@ -358,20 +355,17 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
     found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
+    for name in found:
+        if not _PLAIN_PATH.fullmatch(name):
+            raise ServerError(
+                f"a model folder's name must be of ASCII letters, digits, `_`, `-` and `.`, but {name!r} of "
+                f"{repository} is not"
+            )
     for name in models:
         if name not in found:
             raise ServerError(
                 f"`--model` must name a model of {repository}, but {name!r} is not there; it has {', '.join(found)}"
             )
-
-
-def check_shared_memory(free_bytes: int) -> None:
-    """Raise ServerError where /dev/shm has no room for what passes through the Python backend."""
-    if free_bytes < MIN_SHARED_MEMORY_BYTES:
-        raise ServerError(
-            f"the Python backend needs at least {MIN_SHARED_MEMORY_BYTES // 2**20} MiB in {SHARED_MEMORY}, "
-            f"but {free_bytes / 2**20:.1f} MiB are free; in a container, start it with --shm-size=1g"
-        )
 
 
 def _die_with_parent() -> None:

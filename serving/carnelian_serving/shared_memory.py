@@ -15,7 +15,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from carnelian_serving.errors import ServerError
+
 SHARED_MEMORY = Path("/dev/shm")
+LEAST_BYTES = 48 * 2**20
+"""A Python-based instance maps 1 MiB at start and grows by what passes, for good: a minute of audio is 4 MiB. With
+less, single clips of a minute are refused after a few."""
+AMPLE_BYTES = 50 * 2**20
+"""For each instance. Seven hold 265 MiB while 64 callers send a minute each, 345 with batches of 32 such clips."""
 _LOCK = "lock"
 
 
@@ -53,6 +60,31 @@ class Regions:
             self._lock = None
 
 
+def find_free_bytes() -> int:
+    """Return the room in /dev/shm; 0 where it is not mounted."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+
+
+def check_room(free_bytes: int) -> None:
+    """Raise ServerError where /dev/shm has no room for what passes through the Python backend."""
+    if free_bytes < LEAST_BYTES:
+        raise ServerError(
+            f"the Python backend needs at least {LEAST_BYTES // 2**20} MiB in {SHARED_MEMORY}, but "
+            f"{free_bytes / 2**20:.1f} MiB are free; in a container, start it with --shm-size=1g"
+        )
+
+
+def describe_shortage(room_bytes: int, num_instances: int) -> str:
+    """Return what will happen if /dev/shm is too small for long clips from many callers; empty if it is not."""
+    ample_bytes = num_instances * AMPLE_BYTES
+    if room_bytes >= ample_bytes:
+        return ""
+    return (
+        f"{SHARED_MEMORY} should have {ample_bytes // 2**20} MiB for {num_instances} Python-based instances, but has "
+        f"{room_bytes // 2**20}: once it is full, long clips are refused; in a container, start it with --shm-size=1g"
+    )
+
+
 def remove_leftovers(scratch: Path) -> None:
     """Remove the regions that nobody claims any more, and what begins with the same name in `scratch`."""
     for path in SHARED_MEMORY.glob(f"carnelian-*-{_LOCK}"):
@@ -74,4 +106,5 @@ def _find(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[Path]:
 
 def _remove(prefix: str) -> None:
     for region in _find(prefix):
-        region.unlink(missing_ok=True)
+        if not region.is_dir():  # the scratch of a server whose TMPDIR is here
+            region.unlink(missing_ok=True)

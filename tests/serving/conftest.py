@@ -175,7 +175,17 @@ dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 
 instance_group { kind: KIND_CPU count: 1 }
 parameters { key: "num_threads" value { string_value: "1" } }
 """
-BOUND = 'parameters { key: "memory_mib" value { string_value: "64" } }'
+BOUNDED_CONFIG = """
+backend: "dali"
+max_batch_size: 32
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
+input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+parameters { key: "num_threads" value { string_value: "8" } }
+parameters { key: "memory_mib" value { string_value: "64" } }
+"""
 CUT_PIPELINE = """
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.triton import autoserialize
@@ -202,7 +212,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(repository, "lookup", LOOKUP_CONFIG, {"model.onnx": lookup_onnx()})
     write_model(repository, "large", LARGE_CONFIG, {"model.onnx": large_onnx()})
     write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
-    write_model(repository, "bounded", CUT_CONFIG + BOUND, {"dali.py": CUT_PIPELINE})
+    write_model(repository, "bounded", BOUNDED_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})
     with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
         yield running

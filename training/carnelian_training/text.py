@@ -104,7 +104,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
         text = (text.replace("i", "İ") if is_turkish else text).upper()
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
     marks = {code: " " for code, category in outside if category.startswith("P")}
-    unseen = {code: "" for code, category in outside if category == "Cf"}  # soft hyphens, marks of direction
+    # Soft hyphens and marks of direction; a space of no width is between words, as in Khmer.
+    unseen = {code: " " if code == 0x200B else "" for code, category in outside if category == "Cf"}
     text = " ".join(text.translate(marks | unseen).split())
     return text if text and set(text) <= {*labels, " "} else None
 

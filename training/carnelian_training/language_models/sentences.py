@@ -18,7 +18,7 @@ OVERLAP_WORDS = 6
 """A sentence that has so many words in a row with a transcript that is left out is left out with it."""
 
 _END = re.compile(
-    r"(?:(?<=[.!?؟۔।॥])[\"”“'»]?\s+|(?<=[。！？])[”」』]?\s*)(?=[\"“']?[¿¡«„「『]*([^\W\d_]))"  # noqa: RUF001
+    r"(?:(?<=[.!?؟۔।॥])[\"”“'»«]?\s+|(?<=[。！？])[”」』]?\s*)(?=[\"“']?[¿¡«»„「『]*([^\W\d_]))"  # noqa: RUF001
 )
 """What is between two sentences, with the first letter of the next one, unless that is lower."""
 

@@ -67,6 +67,7 @@ class TritonPythonModel:
     def _run(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]
         samples_of = {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
+        self._pipeline.make_ready()  # threads count against the bound
         held_bytes = sum(array.nbytes for arrays in inputs.values() for array in arrays)
         with _bounded(self._most_bytes + held_bytes) if self._most_bytes else contextlib.nullcontext():
             outputs = self._pipeline.run(samples_of)

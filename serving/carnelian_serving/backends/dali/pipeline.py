@@ -65,6 +65,11 @@ class PipelineRunner:
             return False
         return True
 
+    def make_ready(self) -> None:
+        """Build the pipeline if an error has ended the last one."""
+        if self._pipeline is None:
+            self._pipeline = self._build()
+
     def run(self, inputs: Mapping[str, Sequence[Array]]) -> list[list[Array]]:
         """Run one batch.
 
@@ -77,8 +82,7 @@ class PipelineRunner:
         Raises:
             RuntimeError: DALI's error, in its words.
         """
-        if self._pipeline is None:
-            self._pipeline = self._build()
+        self.make_ready()
         try:
             for name, rows in inputs.items():
                 self._pipeline.feed_input(name, list(rows))
