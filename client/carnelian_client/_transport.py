@@ -43,6 +43,10 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_receive_message_length", -1),
 )
+LINGER_S = 30.0
+"""How much longer than its caller a transcription may wait for its answer. Triton up to 2.51 at least ends with a
+segmentation fault, within seconds, where a few clients cancel calls or let them expire while they run
+(triton-inference-server/server#7368): so a call that nobody waits for is left to end by itself."""
 # gRPC would ask the proxy of the environment for this machine's own address, too.
 _OWN_ADDRESS = re.compile(r"(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE)
 
@@ -58,6 +62,7 @@ class Transport:
             self._channel = grpc.secure_channel(url, _credentials(tls), options=_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
+        self._in_flight: set[Any] = set()  # a call that nobody refers to is cancelled
 
     def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """Transcribe one clip, in one attempt.
@@ -65,8 +70,21 @@ class Transport:
         Raises:
             CarnelianClientError: the answer was an error, or there was none; so for every method here.
         """
-        answer = self._call("ModelInfer", _infer_message(request, deadline), deadline, request)
-        return _transcript(answer, request)
+        try:
+            call = self._stub.ModelInfer.future(
+                _infer_message(request, deadline), timeout=deadline.left_s + LINGER_S, metadata=self._metadata
+            )
+            self._in_flight.add(call)
+            call.add_done_callback(self._in_flight.discard)
+            return _transcript(call.result(timeout=deadline.left_s), request)
+        except grpc.FutureTimeoutError as error:
+            raise _late(deadline, request) from error
+        except grpc.RpcError as error:
+            raise _error(error, deadline, request) from error
+        except ValueError as error:  # of a channel that was closed between two attempts
+            if not self._is_closed:
+                raise
+            raise _closed(request) from error
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """Ask for one model."""
@@ -89,15 +107,15 @@ class Transport:
         self._is_closed = True
         self._channel.close()
 
-    def _call(self, method: str, message: Any, deadline: Deadline, request: Request | None = None) -> Any:
+    def _call(self, method: str, message: Any, deadline: Deadline) -> Any:
         try:
             return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _error(error, deadline, request) from error
-        except ValueError as error:  # of a channel that was closed between two attempts
+            raise _error(error, deadline, None) from error
+        except ValueError as error:
             if not self._is_closed:
                 raise
-            raise _closed(request) from error
+            raise _closed(None) from error
 
 
 class AsyncTransport:
@@ -113,11 +131,17 @@ class AsyncTransport:
             self._channel = grpc.aio.secure_channel(url, _credentials(tls), options=_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
+        self._in_flight: set[asyncio.Task[Any]] = set()
 
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """See `Transport.infer`."""
-        answer = await self._call("ModelInfer", _infer_message(request, deadline), deadline, request)
-        return _transcript(answer, request)
+        call = asyncio.create_task(self._send(request, deadline))
+        self._in_flight.add(call)
+        call.add_done_callback(self._forget)
+        await asyncio.wait({call}, timeout=deadline.left_s)  # which leaves the call alone if this task is cancelled
+        if not call.done():
+            raise _late(deadline, request)
+        return _transcript(call.result(), request)
 
     async def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """See `Transport.is_model_ready`."""
@@ -140,10 +164,21 @@ class AsyncTransport:
         self._is_closed = True
         await self._channel.close()
 
-    async def _call(self, method: str, message: Any, deadline: Deadline, request: Request | None = None) -> Any:
+    async def _send(self, request: Request, deadline: Deadline) -> Any:
+        message = _infer_message(request, deadline)
+        return await self._call("ModelInfer", message, deadline, request, linger_s=LINGER_S)
+
+    def _forget(self, call: asyncio.Task[Any]) -> None:
+        self._in_flight.discard(call)
+        if not call.cancelled():
+            call.exception()  # else asyncio warns of one that nobody has asked for
+
+    async def _call(
+        self, method: str, message: Any, deadline: Deadline, request: Request | None = None, linger_s: float = 0.0
+    ) -> Any:
         call = getattr(self._stub, method)
         try:
-            return await call(message, timeout=deadline.left_s, metadata=self._metadata)
+            return await call(message, timeout=deadline.left_s + linger_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise _error(error, deadline, request) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
@@ -169,8 +204,7 @@ def _infer_message(request: Request, deadline: Deadline) -> service_pb2.ModelInf
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
     message.inputs.add(name="AUDIO", datatype="UINT8", shape=[1, len(request.audio)])
     message.raw_input_contents.append(request.audio)
-    # gRPC's own deadline ends the call; this one, in microseconds, lets Triton drop a request that has waited
-    # longer in a queue (where the model's queue policy allows it).
+    # In microseconds: Triton drops a request that has waited longer in a queue (where the model's policy allows it).
     message.parameters["timeout"].int64_param = round(deadline.left_s * 1e6)
     for name, value in request.parameters.items():
         if isinstance(value, str):
@@ -230,9 +264,11 @@ def _closed(request: Request | None) -> CarnelianClientError:
 def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
     # Whatever a call raises is a grpc.Call as well, which the base class does not say.
     status, details = error.code().name, error.details() or ""
-    if status == "DEADLINE_EXCEEDED":
-        details = f"no answer within {deadline.timeout_s:g} s"
-    return _error_for(request, status, details)
+    return _late(deadline, request) if status == "DEADLINE_EXCEEDED" else _error_for(request, status, details)
+
+
+def _late(deadline: Deadline, request: Request | None) -> CarnelianClientError:
+    return _error_for(request, "DEADLINE_EXCEEDED", f"no answer within {deadline.timeout_s:g} s")
 
 
 def _error_for(request: Request | None, status: str, details: str) -> CarnelianClientError:

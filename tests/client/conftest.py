@@ -44,7 +44,6 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.answer: Answer = _say_size
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
-        self.time_left_s: list[float] = []
         self.models: dict[str, str] = {"quartznet_demo": "READY", "other": "LOADING"}
         self.num_running = 0
         self.most_running = 0
@@ -54,7 +53,6 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         with self._lock:
             self.requests.append(request)
             self.metadata.append(dict(context.invocation_metadata()))
-            self.time_left_s.append(context.time_remaining())
             step = self.script.pop(0) if self.script else self.answer
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)

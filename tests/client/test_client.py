@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -85,10 +86,24 @@ def test_request_ids_are_made_up_and_differ(client, triton, wav):
     assert [r.id for r in triton.requests] == [first.request_id, second.request_id]
 
 
-def test_the_deadline_reaches_grpc_and_triton(client, triton, wav):
+def test_the_deadline_reaches_triton_and_the_call_outlasts_it(client, triton, wav, make_result):
+    """Triton can crash where a call expires."""
+    seen = []
+
+    def watch(request, context):
+        time.sleep(0.5)
+        seen.append(context.is_active())
+        return make_result("late")
+
     client.transcribe(wav, timeout_s=3)
     assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.05)
-    assert triton.time_left_s[0] == pytest.approx(3, rel=0.05)
+    triton.script = [watch]
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.2 s"):
+        client.transcribe(wav, timeout_s=0.2)
+    gc.collect()
+    while not seen:
+        time.sleep(0.01)
+    assert seen == [True]
 
 
 def test_a_busy_server_is_asked_again_with_less_time(client, triton, wav):
