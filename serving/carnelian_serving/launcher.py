@@ -51,6 +51,8 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
+CRASH_END_S = 5.0
+"""After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
 STUB_END_S = 1.0
 """Processes that were killed are gone before; those that nobody collects never are."""
 
@@ -60,6 +62,7 @@ _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "info": (),
     "verbose": ("--log-verbose=1",),
 }
+_CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -116,6 +119,7 @@ class Server:
         self._reader: threading.Thread | None = None
         self._scratch: Path | None = None
         self._stubs: StubWatch | None = None
+        self._crash_signal: int | None = None
         self._regions = Regions()
 
     @property
@@ -196,6 +200,12 @@ class Server:
             try:
                 return process.wait(STUB_CHECK_INTERVAL_S)
             except subprocess.TimeoutExpired:
+                if self._crash_signal is not None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        return process.wait(CRASH_END_S)
+                    process.kill()
+                    process.wait()
+                    return -self._crash_signal
                 if crashed := self._crashed_instances():
                     raise ServerError(
                         f"every model instance must be alive, but the process of {', '.join(crashed)} has "
@@ -304,6 +314,8 @@ class Server:
         for line in process.stdout:
             line = line.rstrip("\n")
             self._log.append(line)
+            if crash := _CRASH.match(line):
+                self._crash_signal = int(crash[1])
             if self._on_log is not None and (self._log_level == "verbose" or not is_noise(line)):
                 self._on_log(line)
 

@@ -200,7 +200,9 @@ def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served: Any, rate
     piped[21] &= 0xF0  # STREAMINFO's 36-bit number of samples: 0 is unknown
     piped[22:26] = 0
     tagged = np.concatenate([np.frombuffer(b"ID3\3\0\0\0\0\0\0", np.uint8), piped])
-    for file in (piped, tagged):
+    padding = np.array([1, 0, 0, 4, 0, 0, 0, 0], np.uint8)
+    hidden = np.concatenate([piped[:4], padding, piped[4:]])
+    for file in (piped, tagged, hidden):
         signal, length = decode(served, file)
         assert (signal.tolist(), length) == ([0.0], 2**31 - 1)
     assert decode(served, FLAC)[1] == RATE // 2

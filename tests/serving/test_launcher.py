@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,14 @@ import typer
 from carnelian_serving.addresses import choose_ports, read_addresses
 from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.errors import ServerError
-from carnelian_serving.installation import InstallationError, find_libpython, find_native, prepare_wheel
+from carnelian_serving.installation import (
+    Installation,
+    InstallationError,
+    find_installation,
+    find_libpython,
+    find_native,
+    prepare_wheel,
+)
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES
 from carnelian_serving.shared_memory import SHARED_MEMORY, check_room, describe_shortage
@@ -258,6 +266,29 @@ def test_a_crashed_server_is_told_by_its_signal(cut_repository: Path) -> None:
     assert "tritonserver must run until it is told to end, but was ended by SIGABRT by itself" in errors
     assert "model instance" not in errors
     assert not regions(process.pid)
+
+
+def test_a_server_that_hangs_in_its_crash_is_ended(
+    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the heap is damaged: the handler of the signal waits for the lock of malloc."""
+    crash = tmp_path / "crash"
+
+    def wrap(scratch: Path) -> Installation:
+        found = find_installation(scratch)
+        script = scratch / "hangs"
+        script.write_text(
+            f'#!/bin/sh\n"{found.binary}" "$@" &\nuntil test -e "{crash}"; do sleep 0.1; done\n'
+            'echo "Signal (6) received."\nsleep 60\n'
+        )
+        script.chmod(0o755)
+        return replace(found, binary=script)
+
+    monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
+    monkeypatch.setattr("carnelian_serving.launcher.CRASH_END_S", 0.1)
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        crash.touch()
+        assert server.wait() == -signal.SIGABRT
 
 
 def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(

@@ -16,13 +16,22 @@ UNKNOWN_LENGTH = 2**31 - 1
 """SIGNAL_LENGTH of a FLAC file that does not say how many samples it has, because it was written to a pipe.
 
 libsndfile makes 2^63 - 1 of the count that such a file has, 0, and the operator (DALI 2.4) then decodes into too little
-memory, which ends the server. So the file is not decoded, and the last stage says why. Nor is a file behind an ID3v2
-tag, which would hide the count.
+memory, which ends the server. So the file is not decoded, and the last stage says why. Nor is a file whose count is
+hidden: behind an ID3v2 tag, or behind another block than STREAMINFO, whose type is 0.
 """
 HEAD_BYTES = 26
-REFUSED_HEADS = [*b"fLaC".ljust(HEAD_BYTES, b"\0"), *b"ID3".ljust(HEAD_BYTES, b"\0")]
-REFUSED_HEADS_MASK = [255] * 4 + [0] * 17 + [15] + [255] * 4 + [255] * 3 + [0] * 23
-"""Their magic numbers, and the 36 bits in which FLAC counts its samples."""
+BITS_OF_TYPE = [1 << bit for bit in range(7)]
+REFUSED_HEADS = [
+    b"fLaC",
+    b"ID3",
+    *(bytes([*b"fLaC", bit]) for bit in BITS_OF_TYPE),
+]
+REFUSED_HEADS_MASKS = [
+    b"\xff" * 4 + b"\0" * 17 + b"\x0f" + b"\xff" * 4,
+    b"\xff" * 3,
+    *(bytes([*b"\xff" * 4, bit]) for bit in BITS_OF_TYPE),
+]
+"""Their magic numbers with the 36 bits in which FLAC counts its samples, or with a bit of its first block's type."""
 
 
 @autoserialize
@@ -35,8 +44,15 @@ def decode() -> tuple[DataNode, DataNode]:
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
     head = fn.slice(audio, start=0, shape=HEAD_BYTES, axes=[0], out_of_bounds_policy="pad")
-    refused = types.Constant(REFUSED_HEADS, dtype=types.UINT8, shape=(2, HEAD_BYTES), device="cpu")
-    mask = types.Constant(REFUSED_HEADS_MASK, dtype=types.UINT8, shape=(2, HEAD_BYTES), device="cpu")
+    refused, mask = (
+        types.Constant(
+            [byte for head in heads for byte in head.ljust(HEAD_BYTES, b"\0")],
+            dtype=types.UINT8,
+            shape=(len(heads), HEAD_BYTES),
+            device="cpu",
+        )
+        for heads in (REFUSED_HEADS, REFUSED_HEADS_MASKS)
+    )
     if fn.reductions.min(fn.reductions.max((head ^ refused) & mask, axes=[1])) == 0:
         signal = types.Constant([0.0], device="cpu")
         length = types.Constant([UNKNOWN_LENGTH], dtype=types.INT32, device="cpu")
