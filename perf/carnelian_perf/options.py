@@ -30,6 +30,9 @@ ClipsManifest = Annotated[
     Path | None,
     typer.Option(help="Manifest whose clips are sent whole.", show_default="the demo's, cut to log-normal durations"),
 ]
+PublishedMachine = Annotated[
+    str | None, typer.Option(help="Part of the published machine's name.", show_default="A100")
+]
 SpeechManifest = Annotated[Path, typer.Option(help="Manifest of the speech that is cut to the durations.")]
 
 
@@ -69,6 +72,18 @@ def durations_of(option: str, text: str) -> list[float]:
             f"{option} must be seconds from {SHORTEST_CUT_S:g} to {LIMIT_S:g}, with commas between, but is {text!r}"
         )
     return durations
+
+
+def published_table(model: str | None, machine: str | None, precision: str | None) -> dict[str, str]:
+    """The published table that the options choose, as arguments of `choose`; empty without any of them."""
+    if model is None:
+        if machine or precision:
+            raise typer.BadParameter(
+                "--published-machine and --published-precision must come with --published-model, but there is none; "
+                "name the model whose published table is set beside ours"
+            )
+        return {}
+    return {"model": model, "hardware": machine or "A100", "precision": precision or "fp16"}
 
 
 def check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None:

@@ -9,11 +9,13 @@ import typer
 from carnelian_perf.options import (
     DEMO_MANIFEST,
     Durations,
+    PublishedMachine,
     SpeechManifest,
     check_file,
     check_words,
     counts_of,
     durations_of,
+    published_table,
     raw_file_option,
     render_option,
     show_page,
@@ -51,8 +53,10 @@ def infer(
             help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
         ),
     ] = None,
-    machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
-    published_precision: Annotated[str, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.")] = "fp16",
+    published_machine: PublishedMachine = None,
+    published_precision: Annotated[
+        str | None, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.", show_default="fp16")
+    ] = None,
     out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
     render: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
@@ -61,7 +65,7 @@ def infer(
     from carnelian_perf.inference.results import PRECISIONS, TITLES, Measurement
     from carnelian_perf.yardsticks.published import choose
 
-    chosen = {"model": model, "hardware": machine, "precision": published_precision} if model else {}
+    chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
     if render is not None:
         check_file("--render", render)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import check_file
+from carnelian_perf.options import PublishedMachine, check_file, published_table
 
 app = typer.Typer()
 
@@ -51,8 +51,8 @@ def report(
             "--published-model", help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr."
         ),
     ] = None,
-    machine: Annotated[str, typer.Option("--published-machine", help="Part of the published machine's name.")] = "A100",
-    precision: Annotated[str, typer.Option("--published-precision", help="fp16, tf32 or fp32.")] = "fp16",
+    published_machine: PublishedMachine = None,
+    published_precision: Annotated[str | None, typer.Option(help="fp16, tf32 or fp32.", show_default="fp16")] = None,
     inference: Annotated[
         Path | None,
         typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
@@ -64,7 +64,8 @@ def report(
 
     if not sweep.is_dir():
         raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
-    published = choose(model, machine, precision) if model else {}
+    chosen = published_table(model, published_machine, published_precision)
+    published = choose(**chosen) if chosen else {}
     if inference is not None:
         check_file("--infer", inference)
     print("\n".join(f"wrote {path}" for path in write_report(sweep, published, inference)))

@@ -214,6 +214,17 @@ def test_no_or_several_published_tables_are_listed(choice, words):
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("words", ["report sweep", "infer --render raw.json"])
+def test_published_machine_without_a_model_is_refused(tmp_path, monkeypatch, call, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "raw.json").touch()
+    for option in ("--published-machine=T4", "--published-precision=tf32"):
+        status, _, err = call(main, *words.split(), option)
+        assert status == 2
+        assert "--published-model" in err
+
+
 def test_published_tables_have_their_cells():
     a100 = choose("jasper_10x5dr", "a100", "fp16")
     assert len(a100) == 15
