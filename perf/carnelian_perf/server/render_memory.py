@@ -60,7 +60,7 @@ def draw(measurement: Measurement, path: Path) -> None:
     """Plot the sum over requests, and how each process's unique set has changed since it settled."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     total, each = figure.subplots(1, 2)
     samples, settled = measurement.samples, measurement.settled()
     requests = [sample.requests for sample in samples]
@@ -74,7 +74,7 @@ def draw(measurement: Measurement, path: Path) -> None:
             [s.requests for s in settled], [(s.processes[name].uss - start) / MIB for s in settled], label=name, lw=1
         )
     each.set(xlabel="requests", ylabel="MiB since it settled, unique set")
-    each.legend(fontsize=6)
+    figure.legend(*each.get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.suptitle(f"{measurement.facts.model}: memory over requests", fontsize=11)
     write_plot(path, figure)
 

@@ -132,11 +132,7 @@ def _draw_throughput(rows: Sequence[Row]) -> "Figure":
 
 def _draw_batches(rows: Sequence[Row]) -> "Figure":
     figure, (axes,) = _new("Batches that the acoustic stage formed", rows, columns=1)
-    labels = [
-        f"{row.cell.duration_s:g} s, "
-        + (f"{row.cell.concurrency} clients" if row.cell.concurrency else f"Poisson {row.cell.poisson_share:.0%}")
-        for row in rows
-    ]
+    labels = [f"{row.cell.duration_s:g} s, {row.load}" for row in rows]
     sizes = sorted({size for row in rows for size in row.acoustic_batches})
     left = [0.0] * len(rows)
     for place, size in enumerate(sizes):
@@ -144,7 +140,7 @@ def _draw_batches(rows: Sequence[Row]) -> "Figure":
         for row in rows:
             clips = sum(number * count for number, count in row.acoustic_batches.items())
             shares.append(100 * size * row.acoustic_batches.get(size, 0) / clips)
-        shade = 0.15 + 0.85 * place / max(len(sizes) - 1, 1)
+        shade = 1 - 0.85 * (len(sizes) - 1 - place) / max(len(sizes) - 1, 1)
         axes.barh(labels, shares, left=left, label=f"{size}", color="#b3401f", alpha=shade, edgecolor="white")
         left = [before + share for before, share in zip(left, shares, strict=True)]
     axes.invert_yaxis()

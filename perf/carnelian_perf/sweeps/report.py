@@ -148,7 +148,7 @@ def render_files(rows: Sequence[Row]) -> str:
     ]
     lines = []
     for row in rows:
-        cells = [f"{row.cell.duration_s:g}", _load_words(row)]
+        cells = [f"{row.cell.duration_s:g}", row.load]
         if not row.stable:
             lines.append([*cells, row.status])
             continue
@@ -172,7 +172,7 @@ def render_split(rows: Sequence[Row]) -> str:
         over = everything / found["acoustic"].total - 1
         cells = [
             f"{row.cell.duration_s:g}",
-            _load_words(row),
+            row.load,
             _show(row.client_ms),
             *(str(found[stage]) for stage in stages),
         ]
@@ -239,16 +239,8 @@ _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/
 
 def _reasons(rows: Sequence[Row]) -> str:
     """Why some rounds have no numbers, as a list below the table."""
-    found = [f"- {row.cell.duration_s:g} s, {_load_words(row)}: {words}\n" for row in rows for words in row.troubles]
+    found = [f"- {row.cell.duration_s:g} s, {row.load}: {words}\n" for row in rows for words in row.troubles]
     return "".join(["\n", *found]) if found else ""
-
-
-def _load_words(row: Row) -> str:
-    if row.cell.input == "pcm":
-        return f"batch {row.cell.batch}"
-    if row.cell.concurrency is None:
-        return f"Poisson, {row.cell.poisson_share:.0%}"
-    return f"{row.cell.concurrency} client{'s' if row.cell.concurrency > 1 else ''}"
 
 
 def _wer(row: Row) -> str:

@@ -29,6 +29,15 @@ class Row:
         return self.cell.model, self.cell.precision, self.cell.protocol, self.cell.shared_memory
 
     @property
+    def load(self) -> str:
+        """Its batch, clients or arrivals, in words."""
+        if self.cell.input == "pcm":
+            return f"batch {self.cell.batch}"
+        if self.cell.concurrency is None:
+            return f"Poisson, {self.cell.poisson_share:.0%}"
+        return f"{self.cell.concurrency} client{'s' if self.cell.concurrency > 1 else ''}"
+
+    @property
     def status(self) -> str:
         """Of the last round: stable, unstable or failed."""
         return self.results[-1].status
