@@ -160,7 +160,11 @@ _WORDINGS = (
         ModelNotReady,
         "the model's process ended; another server may answer, or this one once it was started anew",
     ),
-    _wording("unknown model", ModelNotFound, "`models()` lists those the server has"),
+    _wording(
+        "unknown model",
+        ModelNotFound,
+        "`models()` lists those the server has, as does `curl -X POST HOST:8000/v2/repository/index`",
+    ),
     _wording(
         "unexpected inference (input|output)|data-type is|batch-size must|byte size mismatch|"
         "expected \\d+ inputs|unexpected shape",

@@ -177,6 +177,11 @@ def test_a_proxys_limit_of_size_is_said_to_be_one():
     assert "status: 413; a proxy before the server takes no request of this size; raise its limit" in error.message
 
 
+def test_an_unknown_model_is_advised_on_at_a_shell_too():
+    message = error_from_answer("NOT_FOUND", "Request for unknown model: 'm' is not found").message
+    assert message.endswith("lists those the server has, as does `curl -X POST HOST:8000/v2/repository/index`")
+
+
 def test_a_deadline_is_also_pythons_timeout_error():
     assert issubclass(DeadlineExceeded, TimeoutError)
 
