@@ -212,6 +212,7 @@ app.command(rich_help_panel=TOOLKITS)(to_huggingface)
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # "generated new fontManager", before anything of ours
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
