@@ -367,7 +367,7 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
     found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
-    for name in found:
+    for name in models or found:
         if not _PLAIN_PATH.fullmatch(name):
             raise ServerError(
                 f"a model folder's name must be of ASCII letters, digits, `_`, `-` and `.`, but {name!r} of "

@@ -362,6 +362,7 @@ def test_ports_must_differ() -> None:
     [
         (("--repository=nowhere",), "nowhere is not there"),
         (("--repository=empty",), "must hold at least one model folder"),
+        (("--repository=odd",), "name must be of ASCII letters, digits, `_`, `-` and `.`, but 'my model' of"),
         (("--repository=models", "--model=cot"), "'cot' is not there; it has cut"),
     ],
 )
@@ -370,6 +371,7 @@ def test_a_wrong_repository_is_named(
 ) -> None:
     monkeypatch.chdir(cut_repository.parent)
     Path("empty").mkdir()
+    Path("odd/my model").mkdir(parents=True)
     result = run_command(*arguments, *FREE_PORTS)
     assert result.returncode == 1
     assert words in result.stderr
