@@ -7,11 +7,12 @@ build each request, errors that keep the status as text, and a destructor that c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,21 +71,13 @@ class Transport:
         Raises:
             CarnelianClientError: the answer was an error, or there was none; so for every method here.
         """
-        try:
-            call = self._stub.ModelInfer.future(
-                _infer_message(request, deadline), timeout=deadline.left_s + LINGER_S, metadata=self._metadata
-            )
+        message = _infer_message(request, deadline)
+        with self._translated_errors(deadline, request):
+            call = self._stub.ModelInfer.future(message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata)
             self._in_flight.add(call)
             call.add_done_callback(self._in_flight.discard)
-            return _transcript(call.result(timeout=deadline.left_s), request)
-        except grpc.FutureTimeoutError as error:
-            raise _late(deadline, request) from error
-        except grpc.RpcError as error:
-            raise _error(error, deadline, request) from error
-        except ValueError as error:  # of a channel that was closed between two attempts
-            if not self._is_closed:
-                raise
-            raise _closed(request) from error
+            answer = call.result(timeout=deadline.left_s)
+        return _transcript(answer, request)
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """Ask for one model."""
@@ -108,14 +101,21 @@ class Transport:
         self._channel.close()
 
     def _call(self, method: str, message: Any, deadline: Deadline) -> Any:
-        try:
+        with self._translated_errors(deadline, None):
             return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
+
+    @contextlib.contextmanager
+    def _translated_errors(self, deadline: Deadline, request: Request | None) -> Iterator[None]:
+        try:
+            yield
+        except grpc.FutureTimeoutError as error:
+            raise _late(deadline, request) from error
         except grpc.RpcError as error:
-            raise _error(error, deadline, None) from error
-        except ValueError as error:
+            raise _error(error, deadline, request) from error
+        except ValueError as error:  # of a channel that was closed between two attempts
             if not self._is_closed:
                 raise
-            raise _closed(None) from error
+            raise _closed(request) from error
 
 
 class AsyncTransport:
@@ -135,7 +135,8 @@ class AsyncTransport:
 
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """See `Transport.infer`."""
-        call = asyncio.create_task(self._send(request, deadline))
+        message = _infer_message(request, deadline)
+        call = asyncio.create_task(self._call("ModelInfer", message, deadline, request, linger_s=LINGER_S))
         self._in_flight.add(call)
         call.add_done_callback(self._forget)
         await asyncio.wait({call}, timeout=deadline.left_s)  # which leaves the call alone if this task is cancelled
@@ -163,10 +164,6 @@ class AsyncTransport:
         """See `Transport.close`."""
         self._is_closed = True
         await self._channel.close()
-
-    async def _send(self, request: Request, deadline: Deadline) -> Any:
-        message = _infer_message(request, deadline)
-        return await self._call("ModelInfer", message, deadline, request, linger_s=LINGER_S)
 
     def _forget(self, call: asyncio.Task[Any]) -> None:
         self._in_flight.discard(call)
