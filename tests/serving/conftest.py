@@ -164,28 +164,28 @@ backend: "onnxruntime"
 max_batch_size: 4
 instance_group { kind: KIND_CPU count: 1 }
 """
-CUT_CONFIG = """
+CUT_TENSORS = """
 backend: "dali"
-max_batch_size: 4
 input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
 input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
-dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 3 ] }
 instance_group { kind: KIND_CPU count: 1 }
+"""
+CUT_CONFIG = (
+    CUT_TENSORS
+    + """max_batch_size: 4
+dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 3 ] }
 parameters { key: "num_threads" value { string_value: "1" } }
 """
-BOUNDED_CONFIG = """
-backend: "dali"
-max_batch_size: 32
-input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
-input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
-instance_group { kind: KIND_CPU count: 1 }
+)
+BOUNDED_CONFIG = (
+    CUT_TENSORS
+    + """max_batch_size: 32
 parameters { key: "num_threads" value { string_value: "8" } }
 parameters { key: "memory_mib" value { string_value: "64" } }
 """
+)
 CUT_PIPELINE = """
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.triton import autoserialize
