@@ -8,7 +8,7 @@ import typer
 
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
-from carnelian_training.language_models.command import ngram, perplexity, weigh
+from carnelian_training.language_models.command import load_recogniser, ngram, perplexity, weigh
 from carnelian_training.synthesis.command import surroundings, synthesise
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def evaluate(
             )
         if len(paths) < 2:
             raise typer.BadParameter("give CHECKPOINT MANIFEST...")
-        recogniser = _load_recogniser(paths[0], language_model, neural_language_model)
+        recogniser = load_recogniser(paths[0], language_model, neural_language_model)
         _compare(*recogniser, manifests=paths[1:], lm_weights=lm_weights, server=(url, model) if url else None, out=out)
         return
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
@@ -107,7 +107,7 @@ def evaluate(
         from carnelian_training.evaluate import evaluate as run
         from carnelian_training.language_models.weights import read_weights
 
-        config, network, text_decoder = _load_recogniser(paths[0], language_model, neural_language_model)
+        config, network, text_decoder = load_recogniser(paths[0], language_model, neural_language_model)
         defaults = read_weights(lm_weights) if lm_weights else {}
         with joined() as process:
             evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, decoding, defaults)
@@ -123,24 +123,6 @@ def evaluate(
         logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].title, reason)
     if evaluation.failures:
         raise typer.Exit(1)
-
-
-def _load_recogniser(
-    path: Path, language_model: Path | None, neural_language_model: Path | None
-) -> tuple["Config", "CtcNetwork", "ctc.Decoder"]:
-    """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
-    from carnelian_training import ctc
-    from carnelian_training.evaluate import frame_duration_s
-    from carnelian_training.foreign.sources import load_model
-
-    config, network = load_model(path)
-    decoder = ctc.Decoder(
-        config.labels,
-        frame_duration_s(config),
-        language_model=language_model,
-        neural_language_model=neural_language_model,
-    )
-    return config, network, decoder
 
 
 def _compare(

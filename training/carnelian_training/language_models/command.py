@@ -2,15 +2,38 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from carnelian_training import ctc
+    from carnelian_training.config import Config
+    from carnelian_training.models.network import CtcNetwork
 
 TEXT_HELP = (
     "austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged texts by "
     "default."
 )
 LABELS_HELP = 'The recogniser\'s labels, for text in another language than English: " abc...xyzäöüß".'
+
+
+def load_recogniser(
+    path: Path, language_model: Path | None, neural_language_model: Path | None
+) -> tuple["Config", "CtcNetwork", "ctc.Decoder"]:
+    """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
+    from carnelian_training import ctc
+    from carnelian_training.evaluate import frame_duration_s
+    from carnelian_training.foreign.sources import load_model
+
+    config, network = load_model(path)
+    decoder = ctc.Decoder(
+        config.labels,
+        frame_duration_s(config),
+        language_model=language_model,
+        neural_language_model=neural_language_model,
+    )
+    return config, network, decoder
 
 
 def weigh(
@@ -23,19 +46,11 @@ def weigh(
     """Choose the weights of language models on a dev set, for decoding."""
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
-    from carnelian_training import ctc
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
-    from carnelian_training.evaluate import frame_duration_s, score_all
-    from carnelian_training.foreign.sources import load_model
+    from carnelian_training.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
-    config, network = load_model(checkpoint)
-    decoder = ctc.Decoder(
-        config.labels,
-        frame_duration_s(config),
-        language_model=language_model,
-        neural_language_model=neural_language_model,
-    )
+    config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, config.labels)
     log_probs, references = score_all(network, config, clips), [clip.text for clip in clips]
