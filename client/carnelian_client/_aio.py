@@ -33,7 +33,7 @@ class AsyncCarnelianClient:
         async with AsyncCarnelianClient("localhost:8001", timeout_s=5) as client:
             print((await client.transcribe("clip.flac")).text)
 
-    It belongs to the event loop of its first call. Cancelling a task cancels its request on the server too.
+    It belongs to the event loop of its first call. The request of a task that is cancelled still runs on the server.
 
     Raises:
         ValueError: an argument that cannot work.
@@ -131,7 +131,7 @@ class AsyncCarnelianClient:
         """Transcribe many clips, in their order; see `CarnelianClient.transcribe_many`.
 
         The iterable may be asynchronous, and then holds no outcome back while it waits for its next clip. Ending the
-        loop early cancels what is in flight and closes an asynchronous generator: at once if `contextlib.aclosing`
+        loop early drops what is not sent and closes an asynchronous generator: at once if `contextlib.aclosing`
         closes the iterator, else when it is collected.
         """
         window = window_size(clips, concurrency)

@@ -249,7 +249,7 @@ def test_failures_can_be_raised_in_their_place(run, wav):
     run(use)
 
 
-def test_ending_the_loop_early_cancels_the_rest(run, triton, wav):
+def test_ending_the_loop_early_drops_what_is_not_sent(run, triton, wav):
     async def use(client):
         async with contextlib.aclosing(client.transcribe_many([wav] * 1000, concurrency=2)) as outcomes:
             async for _ in outcomes:
