@@ -18,9 +18,7 @@ from carnelian_export.target import Target
 from carnelian_export.to_onnx import OUTPUTS, export_ragged
 
 
-def write_acoustic(
-    folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int, max_audio_s: float
-) -> float:
+def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int) -> float:
     """Write `model.onnx` or `model.plan`.
 
     Returns:
@@ -33,7 +31,7 @@ def write_acoustic(
         QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
     """
     if target.format == "tensorrt":
-        return _write_engine(folder / "model.plan", network, target, max_batch_size, max_audio_s)
+        return _write_engine(folder / "model.plan", network, target, max_batch_size)
     path = folder / "model.onnx"
     if target.int8_clips is not None:
         clips = read_clips(target.int8_clips, config)
@@ -44,11 +42,11 @@ def write_acoustic(
     return check_parity(path, network, target.precision)
 
 
-def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, max_audio_s: float) -> float:
+def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int) -> float:
     dtype = DTYPES[target.precision]
     graph = export_shaped(network, dtype)
     difference = _check_graph(network, target.precision, graph)
-    profiles = choose_profiles(max_batch_size, max_audio_s)
+    profiles = choose_profiles(max_batch_size)
     num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None
     plan = build_engine(graph, max_batch_size, profiles, num_mels, target.timing_cache)
     path.write_bytes(plan)

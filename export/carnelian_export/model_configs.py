@@ -52,7 +52,7 @@ def build_configs(
     if target.provider == "tensorrt":
         run_on_tensorrt(acoustic, target.precision)
     if target.format == "tensorrt":
-        run_in_tensorrt(acoustic, len(choose_profiles(sizes.max_batch_size, 1.0)))
+        run_in_tensorrt(acoustic, len(choose_profiles(sizes.max_batch_size)))
     stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from carnelian_training.features import SAMPLE_RATE_HZ
+
 FRAMES_PER_S = 100
-SAMPLES_PER_S = 16_000
 MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
@@ -21,12 +22,12 @@ class Profile:
     """Of all rows together, the longest that it takes."""
 
 
-def choose_profiles(max_batch_size: int, max_audio_s: float) -> list[Profile]:
-    """Cover all batches that the configuration allows, from one frame to `max_batch_size` clips of `max_audio_s`."""
-    most_s = max_batch_size * max_audio_s
+def choose_profiles(max_batch_size: int) -> list[Profile]:
+    """Cover all batches that the configuration allows, from one frame to `max_batch_size` of the longest clips."""
+    most_s = max_batch_size * MAX_AUDIO_S
     return [
         Profile(rows=1, seconds=2.0, most_s=8.0),
-        Profile(rows=1, seconds=16.7, most_s=max_audio_s),
+        Profile(rows=1, seconds=16.7, most_s=MAX_AUDIO_S),
         Profile(rows=min(8, max_batch_size), seconds=7.0, most_s=min(200.0, most_s)),
         Profile(rows=max_batch_size, seconds=16.7, most_s=most_s),
     ]
@@ -42,7 +43,7 @@ def shapes_of(profile: Profile, max_batch_size: int, num_mels: int | None) -> di
         max_batch_size: Of the configuration.
         num_mels: Of the features; None of a waveform.
     """
-    rate, channels, axes = (SAMPLES_PER_S, 1, 1) if num_mels is None else (FRAMES_PER_S, num_mels, 2)
+    rate, channels, axes = (SAMPLE_RATE_HZ, 1, 1) if num_mels is None else (FRAMES_PER_S, num_mels, 2)
     row = round(profile.seconds * rate) * channels
     # A clip has one frame more than hops.
     most = (round(profile.most_s * rate) + max_batch_size) * channels

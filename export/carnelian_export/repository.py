@@ -141,7 +141,7 @@ def write_model(
             _check_release(repository, staged, name)
             acoustic = staged / f"{name}_acoustic"
             max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
-            difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size, MAX_AUDIO_S)
+            difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size)
         if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
             shutil.rmtree(staged / AUDIO_DECODE)
         folders = sorted(staged.iterdir())

@@ -8,17 +8,18 @@ widest gap after each clip, and Triton tells the longest clip by the shape of a 
 
 import onnx
 import torch
+from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.masked import Mask, strided
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2
 from torch import Tensor, nn
 
 from carnelian_export.precision import lower
-from carnelian_export.profiles import MAX_AUDIO_S, SAMPLES_PER_S, SHAPED_INPUTS
+from carnelian_export.profiles import MAX_AUDIO_S, SHAPED_INPUTS
 from carnelian_export.time_axis import find_spacing, moved_apart
 from carnelian_export.to_onnx import trace
 
-MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLES_PER_S)
+MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLE_RATE_HZ)
 
 
 class ShapedAcoustic(nn.Module):

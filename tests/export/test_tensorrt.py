@@ -114,7 +114,7 @@ def test_what_tensorrt_refuses_is_said_in_its_words(network):
 
 @pytest.mark.usefixtures("tensorrt")
 def test_an_export_writes_the_engine_and_its_configuration(tmp_path, config, network, monkeypatch):
-    monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda *sizes: SMALL)
+    monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda most: SMALL)
     write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision="bf16"))
     folder = tmp_path / "tiny_acoustic"
     assert [path.name for path in (folder / "1").iterdir()] == ["model.plan"]
@@ -160,7 +160,7 @@ def compare_within(profiles, network):
 
 
 def test_every_profile_takes_the_batches_that_an_engine_is_compared_on(network):
-    compare_within([shapes_of(profile, 32, 64) for profile in choose_profiles(32, 60.0)], network)
+    compare_within([shapes_of(profile, 32, 64) for profile in choose_profiles(32)], network)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_every_profile_takes_the_batches_that_an_engine_is_compared_on(network):
     ids=["features", "waveforms"],
 )
 def test_profiles_take_every_batch_that_the_configuration_allows(most, bands, batches):
-    profiles = [shapes_of(profile, most, bands) for profile in choose_profiles(most, 60.0)]
+    profiles = [shapes_of(profile, most, bands) for profile in choose_profiles(most)]
     for rows, length in batches:
         clip = np.zeros((bands, length) if bands else length, np.float32)
         batch = make_inputs([clip] * rows, [length] * rows)
@@ -235,7 +235,7 @@ def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says
 
 @pytest.mark.usefixtures("tensorrt")
 def test_an_engine_of_waveforms_is_built_and_configured(wav2vec2, tmp_path, monkeypatch):
-    monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda *sizes: SMALL[:1])
+    monkeypatch.setattr("carnelian_export.acoustic.choose_profiles", lambda most: SMALL[:1])
     precision = "fp16" if wav2vec2.config.conv_norm == "group" else "bf16"
     config = config_from_dict({"name": "tiny", "model": asdict(wav2vec2.config), "labels": list("abc")}, "here")
     write_model(tmp_path, "tiny", config, wav2vec2, target=Target(format="tensorrt", precision=precision))
@@ -247,5 +247,5 @@ def test_an_engine_of_waveforms_is_built_and_configured(wav2vec2, tmp_path, monk
 def test_every_profile_of_waveforms_takes_the_batches_that_an_engine_is_compared_on():
     small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
     torch.manual_seed(0)
-    profiles = [shapes_of(profile, 8, None) for profile in choose_profiles(8, 60.0)]
+    profiles = [shapes_of(profile, 8, None) for profile in choose_profiles(8)]
     compare_within(profiles, Wav2Vec2(small, 4).eval())
