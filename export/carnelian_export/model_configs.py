@@ -50,9 +50,9 @@ def build_configs(
     if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
         acoustic.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
     if target.provider == "tensorrt":
-        run_on_tensorrt(acoustic, target.precision)
+        use_tensorrt_provider(acoustic, target.precision)
     if target.format == "tensorrt":
-        run_in_tensorrt(acoustic, len(choose_profiles(sizes.max_batch_size)))
+        use_tensorrt_engine(acoustic, len(choose_profiles(sizes.max_batch_size)))
     stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
@@ -122,7 +122,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     )
 
 
-def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
+def use_tensorrt_provider(config: pb.ModelConfig, precision: str) -> None:
     """Set ONNX Runtime's TensorRT provider up for the shaped graph, in place; without a GPU it runs on the CPU.
 
     One profile for all batches: shapes outside it would have an engine built while clients wait.
@@ -143,7 +143,7 @@ def run_on_tensorrt(config: pb.ModelConfig, precision: str) -> None:
     config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt", parameters=parameters)
 
 
-def run_in_tensorrt(config: pb.ModelConfig, num_profiles: int) -> None:
+def use_tensorrt_engine(config: pb.ModelConfig, num_profiles: int) -> None:
     """Make the acoustic stage an engine of the shaped graph, in place."""
     config.backend = "tensorrt"
     config.parameters.clear()  # they are ONNX Runtime's
