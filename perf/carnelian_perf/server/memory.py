@@ -57,22 +57,21 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     facts = _describe(plan)
     order = shuffle_order(plan.num_requests, len(plan.clips), 0)
     wall_s = 0.0
-    with Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
-        client = grpc.InferenceServerClient(server.grpc_url)
+    with (
+        Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
+        grpc.InferenceServerClient(server.grpc_url) as client,
+        tqdm(total=len(order), desc=SUBJECT, unit="request", disable=None) as bar,
+    ):
         samples = [take_sample(server, 0)]
-        try:
-            longest = max(range(len(plan.clips)), key=lambda index: plan.clips[index].duration_s)
-            send_all(lambda index: _send(client, plan, index), [longest] * FILLING * plan.concurrency, plan.concurrency)
-            with tqdm(total=len(order), desc=SUBJECT, unit="request", disable=None) as bar:
-                for start in range(0, len(order), plan.every):
-                    part = order[start : start + plan.every]
-                    wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
-                    samples.append(take_sample(server, start + len(part)))
-                    bar.update(len(part))
-                    facts = replace(facts, wall_s=round(wall_s, 2))
-                    yield Measurement(facts=facts, samples=list(samples))
-        finally:
-            client.close()
+        longest = max(range(len(plan.clips)), key=lambda index: plan.clips[index].duration_s)
+        send_all(lambda index: _send(client, plan, index), [longest] * FILLING * plan.concurrency, plan.concurrency)
+        for start in range(0, len(order), plan.every):
+            part = order[start : start + plan.every]
+            wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
+            samples.append(take_sample(server, start + len(part)))
+            bar.update(len(part))
+            facts = replace(facts, wall_s=round(wall_s, 2))
+            yield Measurement(facts=facts, samples=list(samples))
 
 
 def _describe(plan: Plan) -> Facts:

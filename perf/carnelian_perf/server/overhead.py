@@ -88,28 +88,26 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     """
     facts = _describe(plan)
     runs: list[Run] = []
-    with Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server:
-        client = grpc.InferenceServerClient(server.grpc_url)
-        try:
-            stages = [step.model_name for step in read_config(plan.repository / plan.model).ensemble_scheduling.step]
-            session = open_session(plan.repository / f"{plan.model}_acoustic")
-            total = len(plan.durations_s) * plan.rounds
-            with tqdm(total=total, desc=SUBJECT, unit="round", disable=None) as bar:
-                for duration_s in plan.durations_s:
-                    ways = build_ways(plan, client, session, duration_s)
-                    for way in ways.values():
-                        send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
-                    for round_number in range(1, plan.rounds + 1):
-                        order = list(ways)
-                        random.Random(SEED + round_number).shuffle(order)
-                        for name in order:
-                            clock = _clock(client, server, stages, name)
-                            runs.append(_measure_once(plan, clock, name, ways[name], duration_s, round_number))
-                        bar.update()
-                        titles = {name: way.title for name, way in ways.items()}
-                        yield Measurement(facts=facts, ways=titles, runs=list(runs))
-        finally:
-            client.close()
+    with (
+        Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
+        grpc.InferenceServerClient(server.grpc_url) as client,
+        tqdm(total=len(plan.durations_s) * plan.rounds, desc=SUBJECT, unit="round", disable=None) as bar,
+    ):
+        stages = [step.model_name for step in read_config(plan.repository / plan.model).ensemble_scheduling.step]
+        session = open_session(plan.repository / f"{plan.model}_acoustic")
+        for duration_s in plan.durations_s:
+            ways = build_ways(plan, client, session, duration_s)
+            for way in ways.values():
+                send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
+            for round_number in range(1, plan.rounds + 1):
+                order = list(ways)
+                random.Random(SEED + round_number).shuffle(order)
+                for name in order:
+                    clock = _clock(client, server, stages, name)
+                    runs.append(_measure_once(plan, clock, name, ways[name], duration_s, round_number))
+                bar.update()
+                titles = {name: way.title for name, way in ways.items()}
+                yield Measurement(facts=facts, ways=titles, runs=list(runs))
 
 
 def _describe(plan: Plan) -> Facts:

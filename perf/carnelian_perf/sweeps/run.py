@@ -141,8 +141,7 @@ def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
                 Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
             )
             urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
-        client = grpc.InferenceServerClient(urls["grpc"])
-        stack.callback(client.close)
+        client = stack.enter_context(grpc.InferenceServerClient(urls["grpc"]))
         yield Target(client=client, urls=urls, pid=pid)
 
 

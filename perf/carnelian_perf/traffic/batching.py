@@ -98,16 +98,13 @@ def _measure_once(
     order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
     stages = [f"{plan.model}_{stage}" for stage in ("acoustic", "features")]
     others_busy_cores = measure_busy_cores()
-    client = grpc.InferenceServerClient(server.grpc_url)
-    try:
+    with grpc.InferenceServerClient(server.grpc_url) as client:
         drive(client, plan.model, plan.clips, order[: plan.concurrency], plan.concurrency)  # warms up
         cpu_s = measure_cpu_s(server.pid)
         before = [read_statistics(client, stage) for stage in stages]
         answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
         after = [read_statistics(client, stage) for stage in stages]
         cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
-    finally:
-        client.close()
     acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
     run = Run(
         candidate=candidate.name,

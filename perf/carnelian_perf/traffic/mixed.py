@@ -191,8 +191,7 @@ def _measure_once(
     step: int,
 ) -> tuple[Run, Outcome]:
     acoustic = f"{plan.model}_acoustic"
-    client = grpc.InferenceServerClient(server.grpc_url)
-    try:
+    with grpc.InferenceServerClient(server.grpc_url) as client:
         if rate is None:
             drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)  # warms up
         busy = measure_busy_cores(0.5)
@@ -207,8 +206,6 @@ def _measure_once(
             outcome = drive_open(client, plan.model, clips, order, due_s)
         cpu_s = measure_cpu_s(server.pid) - cpu_s
         statistics = read_statistics(client, acoustic).since(before)
-    finally:
-        client.close()
     answered = [clips[answer.clip] for answer in outcome.answers]
     run = Run(
         system=system.name,
