@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
 
 SUBJECT = "mixed"
@@ -31,8 +33,7 @@ class Run:
 
     def percentile_ms(self, percent: float) -> float:
         """Of the latencies of clips that were answered."""
-        ordered = sorted(self.latencies_s)
-        return 1e3 * ordered[max(0, -int(-len(ordered) * percent // 100) - 1)]
+        return 1e3 * float(np.percentile(self.latencies_s, percent, method="inverted_cdf"))
 
 
 @dataclass(frozen=True, kw_only=True)
