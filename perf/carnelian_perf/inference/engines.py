@@ -22,7 +22,7 @@ from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.wav2vec2 import Wav2Vec2
 from carnelian_training.precision import DTYPES, autocast
 from torch import Tensor, nn
@@ -40,12 +40,11 @@ class EngineError(RuntimeError):
     """An engine cannot run here; the message says why."""
 
 
-def build_engine(name: str, config: Config, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
+def build_engine(name: str, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
     """Build one of :data:`carnelian_perf.inference.results.TITLES`.
 
     Args:
         name: Which one.
-        config: The network's configuration.
         network: In evaluation mode, on the CPU.
         device: cpu or cuda.
         precision: One of :data:`carnelian_perf.inference.results.PRECISIONS`. Of `plain` and `eager` it is autocast's;
@@ -62,7 +61,7 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         if precision not in ONNX_PRECISIONS[name]:
             raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
         if name == "onnx_conv1d":
-            return _run_padded(_open_session(_export_plain(_make_plain(config, network)), device, threads))
+            return _run_padded(_open_session(_export_plain(_make_plain(network)), device, threads))
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
         run = _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
         return _in_parts(run) if device == "cpu" else run
@@ -72,7 +71,7 @@ def build_engine(name: str, config: Config, network: CtcNetwork, device: str, pr
         compiled = cast("Forward", torch.compile(lowered, mode=mode))
         return _run_torch(lambda batch, ends: compiled(batch.to(dtype), ends), device)
     if name == "plain":
-        module: nn.Module = _make_plain(config, network)
+        module: nn.Module = _make_plain(network)
     else:
         module = network if device == "cpu" else copy.deepcopy(network)  # other engines need it where it is
     return _run_torch(module.to(device), device, precision)
@@ -87,13 +86,10 @@ def _quantise(network: CtcNetwork) -> onnx.ModelProto:
         raise EngineError(str(error)) from error
 
 
-def _make_plain(config: Config, network: CtcNetwork) -> PlainQuartzNet:
-    if not isinstance(config.model, QuartzNetConfig):
+def _make_plain(network: CtcNetwork) -> PlainQuartzNet:
+    if not isinstance(network, QuartzNet):
         raise EngineError("the baseline is a QuartzNet")
-    plain = PlainQuartzNet(config.model, len(config.labels) + 1)
-    weights = {name: w.squeeze(2) if w.ndim == 4 else w for name, w in network.state_dict().items()}
-    plain.load_state_dict(weights)
-    return plain.eval()
+    return PlainQuartzNet.of(network).eval()
 
 
 def _run_torch(forward: Forward, device: str, precision: str = "fp32") -> Engine:

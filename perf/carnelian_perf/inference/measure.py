@@ -74,7 +74,7 @@ def measure(plan: Plan) -> Measurement:
     cells = list(itertools.product(plan.durations_s, plan.batches))
     allow_tf32(plan.precision)
     with torch_threads(plan.threads):
-        engines = {name: _build(plan, name, config, network) for name in plan.engines}
+        engines = {name: _build(plan, name, network) for name in plan.engines}
         peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
         for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
             of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
@@ -92,10 +92,10 @@ def measure(plan: Plan) -> Measurement:
     return Measurement(facts=facts, timings=timings, common=common)
 
 
-def _build(plan: Plan, name: str, config: Config, network: CtcNetwork) -> Engine | str:
+def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:
     """The engine, or why there is none."""
     try:
-        return build_engine(name, config, network, plan.device, plan.precision, plan.threads)
+        return build_engine(name, network, plan.device, plan.precision, plan.threads)
     except EngineError as error:
         return f"not run: {error}"
 

@@ -24,7 +24,7 @@ from carnelian_training.data.loading import Batch, Item
 from carnelian_training.data.manifest import Clip
 from carnelian_training.distributed import Process
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.optim import build_optimizer
 from carnelian_training.state import State, new_state
@@ -152,10 +152,8 @@ def build_state(config: Config, form: str, process: Process) -> State:
     state = new_state(config, process)
     if form == OURS:
         return state
-    assert isinstance(config.model, QuartzNetConfig)
-    plain = PlainQuartzNet(config.model, len(config.labels) + 1)
-    plain.load_state_dict({n: w.squeeze(2) if w.ndim == 4 else w for n, w in state.model.state_dict().items()})
-    plain.to(process.device)
+    assert isinstance(state.model, QuartzNet)
+    plain = PlainQuartzNet.of(state.model).to(process.device)
     # All that a step asks of a network is what this one has as well.
     return State(cast("CtcNetwork", plain), build_optimizer(config, plain), state.scaler, None, process)
 

@@ -6,8 +6,8 @@ and gradients to those of `carnelian_training.models.quartznet`.
 """
 
 import torch
-from carnelian_training.models.blocks import StageConfig
-from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.models.blocks import StackConfig, StageConfig
+from carnelian_training.models.quartznet import QuartzNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -110,7 +110,7 @@ class PlainBlock(nn.Module):
 class PlainQuartzNet(nn.Module):
     """As `QuartzNet`: the same parameters by the same names, without the axis of height 1."""
 
-    def __init__(self, config: QuartzNetConfig, num_labels: int) -> None:
+    def __init__(self, config: StackConfig, num_labels: int) -> None:
         super().__init__()
         self.config = config
         blocks = []
@@ -121,6 +121,13 @@ class PlainQuartzNet(nn.Module):
                 channels = stage.filters
         self.blocks = nn.ModuleList(blocks)
         self.head = SameConv1d(channels, num_labels * config.head_frames, 1, bias=True)
+
+    @classmethod
+    def of(cls, network: QuartzNet) -> "PlainQuartzNet":
+        """The same network in this form, with the same weights, on the CPU."""
+        plain = cls(network.config, network.head.out_channels // network.config.head_frames)
+        plain.load_state_dict({name: w.squeeze(2) if w.ndim == 4 else w for name, w in network.state_dict().items()})
+        return plain
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """As `QuartzNet.forward`: [batch, mels, frames] -> [batch, frames', labels] log-probabilities."""

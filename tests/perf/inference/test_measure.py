@@ -110,9 +110,9 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
 
 
 def test_engine_that_cannot_run_says_why():
-    config, network = load_network(CHECKPOINT)
+    _, network = load_network(CHECKPOINT)
     with pytest.raises(EngineError, match="in ONNX Runtime this is measured in fp32 and fp16"):
-        build_engine("onnx", config, network, "cpu", "bf16", 1)
+        build_engine("onnx", network, "cpu", "bf16", 1)
 
 
 def test_engine_that_fails_at_one_batch_is_recorded_beside_the_others():
@@ -131,7 +131,7 @@ def test_engine_that_fails_at_one_batch_is_recorded_beside_the_others():
     def fail(features, lengths):
         raise RuntimeError("out of memory: tried to allocate 7 GB\nand more words")
 
-    engines = {"plain": fail, "onnx": build_engine("onnx", config, network, "cpu", "fp16", 1)}
+    engines = {"plain": fail, "onnx": build_engine("onnx", network, "cpu", "fp16", 1)}
     common, (plain, half) = measure_cell(plan, config, engines, 1.0, 1)
     assert plain.not_run == "failed: out of memory: tried to allocate 7 GB"
     assert plain.network_ms == []

@@ -21,18 +21,16 @@ CONFIG = QuartzNetConfig(
 @pytest.mark.parametrize("lengths", [(96, 96), (90, 61), (97, 80)])
 def test_the_plain_network_is_ours_in_values_and_gradients(lengths):
     torch.manual_seed(1)
-    ours, plain = QuartzNet(CONFIG, 29).train(), PlainQuartzNet(CONFIG, 29).train()
-    weights = {n: w.squeeze(2) if w.ndim == 4 else w for n, w in ours.state_dict().items()}
-    plain.load_state_dict(weights)
+    ours = QuartzNet(CONFIG, 29).train()
+    plain = PlainQuartzNet.of(ours).train()
+    shapes = {n: p.shape for n, p in plain.named_parameters()}
     features, targets = torch.randn(2, 64, max(lengths)), torch.randint(0, 28, (2, 12))
     results = []
     for network in (ours, plain):
         log_probs, frames = network(features, torch.tensor(lengths))
         loss = F.ctc_loss(log_probs.transpose(0, 1), targets, frames, torch.tensor([12, 12]), blank=28)
         loss.backward()
-        results.append(
-            (log_probs, frames, {n: p.grad.reshape(weights[n].shape) for n, p in network.named_parameters()})
-        )
+        results.append((log_probs, frames, {n: p.grad.reshape(shapes[n]) for n, p in network.named_parameters()}))
     (ours_scores, ours_frames, ours_grads), (plain_scores, plain_frames, plain_grads) = results
     assert ours_frames.tolist() == plain_frames.tolist()
     for row, length in enumerate(plain_frames):
