@@ -13,6 +13,8 @@ from carnelian_export.tuning import StageTuning, apply_tuning
 
 WARMUPS = ((2, 1), (2, 4), (20, 1))
 """Seconds and clips: what is small, what comes in batches, and what needs room."""
+MAX_PENDING_REQUESTS = 128
+"""Before the stages behind the features: as many clips as four batches, or some seconds of work on two cores."""
 ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
@@ -53,7 +55,8 @@ def build_configs(
         use_tensorrt_provider(acoustic, target.precision)
     if target.format == "tensorrt":
         use_tensorrt_engine(acoustic, len(choose_profiles(sizes.max_batch_size)))
-    stages = [build_features(f"{name}_features", sizes), acoustic, build_ctc(f"{name}_ctc", sizes, decoding)]
+    ctc = build_ctc(f"{name}_ctc", sizes, decoding)
+    stages = [build_features(f"{name}_features", sizes, [acoustic.name, ctc.name]), acoustic, ctc]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
     decode = pb.ModelConfig(
@@ -69,8 +72,11 @@ def build_configs(
     return {config.name: config for config in configs}
 
 
-def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
-    """SIGNAL -> FEATURES: clips of any lengths as samples of one DALI batch, on the CPU."""
+def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) -> pb.ModelConfig:
+    """SIGNAL -> FEATURES: clips of any lengths as samples of one DALI batch, on the CPU.
+
+    An ensemble has no back-pressure of its own, so this stage turns requests away while many wait for the next.
+    """
     return pb.ModelConfig(
         name=name,
         backend="dali",
@@ -84,6 +90,10 @@ def build_features(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),
         model_warmup=_warm_up("SIGNAL", (), 1, "SIGNAL_LENGTH"),
+        parameters={
+            "max_pending_requests": pb.ModelParameter(string_value=str(MAX_PENDING_REQUESTS)),
+            "pending_models": pb.ModelParameter(string_value=",".join(next_stages)),
+        },
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from carnelian_serving import THREADS_VARIABLE
+from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import choose_ports, read_addresses
 from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.errors import ServerError
@@ -255,6 +255,7 @@ class Server:
 
     def _launch(self, installation: Installation) -> None:
         environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
+        environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts

@@ -66,6 +66,7 @@ def count(container: Any) -> dict[str, float]:
     totals: Counter[str] = Counter()
     for outcome, model, value in counters:
         totals[f"{model} {outcome}"] += float(value)
+    totals["refused"] = sum(map(float, re.findall(r"^carnelian_refused_requests_total\{.*\} (\S+)$", text, re.M)))
     return totals
 
 
@@ -88,8 +89,7 @@ def test_triton_counts_samples_that_fail_twice(container: Any) -> None:
 
 
 def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -> None:
-    """They halve an ensemble's failures, and take what never came through audio_decode as turned away."""
-
+    """They halve an ensemble's failures, and take as turned away what never came through audio_decode or was refused."""
     broken = b"fLaC" + bytes(4000)
     # Quick to send and slow to decode, because it is resampled: the queue fills up.
     silence = io.BytesIO()
@@ -108,7 +108,8 @@ def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -
     decoded = moved["audio_decode success"] + moved["audio_decode failure"]
     assert failed == turned_away + 1
     assert moved["quartznet_demo failure"] / 2 == failed
-    assert moved["quartznet_demo failure"] / 2 - (decoded - moved["quartznet_demo success"]) == turned_away > 0
+    never_decoded = failed - (decoded - moved["quartznet_demo success"])
+    assert never_decoded + moved["refused"] == turned_away > 0
 
 
 def stop_in_flight(running: Any) -> list[Any]:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from carnelian_serving.backends.batching import Rows, check_output, execute
+from carnelian_serving.backends.dali import admission
 from carnelian_serving.backends.dali.pipeline import PipelineRunner, load_serialized
 from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
 from carnelian_serving.backends.threads import thread_count
 
-PARAMETERS = ("num_threads", "memory_mib")
+PARAMETERS = ("num_threads", "memory_mib", *admission.PARAMETERS)
 
 
 class TritonPythonModel:
@@ -53,11 +54,14 @@ class TritonPythonModel:
             device_id=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None,
         )
         self._check_pipeline()
+        self._admission = admission.read_admission(self._config)
         memory_mib = self._config.integer("memory_mib", 0)
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer requests as one batch."""
+        """Answer requests as one batch, or turn them all away."""
+        if self._admission is not None and not self._admission.is_open(len(requests)):
+            return [self._admission.refuse() for _ in requests]
         return execute(self._config, requests, self._run, error_code="UNKNOWN")
 
     def finalize(self) -> None:

@@ -1,0 +1,120 @@
+"""Turns requests away where too many wait for the stages behind this one.
+
+Triton bounds a queue by a policy, but with one it fetches no request ahead, and one that finds every instance
+busy may sleep for half a second beside an idle one (2.51). So the stages of an ensemble have none, and the first
+that they all share refuses what would only make everybody wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import urllib.parse
+from collections.abc import Sequence
+
+import triton_python_backend_utils as pb_utils
+
+from carnelian_serving import METRICS_VARIABLE
+from carnelian_serving.backends.model_config import ConfigError, ModelConfig
+
+REFUSED_METRIC = "carnelian_refused_requests_total"
+LIMIT, STAGES = "max_pending_requests", "pending_models"
+PARAMETERS = (LIMIT, STAGES)
+
+_TIMEOUT_S = 1.0
+
+
+def read_admission(config: ModelConfig) -> Admission | None:
+    """Read a model's limit from its parameters; None where it has none.
+
+    Raises:
+        ConfigError: The limit stands there without the stages or they without it, or it is below 1.
+    """
+    if not set(PARAMETERS) & set(config.parameters):
+        return None
+    if not set(PARAMETERS) <= set(config.parameters):
+        raise ConfigError(f"{config.name!r} must have both `{LIMIT}` and `{STAGES}` as parameters, or neither")
+    limit = config.integer(LIMIT, 0)
+    if limit < 1:
+        raise ConfigError(f"`{LIMIT}` of {config.name!r} must be at least 1, but is {limit}")
+    stages = [stage.strip() for stage in config.parameters[STAGES].split(",")]
+    return Admission(config.name, stages, limit)
+
+
+class Admission:
+    """Whether requests of one instance of a model may pass on to the stages behind it."""
+
+    def __init__(self, model: str, stages: Sequence[str], limit: int) -> None:
+        """Let requests pass while fewer than `limit` wait for `stages`."""
+        self._model = model
+        self._stages = stages
+        self._limit = limit
+        self._pending = _PendingRequests(stages, os.environ.get(METRICS_VARIABLE))
+        self._most_pending = 0
+        """How many wait at most: those that waited when Triton was asked last, and all that have passed since."""
+        self._refused = _Refused(model)
+
+    def is_open(self, num_requests: int) -> bool:
+        """Return whether so many further requests, which came as one batch, may pass. They count from now on."""
+        if self._most_pending >= self._limit:
+            self._most_pending = self._pending.count()
+        if self._most_pending >= self._limit:
+            self._refused.count(num_requests)
+            return False
+        self._most_pending += num_requests
+        return True
+
+    def refuse(self) -> pb_utils.InferenceResponse:
+        """Make the answer to a request that does not pass: UNAVAILABLE, as that of a queue that is full."""
+        return pb_utils.InferenceResponse(
+            error=pb_utils.TritonError(
+                f"Exceeds maximum queue size: {self._limit} requests wait already for {' and '.join(self._stages)} "
+                f"(`{LIMIT}` of {self._model!r}); send it again later, or fewer at a time",
+                pb_utils.TritonError.UNAVAILABLE,
+            )
+        )
+
+
+class _PendingRequests:
+    """What Triton's own metrics say of the queues of some models."""
+
+    def __init__(self, models: Sequence[str], url: str | None) -> None:
+        names = "|".join(map(re.escape, models))
+        self._pattern = re.compile(rf'^nv_inference_pending_request_count{{.*model="(?:{names})".*}} (\d+)', re.M)
+        self._url = urllib.parse.urlsplit(url or "")
+
+    def count(self) -> int:
+        """Return the sum of their lengths; 0 where the server keeps no metrics."""
+        if not self._url.hostname:
+            return 0
+        connection = http.client.HTTPConnection(self._url.hostname, self._url.port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", self._url.path)
+            text = connection.getresponse().read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            pb_utils.Logger.log_warn(f"{self._url.geturl()} cannot be read, so no request is turned away: {error}")
+            return 0
+        finally:
+            connection.close()
+        return sum(int(match) for match in self._pattern.findall(text))
+
+
+class _Refused:
+    """A counter of the server; nothing where it keeps no metrics."""
+
+    def __init__(self, model: str) -> None:
+        self._metric = None
+        with contextlib.suppress(pb_utils.TritonModelException):
+            # A family must outlive its metrics.
+            self._family = pb_utils.MetricFamily(
+                name=REFUSED_METRIC,
+                description="Requests that were turned away because too many waited.",
+                kind=pb_utils.MetricFamily.COUNTER,
+            )
+            self._metric = self._family.Metric(labels={"model": model})
+
+    def count(self, num_requests: int) -> None:
+        if self._metric is not None:
+            self._metric.increment(num_requests)

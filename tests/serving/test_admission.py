@@ -1,0 +1,83 @@
+"""What the feature stage does with more requests than the stages behind it can work on."""
+
+import shutil
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from carnelian_serving.errors import ServerError
+from carnelian_serving.launcher import Server
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 2
+REFUSED = 'carnelian_refused_requests_total{model="quartznet_demo_features"} '
+
+
+@pytest.fixture
+def narrow_repository(tmp_path: Path) -> Path:
+    """The shipped models, of which few requests may wait."""
+    repository = tmp_path / "models"
+    shutil.copytree(ROOT / "model_repository", repository)
+    config = repository / "quartznet_demo_features" / "config.pbtxt"
+    text = config.read_text()
+    assert text.count('string_value: "128"') == 1
+    config.write_text(text.replace('string_value: "128"', f'string_value: "{LIMIT}"'))
+    return repository
+
+
+def serve(repository: Path, *triton_options: str) -> Server:
+    models = ["quartznet_demo_pcm"]
+    return Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0, triton_options=triton_options)
+
+
+def noise(seconds: float) -> dict[str, np.ndarray]:
+    samples = np.random.default_rng(0).standard_normal((1, int(seconds * 16_000)), np.float32) / 10
+    return {"SIGNAL": samples, "SIGNAL_LENGTH": np.int32([[samples.shape[1]]])}
+
+
+def test_requests_are_turned_away_while_as_many_wait_as_may(
+    narrow_repository: Path, connect: Callable[..., Any]
+) -> None:
+    with serve(narrow_repository) as server:
+        client = connect(server.grpc_url)
+        alone = client.infer("quartznet_demo_pcm", **noise(2))["TRANSCRIPT"]
+        answers = client.infer_at_once("quartznet_demo_pcm", [noise(20)] * 60)
+        turned_away = [answer for answer in answers if isinstance(answer, Exception)]
+        assert LIMIT <= len(answers) - len(turned_away) < 60
+        for error in turned_away:
+            assert "Exceeds maximum queue size: 2 requests wait already for quartznet_demo_acoustic and" in str(error)
+            assert error.status() == "StatusCode.UNAVAILABLE"
+        assert client.infer("quartznet_demo_pcm", **noise(2))["TRANSCRIPT"] == alone
+        with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+            metrics = answer.read().decode()
+    (refused,) = [line for line in metrics.splitlines() if line.startswith(REFUSED)]
+    assert float(refused.removeprefix(REFUSED)) == len(turned_away)
+
+
+def test_a_server_without_metrics_turns_nobody_away(narrow_repository: Path, connect: Callable[..., Any]) -> None:
+    with serve(narrow_repository, "--allow-metrics=false") as server:
+        answers = connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(5)] * 40)
+        assert not [answer for answer in answers if isinstance(answer, Exception)]
+        assert any("cannot be read, so no request is turned away" in line for line in server.log)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "advice"),
+    [
+        ('parameters { key: "max_pending_requests" value { string_value: "9" } }', "or neither"),
+        ('parameters { key: "pending_models" value { string_value: "other" } }', "or neither"),
+        (
+            'parameters { key: "max_pending_requests" value { string_value: "0" } }'
+            'parameters { key: "pending_models" value { string_value: "other" } }',
+            "must be at least 1, but is 0",
+        ),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(cut_repository: Path, parameters: str, advice: str) -> None:
+    with (cut_repository / "cut" / "config.pbtxt").open("a") as config:
+        config.write(parameters)
+    with pytest.raises(ServerError, match=advice):
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0).start()
