@@ -89,7 +89,7 @@ def test_triton_counts_samples_that_fail_twice(container: Any) -> None:
 
 
 def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -> None:
-    """They halve an ensemble's failures, and take as turned away what never came through audio_decode or was refused."""
+    """They halve an ensemble's failures; turned away is what never came through audio_decode, or was refused."""
     broken = b"fLaC" + bytes(4000)
     # Quick to send and slow to decode, because it is resampled: the queue fills up.
     silence = io.BytesIO()
