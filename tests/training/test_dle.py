@@ -237,6 +237,10 @@ def test_other_files_are_refused(tmp_path):
     torch.save({"model": 1}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="a DLE"):
         sources.read(tmp_path / "a.pt")
+    for content in (nn.Linear(1, 1), [1], {"encoder.layers.0.mconv.0.weight": torch.zeros(1)}):
+        torch.save(content, tmp_path / "a.pt")
+        with pytest.raises(CheckpointError, match="a DLE"):
+            sources.load_model(tmp_path / "a.pt")
     torch.save({"state_dict": {"wav2vec": torch.zeros(1)}}, tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match=r"must hold `encoder\.layers`"):
         sources.read(tmp_path / "b.pt")

@@ -230,8 +230,11 @@ def test_letters_that_were_added_to_a_vocabulary_are_labels(tmp_path, file, adde
     assert torch.equal(same["head.weight"], weights["head.weight"])
 
 
-@pytest.mark.parametrize("others", ["additional_special_tokens", "extra_special_tokens"])
-def test_special_tokens_of_any_spelling_are_no_labels(tmp_path, others):
+@pytest.mark.parametrize(
+    ("others", "tokens"),
+    [("additional_special_tokens", ["~"]), ("extra_special_tokens", ["~"]), ("extra_special_tokens", {"noise": "~"})],
+)
+def test_special_tokens_of_any_spelling_are_no_labels(tmp_path, others, tokens):
     """A string, or an entry that says more; in the tokenizer's file or in that of special tokens."""
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
     expected = sources.read(folder, "same")[1]["head.weight"]
@@ -239,7 +242,7 @@ def test_special_tokens_of_any_spelling_are_no_labels(tmp_path, others):
     changed(folder / "vocab.json", **vocabulary)
     changed(folder / "tokenizer_config.json", pad_token=None, unk_token=None, bos_token=None)
     changed(folder / "special_tokens_map.json", pad_token="PAD", unk_token={"content": "UNKNOWN", "lstrip": False})
-    changed(folder / "tokenizer_config.json", **{"word_delimiter_token": {"content": "_"}, others: ["~"]})
+    changed(folder / "tokenizer_config.json", **{"word_delimiter_token": {"content": "_"}, others: tokens})
     config, weights = sources.read(folder, "same")
     assert config.labels == LABELS
     assert torch.equal(weights["head.weight"], expected)
@@ -314,6 +317,16 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
     for read in (sources.read, sources.load_model):
         with pytest.raises(CheckpointError, match=r"is a pointer of Git LFS: fetch them, `git lfs pull`"):
             read(path)
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "module."), ("wav2vec2.", "wav2vec2._orig_mod.")])
+def test_a_model_that_was_saved_inside_of_a_wrapper_is_read_too(tmp_path, before, after):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    expected = sources.read(folder)[1]
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.replace(before, after, 1): t for name, t in tensors.items()}, folder / "model.safetensors")
+    found = sources.read(folder)[1]
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -204,6 +204,9 @@ def test_a_damaged_archive_is_named(tmp_path):
             sources.read(path)
 
 
+HEAD = "decoder.decoder_layers.0.weight"
+
+
 def break_tensors(tree, tensors):
     del tensors["decoder.decoder_layers.0.bias"]
     tensors["encoder.encoder.9.mconv.0.conv.weight"] = torch.zeros(1)
@@ -222,7 +225,20 @@ def break_tensors(tree, tensors):
             lambda _, tensors: tensors["decoder.decoder_layers.0.bias"].fill_(float("nan")),
             r"decoder_layers\.0\.bias: holds numbers that are not finite",
         ),
+        (
+            lambda _, tensors: tensors.update({HEAD: tensors[HEAD].to(torch.float8_e4m3fn)}),
+            r"layers\.0\.weight: must hold numbers of 16 bits or more, but holds float8_e4m3fn",
+        ),
+        (lambda _, tensors: tensors.update({HEAD: tensors[HEAD].to("meta")}), r"dense .* are not: decoder.*0\.weight$"),
+        (lambda _, tensors: tensors.update({1: torch.zeros(1)}), r"must be a dense tensor, but these are not: 1$"),
+        (
+            lambda _, tensors: tensors["preprocessor.featurizer.window"].mul_(0.9),
+            r"\[320\], but is another table, 0\.1 off",
+        ),
         (lambda tree, _: tree["preprocessor"].update(sample_rate=8000), "`sample_rate` must be 16000"),
+        (lambda tree, _: tree["preprocessor"].update(use_grads=True), "`use_grads` must be False"),
+        (lambda tree, _: tree["preprocessor"].update(window_size="0.02"), "`window_size` must be a number, but is"),
+        (lambda tree, _: tree["encoder"]["jasper"][1].update(kernel=[None]), "block 1, `kernel` must be a number"),
         (
             lambda tree, _: tree["preprocessor"].update(window="hamming", a=1),
             r"(?s)2 option.*`window`.*`a` is not known",
@@ -243,6 +259,18 @@ def test_what_cannot_be_carried_over_is_refused_by_name(tmp_path, change, messag
     path = rewritten(REFERENCES / "quartznet.nemo", tmp_path / "changed.nemo", change)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         sources.read(path)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_a_model_that_was_saved_inside_of_a_wrapper_is_read_too(tmp_path, prefix):
+    def wrapped(_, tensors):
+        for name in list(tensors):
+            place, _, rest = name.partition(".")
+            tensors[f"{place}.{prefix}{rest}"] = tensors.pop(name)
+
+    _, weights = sources.read(rewritten(REFERENCES / "jasper.nemo", tmp_path / "wrapped.nemo", wrapped))
+    _, expected = sources.read(REFERENCES / "jasper.nemo")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
 def test_unmasked_convolutions_are_read_with_a_warning(tmp_path, caplog):

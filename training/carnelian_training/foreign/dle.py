@@ -16,7 +16,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import LABELS, Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.foreign.keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, take
+from carnelian_training.foreign.keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, plain_name, take
 from carnelian_training.foreign.options import Options, check, samples, section
 from carnelian_training.foreign.stages import model_tree
 
@@ -60,7 +60,7 @@ def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
     found = content["state_dict"] if is_raw or average is None else average
     result = {}
     for name, tensor in found.items():
-        name = name.removeprefix("module.")  # of a model that was saved inside of DistributedDataParallel
+        name = plain_name(name)
         if name.startswith(_V1_UNUSED):
             continue
         for old, new in DLE_V1_PREFIXES.items():

@@ -148,12 +148,12 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
-        found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # neither names a common base for what a damaged file raises
         raise CheckpointError(f"{path}: its weights cannot be read: {error}") from error
-    check_tensors(found, path)
-    return found
+    return check_tensors(found, path)
 
 
 def _features(path: Path) -> Options:
@@ -190,8 +190,10 @@ def _alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
         raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
     named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
     delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
-    # The second is what transformers 5 calls the first.
-    others = [*(tokenizer.get("additional_special_tokens") or []), *(tokenizer.get("extra_special_tokens") or [])]
+    # The second is what transformers 5 calls the first, and names in transformers 4.
+    extra = tokenizer.get("extra_special_tokens") or []
+    extra = extra.values() if isinstance(extra, dict) else extra
+    others = [*(tokenizer.get("additional_special_tokens") or []), *extra]
     special = {*named.values(), *map(_content, others)}
     blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
     if tokens.get(delimiter, 0) >= num_rows:  # of an alphabet without one: transformers 5 adds it to every tokenizer

@@ -35,8 +35,14 @@ NEMO_UNMASKED = Naming("encoder.encoder", "mconv", "weight", "decoder.decoder_la
 DLE_QUARTZNET = Naming("encoder.layers", "mconv", "weight", "decoder.layers.0")
 DLE_JASPER = Naming("encoder.layers", "conv", "weight", "decoder.layers.0")
 
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""What `DataParallel`, `torch.compile` and others add to the names of a network that was saved inside of them."""
+
 DLE_V1_PREFIXES = {"jasper_encoder.encoder.": "encoder.layers.", "jasper_decoder.decoder_layers.": "decoder.layers."}
 """DLE's Jasper of 2019 and 2020."""
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+"""Of weights, and of what norms count; smaller ones are of quantised networks, whose scales are elsewhere."""
 
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -103,8 +109,16 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
     return weights
 
 
-def check_tensors(found: Any, path: Path) -> None:
+def plain_name(name: str) -> str:
+    """A tensor's name without :data:`WRAPPERS`."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def check_tensors(found: Any, path: Path) -> dict[str, Tensor]:
     """Refuse weights that are no tensors of plain numbers: arrays of other packages, sparse and quantised ones.
+
+    Returns:
+        The weights by :func:`plain_name`.
 
     Raises:
         CheckpointError: There are some; each is named.
@@ -114,18 +128,24 @@ def check_tensors(found: Any, path: Path) -> None:
     wrong = [
         str(name)
         for name, tensor in found.items()
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized
+        if not (isinstance(name, str) and isinstance(tensor, Tensor))
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
     ]
     if wrong:
         raise CheckpointError(
             f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
         )
+    return {plain_name(name): tensor for name, tensor in found.items()}
 
 
 def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
-    """A line for :func:`check_fit`; None if the tensor has this shape and finite numbers."""
+    """A line for :func:`check_fit`; None if the tensor has this shape and finite numbers that need no scale."""
     if list(tensor.shape) != shape:
         return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
+    if tensor.dtype not in DTYPES:
+        return f"  {name}: must hold numbers of 16 bits or more, but holds {tensor.dtype}".replace("torch.", "")
     return None if is_finite(tensor) else f"  {name}: holds numbers that are not finite"
 
 

@@ -25,7 +25,7 @@ from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import inert
 from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
-from carnelian_training.foreign.options import Options, check, samples, section
+from carnelian_training.foreign.options import Options, check, samples, section, single
 from carnelian_training.foreign.stages import block_list, model_tree
 from carnelian_training.mel import to_hz, to_mel
 from carnelian_training.models.blocks import StackConfig
@@ -56,12 +56,13 @@ _PREPROCESSOR_FIXED: Options = {
     "pad_value": 0,
     "mel_norm": "slaney",
     "feat_type": "logfbank",
+    "use_grads": False,  # which adds to each magnitude
 }
 _PREPROCESSOR_CARRIED = {"window_size", "window_stride", "n_window_size", "n_window_stride", "n_fft", "features"}
 _PREPROCESSOR_CARRIED |= {"preemph", "lowfreq", "highfreq", "log_zero_guard_type", "log_zero_guard_value", "mag_power"}
 _PREPROCESSOR_CARRIED |= {"use_torchaudio"}
 # Training only, padding that masks undo, or ways of computing the same.
-_PREPROCESSOR_IGNORED = {"dither", "pad_to", "max_duration", "rng", "use_grads", "nb_augmentation_prob", "nb_max_freq"}
+_PREPROCESSOR_IGNORED = {"dither", "pad_to", "max_duration", "rng", "nb_augmentation_prob", "nb_max_freq"}
 _PREPROCESSOR_IGNORED |= {"stft_conv", "stft_exact_pad", "int_values"}
 _ENCODER_FIXED: Options = {
     "activation": "relu",
@@ -156,8 +157,12 @@ def config_tree(tree: Options, where: str) -> Options:
 
 def _features(options: Options, where: str) -> Options:
     check(options, fixed=_PREPROCESSOR_FIXED, carried=_PREPROCESSOR_CARRIED, ignored=_PREPROCESSOR_IGNORED, where=where)
-    window = options.get("n_window_size") or samples(options.get("window_size") or 0.02, SAMPLE_RATE_HZ)
-    hop = options.get("n_window_stride") or samples(options.get("window_stride") or 0.01, SAMPLE_RATE_HZ)
+    seconds = {
+        name: single(options.get(name) or default, f"{where}, `{name}`")
+        for name, default in (("window_size", 0.02), ("window_stride", 0.01))
+    }
+    window = options.get("n_window_size") or samples(seconds["window_size"], SAMPLE_RATE_HZ)
+    hop = options.get("n_window_stride") or samples(seconds["window_stride"], SAMPLE_RATE_HZ)
     guard = options.get("log_zero_guard_value", 2.0**-24)
     power = options.get("mag_power", 2)
     float32 = torch.finfo(torch.float32)
@@ -190,9 +195,10 @@ def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str,
             continue
         rounding = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
         if found.shape != table.shape or not torch.allclose(found.float(), table, rounding, TABLE_TOLERANCE):
+            is_alike = found.shape == table.shape
             raise CheckpointError(
                 f"{path}: {FEATURE_TENSORS}{name} must be what `preprocessor` describes, {list(table.shape)}, but is "
-                f"another table, {list(found.shape)}"
+                f"another table, {f'{(found.float() - table).abs().max():.1g} off' if is_alike else list(found.shape)}"
             )
     network = {name: tensor for name, tensor in tensors.items() if not name.startswith("preprocessor.")}
     is_masked = any(name.endswith(f".{NEMO.conv}") for name in network)

@@ -57,11 +57,17 @@ def carry(table: Mapping[str, tuple[str, Any]], options: Options) -> Options:
 
 
 def single(value: Any, where: str) -> Any:
-    """The one entry of a list such as `kernel: [33]`, or a plain number."""
+    """The one entry of a list such as `kernel: [33]`, or a plain number.
+
+    Raises:
+        CheckpointError: It is no number.
+    """
     if isinstance(value, list):
         if len(value) != 1:
             raise CheckpointError(f"{where} must have one entry, but is {value}")
-        return value[0]
+        value = value[0]
+    if not isinstance(value, (int, float)):
+        raise CheckpointError(f"{where} must be a number, but is {value!r}")
     return value
 
 

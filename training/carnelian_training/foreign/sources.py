@@ -48,7 +48,7 @@ def read(
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
     elif path.suffix == ".nemo":
         theirs, tensors = nemo.read(path)
-        check_tensors(tensors, path)
+        tensors = check_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
         weights = partial(nemo.weights, tensors, path=path)
     else:
@@ -56,17 +56,16 @@ def read(
         if isinstance(content, dict) and "weights" in content:
             raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
         if fairseq.is_fairseq(content):
-            check_tensors(content["model"], path)
+            content["model"] = check_tensors(content["model"], path)
             tree, alphabet = fairseq.config_tree(content, labels, where)
             taken = set() if alphabet is None else {"--labels"}
             weights = partial(fairseq.weights, content, alphabet=alphabet, path=path)
         elif nemo.is_training_checkpoint(content):
-            check_tensors(content["state_dict"], path)
+            tensors = check_tensors(content["state_dict"], path)
             tree = nemo.config_tree(nemo.training_options(content, where), where)
-            weights = partial(nemo.weights, content["state_dict"], path=path)
+            weights = partial(nemo.weights, tensors, path=path)
         else:
-            tensors = dle.tensors(content, is_raw=is_raw, where=where)
-            check_tensors(tensors, path)
+            tensors = check_tensors(dle.tensors(content, is_raw=is_raw, where=where), path)
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
             taken = {"--raw", "--dle-config"}
@@ -106,4 +105,4 @@ def is_ours(path: Path) -> bool:
         content = inert.load_checkpoint(path)
     except CheckpointError:
         return True  # whose reader says what is wrong with it
-    return not isinstance(content, dict) or not ("state_dict" in content or fairseq.is_fairseq(content))
+    return isinstance(content, dict) and "weights" in content

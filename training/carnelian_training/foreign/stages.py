@@ -51,7 +51,7 @@ def _stage(block: Options, kernel_key: str, where: str) -> Options:
     missing = {"filters", "repeat", kernel_key, "stride", "dilation", "residual"} - block.keys()
     if missing:
         raise CheckpointError(f"{where} must say {', '.join(sorted(missing))}, but does not")
-    stride, repeat = single(block["stride"], f"{where}, `stride`"), block["repeat"]
+    stride, repeat = (single(block[name], f"{where}, `{name}`") for name in ("stride", "repeat"))
     if stride > 1 and repeat > 1:
         raise CheckpointError(f"{where}: `stride` must be 1 where `repeat` is above 1, but is {stride}")
     kernel = int(single(block[kernel_key], f"{where}, `{kernel_key}`") * float(block.get("kernel_size_factor", 1.0)))
