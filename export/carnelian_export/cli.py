@@ -1,6 +1,8 @@
 """`carnelian-export`: a checkpoint into a Triton model repository."""
 
 import logging
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -111,6 +113,7 @@ def _export_language_model(source: Path, name: str | None, out: Path) -> None:
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was written so far is removed on the way out
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
 from carnelian_training.evaluate import frame_duration_s
+from carnelian_training.interruption import Interruption
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.replacement import written
@@ -123,7 +125,8 @@ def write_model(
         How far what was exported is from the network, see :func:`carnelian_export.acoustic.write_acoustic`.
 
     Raises:
-        RepositoryError: The name cannot name a model, or is that of a model with other labels, features or format.
+        RepositoryError: The name cannot name a model, or is that of a model with other labels, features or format; or
+            a language model's file is called as another file of the model.
         ParityError: What was exported and the network disagree; nothing was written.
         EngineError: TensorRT is not there, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
@@ -134,7 +137,8 @@ def write_model(
     _check_name(name)
     target = target or Target()
     repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository)) as scratch:
+    stages = {f"{name}{suffix}" for suffix in SUFFIXES} | ({AUDIO_DECODE} if "decode" in target.tuning else set())
+    with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository, stages)) as scratch:
         staged = Path(scratch)
         with written(repository / name, ", and is as it was before"):
             _stage(staged, name, config, decoding or Decoding(), target)
@@ -148,22 +152,28 @@ def write_model(
         _warn_of_changes(repository, folders)
         replaced = staged / "replaced"
         replaced.mkdir()
-        for folder in folders:
-            place = repository / folder.name
-            if place.exists():
-                place.rename(replaced / folder.name)
-            folder.rename(place)
+        with Interruption():  # which would leave a name without its folder; this takes no time
+            for folder in folders:
+                place = repository / folder.name
+                if place.exists():
+                    place.rename(replaced / folder.name)
+                folder.rename(place)
     return difference
 
 
-def _scratch_place(repository: Path) -> Path:
-    """Beside the repository, where no server looks; inside it if it is a mounted volume.
+def _scratch_place(repository: Path, stages: set[str]) -> Path:
+    """Beside the repository, where no server looks; inside it if it is a mounted volume, or all that may be written to.
 
-    Folders do not move from one file system to another.
+    Folders do not move from one file system to another. Triton takes each folder of a repository for a model, a hidden
+    one too, and starts with none of them if that cannot be loaded; but in a model's folder it passes over all that are
+    no number. So it is one of these, of a model that stays, where there is one.
     """
     repository = repository.resolve()
-    beside = repository.parent
-    return beside if beside.stat().st_dev == repository.stat().st_dev else repository
+    staying = [path.parent for path in sorted(repository.glob("*/config.pbtxt")) if path.parent.name not in stages]
+    for place in (repository.parent, *staying):
+        if place.stat().st_dev == repository.stat().st_dev and os.access(place, os.W_OK | os.X_OK):
+            return place
+    return repository
 
 
 def read_config(path: Path) -> pb.ModelConfig:
@@ -198,8 +208,6 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     for source in ("model.py", "metrics.py"):
         shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
     shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in decoding.language_models.values():
-        shutil.copyfile(path, decoder / path.name)
     if decoding.calibration:
         ctc.Calibration.read(decoding.calibration).write(decoder / CALIBRATION)
     settings: dict[str, object] = {
@@ -211,6 +219,13 @@ def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: 
     if isinstance(config.model, Wav2Vec2Config):
         settings["min_samples"] = config.model.window
     _write_json(decoder / "ctc.json", settings)
+    for path in decoding.language_models.values():
+        if (decoder / path.name).exists():
+            raise RepositoryError(
+                f"a language model's file must have a name of its own beside the other files of {name}_ctc, but there "
+                f"is a {path.name} already: rename {path}"
+            )
+        shutil.copyfile(path, decoder / path.name)
 
     decode = folder / AUDIO_DECODE
     (decode / VERSION).mkdir(parents=True)

@@ -1,9 +1,12 @@
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from carnelian_export import repository
 from carnelian_export.cli import main
 
 REFERENCES = Path(__file__).parents[1] / "training" / "references"
@@ -44,6 +47,15 @@ def test_a_broken_checkpoint_fails_with_status_1(tmp_path, call):
     status, _, err = call(main, tmp_path / "broken.pt", "--name", "q", "--repository", tmp_path / "r")
     assert status == 1
     assert err.startswith(f"carnelian-export: {tmp_path / 'broken.pt'} cannot be read as a checkpoint")
+
+
+def test_an_export_that_is_ended_leaves_nothing(checkpoint, tmp_path, call, monkeypatch):
+    """As Kubernetes ends a job; what had been written stayed beside the repository."""
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(repository, "write_acoustic", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    (tmp_path / "r").mkdir()
+    assert call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r")[0] == 1
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "r"])
 
 
 def test_help_does_not_load_torch():

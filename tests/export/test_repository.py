@@ -1,5 +1,8 @@
 import dataclasses
+import fnmatch
 import json
+import signal
+import tempfile
 from pathlib import Path
 
 import onnx
@@ -10,6 +13,7 @@ from carnelian_export.parity import ParityError, check_parity
 from carnelian_export.repository import Decoding, RepositoryError, read_config, write_model
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
+from carnelian_export.tuning import StageTuning
 from carnelian_training.checkpoint import build_model
 from carnelian_training.ctc import Calibration, OptionError
 from carnelian_training.replacement import WriteError
@@ -33,6 +37,47 @@ def test_a_mounted_volume_is_a_repository_too(mount_tmpfs, config, network):
     for _ in range(2):
         write_model(volume, "tiny", config, network)
         assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+
+
+@pytest.mark.parametrize(
+    ("tuning", "place"), [({}, "audio_decode"), ({"decode": StageTuning(instances=2)}, ".carnelian-export-*")]
+)
+def test_a_server_finds_no_half_model_on_a_mounted_volume(mount_tmpfs, config, network, monkeypatch, tuning, place):
+    """Triton loads each folder of a repository, hidden ones too, and starts with none if one of them is no model."""
+    volume = mount_tmpfs()
+    write_model(volume, "tiny", config, network)
+    places = []
+    monkeypatch.setattr(repository, "write_acoustic", lambda folder, *_: places.append(folder) or 0.0)
+    write_model(volume, "tiny", config, network, target=Target(tuning=tuning))
+    assert fnmatch.fnmatch(places[0].relative_to(volume).parts[0], place)
+    assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+    assert not list(volume.glob("*/.*"))
+
+
+def test_only_the_repository_itself_need_be_writable(tmp_path, config, network, monkeypatch):
+    monkeypatch.setattr(repository.os, "access", lambda path, mode: path != tmp_path)
+    make, places = tempfile.mkdtemp, []
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda *args: places.append(args[2]) or make(*args))
+    for expected in (tmp_path / "r", tmp_path / "r" / "audio_decode"):
+        write_model(tmp_path / "r", "tiny", config, network)
+        assert expected in places
+        assert tmp_path not in places
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
+
+
+def test_ctrl_c_while_folders_are_replaced_comes_too_late(tmp_path, config, network, monkeypatch):
+    """It came between the old folder's leaving and the new one's coming, and both were gone."""
+    write_model(tmp_path / "r", "tiny", config, network)
+    rename = Path.rename
+
+    def interrupted(path, target):
+        rename(path, target)
+        if path == tmp_path / "r" / "tiny_ctc":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
 
 
 def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, config, network):
@@ -209,6 +254,19 @@ def test_a_language_model_and_options_are_deployed_with_the_model(tmp_path, conf
     assert (values["decoder"], values["lm_weight"], values["hotwords"]) == ("ngram", "0.75", '["ada"]')
     deployed = tmp_path / "r" / "tiny_ctc" / "1" / values["language_model"]
     assert deployed.read_bytes() == (tmp_path / "lm.arpa").read_bytes()
+
+
+def test_language_models_have_names_of_their_own(tmp_path, config, network, write_language_model):
+    """The second was copied over the first."""
+    (tmp_path / "a").mkdir()
+    write_language_model(tmp_path / "a" / "english.lm", "".join(config.labels))
+    for name in ("english.lm", "ctc.json"):
+        (tmp_path / name).write_text(ARPA.format(word="ada"))
+        neural = tmp_path / "a" / "english.lm" if name == "english.lm" else None
+        decoding = Decoding(tmp_path / name, neural_language_model=neural)
+        with pytest.raises(RepositoryError, match=f"there is a {name} already: rename"):
+            write_model(tmp_path / "r", "tiny", config, network, decoding)
+    assert not list((tmp_path / "r").iterdir())
 
 
 def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_path, config, network, caplog):
