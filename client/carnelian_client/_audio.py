@@ -12,7 +12,6 @@ import io
 import operator
 import os
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
@@ -29,6 +28,8 @@ MAX_DECODED_BYTES = 2**28
 """Of a file that is decoded here, as float32: 25 minutes at 44.1 kHz. Each thread of `transcribe_many` holds one."""
 MAX_CHANNELS = 64
 """More "channels" than this are samples in the wrong axis."""
+MAX_RATE_HZ = 2**24 - 1
+"""A WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
 BLOCK_FRAMES = 1 << 16
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
@@ -84,8 +85,10 @@ def encode_audio(audio: Audio) -> bytes:
 
 def _read(path: str | os.PathLike[str]) -> bytes:
     try:
-        _check_size(Path(path).stat().st_size, describe_audio(path))  # before it fills the memory
-        return Path(path).read_bytes()
+        # Not `Path`, which takes "" for a folder, and a slash out of a URL.
+        with open(path, "rb") as file:  # noqa: PTH123
+            _check_size(os.fstat(file.fileno()).st_size, describe_audio(path))  # before it fills the memory
+            return file.read()
     except ValueError as error:  # NUL, or half of a surrogate pair
         raise OSError(errno.EINVAL, f"a path must be a name that a file can have ({error})", str(path)) from error
 
@@ -118,8 +121,8 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
             f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}"
         ) from None
     clip = describe_audio((array, rate))
-    if not 1 <= rate < 2**32:
-        raise InvalidAudio(f"`rate` must be at least 1 Hz and fit into a WAV file, but is {rate}", clip=clip)
+    if not 1 <= rate <= MAX_RATE_HZ:
+        raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {rate}", clip=clip)
     if array.ndim not in (1, 2) or (array.ndim == 2 and not 1 <= array.shape[1] <= MAX_CHANNELS):
         raise InvalidAudio(
             f"samples must be [samples] or [samples, channels] with up to {MAX_CHANNELS} channels, "
@@ -130,22 +133,23 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         raise InvalidAudio("no samples", clip=clip)
     if np.issubdtype(array.dtype, np.floating):
         with np.errstate(over="ignore"):  # what overflows is refused below
-            array = array.astype("<f4")
+            array = array.astype("<f4", copy=False)
         if not np.isfinite(array).all():
             raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them", clip=clip)
         return _wav(array, rate, _WAVE_FLOAT)
     if (kind := array.dtype.str[1:]) in ("u1", "i2", "i4"):  # in either byte order
-        return _wav(array.astype(f"<{kind}"), rate, _WAVE_PCM)
+        return _wav(array.astype(f"<{kind}", copy=False), rate, _WAVE_PCM)
     raise InvalidAudio(
         f"samples must be floating point in [-1, 1], int16, int32 or uint8, but are {array.dtype}; convert them",
         clip=clip,
     )
 
 
-def _wav(array: npt.NDArray[np.generic], rate: int, form: int) -> bytes:
+def _wav(array: npt.NDArray[np.number[Any]], rate: int, form: int) -> bytes:
     """Put a RIFF header before [samples] or [samples, channels] of little-endian numbers."""
     channels = 1 if array.ndim == 1 else array.shape[1]
     width = array.itemsize
+    _check_size(array.nbytes, describe_audio((array, rate)))  # before it is copied, and too large for the header
     data = array.tobytes()
     frame = channels * width
     fmt = struct.pack("<HHIIHH", form, channels, rate, rate * frame, frame, 8 * width)
