@@ -197,6 +197,16 @@ _WORDINGS = (
         ConnectError,
         "the server ended, or wants `tls`, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP)",
     ),
+    _wording(
+        "security handshaker",
+        ConnectError,
+        "the files of `tls` must be PEM, and the key that of the certificate, without a password",
+    ),
+    _wording(
+        "hostname verification",
+        ConnectError,
+        "the server's certificate does not name the host in `url`; use a name that it has, or add this one to it",
+    ),
     _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
     _wording("resolv", ConnectError, "check the host name in `url`"),
     _wording(

@@ -129,6 +129,13 @@ def test_mutual_tls(certificates, start_tls_endpoint, wav):
         nobody.transcribe(wav)
 
 
+def test_a_file_that_is_no_certificate_is_the_reason_given(certificates, start_tls_endpoint, wav):
+    endpoint = start_tls_endpoint(wants_client_certificate=False)
+    client = CarnelianClient(endpoint.url, tls=TLS(ca_path=certificates / "ca.key"), retry=NO_RETRY)
+    with client, pytest.raises(ConnectError, match="the files of `tls` must be PEM"):
+        client.transcribe(wav)
+
+
 def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         CarnelianClient("localhost:8001", tls=TLS(ca_path=tmp_path / "ca.pem"))
