@@ -89,6 +89,8 @@ class Settings:
 
 
 def _check_text(name: str, value: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a str, but is {value!r:.80}.")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # a command line may be of any bytes

@@ -84,6 +84,8 @@ def test_request_ids_are_made_up_and_differ(client, triton, wav):
     first, second = client.transcribe(wav), client.transcribe(wav)
     assert first.request_id != second.request_id
     assert [r.id for r in triton.requests] == [first.request_id, second.request_id]
+    with pytest.raises(TypeError, match="`request_id` must be a str, but is 7"):
+        client.transcribe(wav, request_id=7)
 
 
 def test_the_deadline_reaches_triton_and_the_call_outlasts_it(client, triton, wav, make_result):
