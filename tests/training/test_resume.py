@@ -105,6 +105,25 @@ def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_to_the_bit(
     assert_same_end(whole, tmp_path / "parts")
 
 
+def test_an_evaluation_that_a_signal_came_before_is_made_up_for(config, whole, tmp_path, monkeypatch):
+    optimise = train.optimise
+
+    def interrupted(state, share, config):
+        if state.step == config.loop.steps - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return optimise(state, share, config)
+
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr(train, "optimise", interrupted)
+        with pytest.raises(SystemExit):
+            train.train(config, tmp_path)
+    assert not (tmp_path / "tiny.pt").exists()
+    train.train(config, tmp_path)
+    assert_same_end(whole, tmp_path)
+    best, of_whole = (checkpoint.load(folder / "tiny.pt")[1] for folder in (tmp_path, whole))
+    assert best["results"] == of_whole["results"]
+
+
 @pytest.fixture
 def state(config):
     return new_state(config, Process(torch.device("cpu")))

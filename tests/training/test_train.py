@@ -47,16 +47,38 @@ def with_data(config, **changes):
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
 
 
-def test_an_evaluation_that_fails_costs_no_training(tiny_config, tmp_path, monkeypatch):
+def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_config, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("a dev clip went away")
 
-    monkeypatch.setattr("carnelian_training.train.evaluate_and_keep_best", fail)
-    with pytest.raises(RuntimeError, match="went away"):
-        train(tiny_config, tmp_path)
+    config = with_loop(tiny_config, steps=3)
+    with monkeypatch.context() as failing:
+        failing.setattr("carnelian_training.recognition.evaluate", fail)
+        with pytest.raises(RuntimeError, match="went away"):
+            train(config, tmp_path)
     (saved,) = tmp_path.glob("*.pt")
-    step = checkpoint.load(saved)[1]["results"]["step"]
-    assert step == tiny_config.loop.evaluate_every_steps
+    assert checkpoint.load(saved)[1]["results"]["step"] == config.loop.steps
+    train(config, tmp_path)
+    assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == config.loop.steps
+    train(config, tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "dev_wer" in record] == [3]
+
+
+def test_a_best_that_could_not_be_written_is_no_bar(tiny_config, tmp_path, monkeypatch):
+    save = checkpoint.save
+
+    def fail(path, *arguments, **named):
+        if path.name == "tiny.pt":
+            raise OSError("no space left on device")
+        save(path, *arguments, **named)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(checkpoint, "save", fail)
+        with pytest.raises(OSError, match="no space"):
+            train(tiny_config, tmp_path)
+    train(tiny_config, tmp_path)
+    assert (tmp_path / "tiny.pt").exists()
 
 
 def test_the_best_weights_have_the_least_wer_and_then_cer():

@@ -61,6 +61,8 @@ class State:
     """The smallest so far: dev WER, in pre-training 1 - accuracy, of a language model perplexity."""
     rated_by: str | None = None
     """A digest of the dev clips that it was measured on."""
+    evaluated_step: int = 0
+    """The step of the last evaluation."""
     milestones: set[int] = field(default_factory=set)
     """Steps whose checkpoints stay, those of earlier configurations of the run included."""
     memory: Tensor | None = None
@@ -126,8 +128,9 @@ class State:
             self.average.model.load_state_dict(self.model.state_dict())
 
     def evaluation_is_due(self, config: RunConfig) -> bool:
-        """Whether an evaluation is due after this step."""
-        return self.step % config.loop.evaluate_every_steps == 0 or self.step == config.loop.steps
+        """Whether an evaluation is due after this step, and has not been."""
+        is_planned = self.step % config.loop.evaluate_every_steps == 0 or self.step == config.loop.steps
+        return is_planned and self.step != self.evaluated_step
 
     def checkpoint_is_due(self, config: RunConfig) -> bool:
         """Whether a checkpoint is due after this step."""
@@ -165,6 +168,7 @@ class State:
             "batch": self.batch,
             "best_wer": self.best_error,  # as it was called when all runs were of recognisers
             "rated_by": self.rated_by,
+            "evaluated_step": self.evaluated_step,
             "milestones": sorted(self.milestones),
             "memory": memory,
             "skipped_clips": self.skipped_clips,
@@ -187,6 +191,7 @@ class State:
             self.scaler.load_state_dict(training["scaler"])
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
         self.best_error, self.rated_by = training["best_wer"], training.get("rated_by")
+        self.evaluated_step = training.get("evaluated_step", self.step)
         self.milestones = set(training.get("milestones", content["config"]["loop"].get("milestones", ())))
         if (memory := training.get("memory")) is not None:
             self.memory = memory[:, self.process.rank :: self.process.size].to(self.process.device)

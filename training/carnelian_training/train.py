@@ -76,7 +76,8 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
         if not resume(state, config, directory):
             finetune.start_from_checkpoint(state.model, config)
             state.restart_average()
-        if state.step >= config.loop.steps:
+        is_due = state.evaluation_is_due(config)  # for the run was stopped before it, or it failed
+        if state.step >= config.loop.steps and not is_due:
             logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
             return
         task.prepare(state)
@@ -88,8 +89,11 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                     partial.write_text(resolved, encoding="utf-8")
 
         report = Report(directory, config, state.step, enabled=process.leads)
+        if is_due:
+            evaluate_and_keep_best(state, task, config, directory, report)
+            write(state, config, directory)
         stop = False
-        for share in task.shares(state):
+        for share in task.shares(state) if state.step < config.loop.steps else ():
             outcome = optimise(state, share, config)
             if outcome is None:
                 continue
@@ -215,9 +219,8 @@ def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, director
     """Evaluate and keep the best weights; where there is nothing to rate them by, the last."""
     state.settle(config)
     finding = task.evaluate(state, report)
-    if finding is not None and not finding.error < state.best_error:
-        return
-    if state.process.leads:
-        state.best_error = state.best_error if finding is None else finding.error
+    if state.process.leads and (finding is None or finding.error < state.best_error):
         results = {"step": state.step} if finding is None else finding.record
         checkpoint.save(directory / f"{config.name}.pt", config, state.best_model.state_dict(), results=results)
+        state.best_error = state.best_error if finding is None else finding.error
+    state.evaluated_step = state.step
