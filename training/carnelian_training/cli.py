@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from carnelian_training.models.network import CtcNetwork
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Decoder = Annotated[str | None, typer.Option("--decoder", help="greedy, beam, or ngram with a language model.")]
+LanguageModel = Annotated[
+    Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; a server has its own.")
+]
+NeuralLanguageModel = Annotated[
+    Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with (rescore=true).")
+]
+LmWeights = Annotated[
+    Path | None, typer.Option("--lm-weights", help="Weights of the language models, of `carnelian-train weigh`.")
+]
+DecoderOptions = Annotated[
+    list[str] | None, typer.Option("--option", help="A decoder option, such as beam_width=50; repeatable.")
+]
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
 
@@ -50,19 +63,11 @@ def evaluate(
         ),
     ] = False,
     model: Annotated[str, typer.Option(help="With --url, the name of the served model.")] = "quartznet_demo",
-    decoder: Annotated[str | None, typer.Option(help="greedy, beam, or ngram with a language model.")] = None,
-    language_model: Annotated[
-        Path | None, typer.Option("--lm", help="n-gram language model, ARPA or KenLM binary; a server has its own.")
-    ] = None,
-    neural_language_model: Annotated[
-        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX, to rescore with (rescore=true).")
-    ] = None,
-    lm_weights: Annotated[
-        Path | None, typer.Option(help="Weights of the language models, of `carnelian-train weigh`.")
-    ] = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--option", help="A decoder option, such as beam_width=50; repeatable.")
-    ] = None,
+    decoder: Decoder = None,
+    language_model: LanguageModel = None,
+    neural_language_model: NeuralLanguageModel = None,
+    lm_weights: LmWeights = None,
+    options: DecoderOptions = None,
     mistakes: Annotated[int, typer.Option(help="How many mistakes of each kind to list.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.")] = None,
 ) -> None:
@@ -89,15 +94,10 @@ def evaluate(
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
-    from carnelian_training import ctc
     from carnelian_training.distributed import joined
     from carnelian_training.evaluation_table import render, render_mistakes
 
-    decoding = ctc.split_assignments(options or ()) | ({"decoder": decoder} if decoder else {})
-    if language_model and decoding.get("decoder") != "ngram":
-        raise typer.BadParameter("--lm must come with --decoder ngram, or with --table: no other decoder asks it")
-    if neural_language_model and decoding.get("rescore", "").lower() != "true":
-        raise typer.BadParameter("--neural-lm must come with --option rescore=true, or with --table")
+    decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     if url:
         from carnelian_training.served import evaluate_served
 
@@ -123,6 +123,56 @@ def evaluate(
         logging.getLogger("carnelian-train").error("%s failed: %s", evaluation.clips[i].title, reason)
     if evaluation.failures:
         raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=MODELS)
+def transcribe(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.")],
+    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; their transcripts are not looked at.")],
+    target: Annotated[Path, typer.Option("--out", help="The manifest to write, what was heard as `text`.")],
+    decoder: Decoder = None,
+    language_model: LanguageModel = None,
+    neural_language_model: NeuralLanguageModel = None,
+    lm_weights: LmWeights = None,
+    options: DecoderOptions = None,
+    min_confidence: Annotated[float, typer.Option(help="Leave out clips below.", min=0, max=1)] = 0.0,
+) -> None:
+    """Write down what a model hears in clips without transcripts, to train on (pseudo-labels).
+
+    `torchrun` shares the clips out among processes. Each line says how sure the model is, as `confidence`.
+    """
+    from carnelian_training.checkpoint import check_apart
+    from carnelian_training.data.manifest import write_manifest
+    from carnelian_training.distributed import joined
+    from carnelian_training.language_models.weights import read_weights
+    from carnelian_training.pseudo_labels import transcribe as run
+
+    check_apart(manifest, target)
+    decoding = _read_decoding(decoder, options, language_model, neural_language_model)
+    config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)
+    defaults = read_weights(lm_weights) if lm_weights else {}
+    with joined() as process:
+        clips = run(network.to(process.device), config, manifest, process, text_decoder, decoding, defaults)
+    if not process.leads:
+        return
+    kept = [clip for clip in clips if clip.extra["confidence"] >= min_confidence]
+    write_manifest(target, kept)
+    hours, silent = sum(clip.duration for clip in kept) / 3600, sum(not clip.text for clip in kept)
+    typer.echo(f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}")
+
+
+def _read_decoding(
+    decoder: str | None, options: list[str] | None, language_model: Path | None, neural_language_model: Path | None
+) -> dict[str, str]:
+    """The decoder's options, of which one has to ask each language model."""
+    from carnelian_training import ctc
+
+    decoding = ctc.split_assignments(options or ()) | ({"decoder": decoder} if decoder else {})
+    if language_model and decoding.get("decoder") != "ngram":
+        raise typer.BadParameter("--lm must come with --decoder ngram, or `evaluate --table`: no other decoder asks it")
+    if neural_language_model and decoding.get("rescore", "").lower() != "true":
+        raise typer.BadParameter("--neural-lm must come with --option rescore=true, or `evaluate --table`")
+    return decoding
 
 
 def _compare(

@@ -11,12 +11,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 # Long enough for one to write a large checkpoint, or to evaluate a slower share, while the others wait.
 _TIMEOUT = datetime.timedelta(hours=1)
@@ -53,11 +55,11 @@ class Process:
             dist.broadcast_object_list(words, device=torch.device("cpu"))
         return words[0]
 
-    def union(self, part: dict[int, str]) -> dict[int, str]:
+    def union(self, part: dict[int, T]) -> dict[int, T]:
         """What all processes have found together; every process has to call it."""
         if self.size == 1:
             return part
-        parts: list[dict[int, str]] = [{} for _ in range(self.size)]
+        parts: list[dict[int, T]] = [{} for _ in range(self.size)]
         dist.all_gather_object(parts, part)
         return {key: value for found in parts for key, value in found.items()}
 

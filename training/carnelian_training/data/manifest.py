@@ -143,7 +143,7 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
         raise ValueError(f"{where}: `offset` must be a number of seconds into the file, found {offset!r}")
     text = row.pop("text", None)
     if not isinstance(text, str):
-        raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
+        raise ValueError(f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r}")
     file = Path(audio)
     if file.parts[:1] == ("~",):
         file = file.expanduser()

@@ -1,0 +1,63 @@
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from carnelian_training.cli import main
+from carnelian_training.data.manifest import read_manifest, write_manifest
+
+ROOT = Path(__file__).parents[2]
+CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
+DEMO = ROOT / "demo" / "quartznet_demo.pt"
+
+
+@pytest.fixture
+def command(call):
+    """Runs `carnelian-train transcribe`."""
+    return functools.partial(call, main, "transcribe")
+
+
+@pytest.fixture
+def unlabelled(tmp_path):
+    rows = [json.loads(line) for line in CLIPS.read_text().splitlines()]
+    rows = [row | {"audio_filepath": str(CLIPS.parent / row["audio_filepath"]), "text": ""} for row in rows]
+    path = tmp_path / "unlabelled.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_what_is_heard_becomes_the_text_of_a_manifest(unlabelled, tmp_path, command, call):
+    status, printed, _ = command(DEMO, unlabelled, "--out", tmp_path / "heard.jsonl")
+    assert status == 0
+    assert "6 of 6 clips" in printed
+    call(main, "evaluate", DEMO, CLIPS, "--out", tmp_path / "evaluated.jsonl")
+    heard, evaluated = read_manifest(tmp_path / "heard.jsonl"), read_manifest(tmp_path / "evaluated.jsonl")
+    assert [clip.text for clip in heard] == [clip.extra["pred_text"] for clip in evaluated]
+    assert {clip.extra["text_source"] for clip in heard} == {"quartznet_demo"}
+    assert [clip.audio_filepath for clip in heard] == [clip.audio_filepath for clip in read_manifest(unlabelled)]
+
+
+def test_clips_that_the_model_is_not_sure_of_are_left_out_and_counted(unlabelled, tmp_path, command):
+    command(DEMO, unlabelled, "--out", tmp_path / "all.jsonl")
+    confidences = sorted(clip.extra["confidence"] for clip in read_manifest(tmp_path / "all.jsonl"))
+    assert 0 < confidences[0] < confidences[-1] <= 1
+    _, printed, _ = command(DEMO, unlabelled, "--out", tmp_path / "sure.jsonl", "--min-confidence", confidences[2])
+    assert "4 of 6 clips" in printed
+    assert min(clip.extra["confidence"] for clip in read_manifest(tmp_path / "sure.jsonl")) == confidences[2]
+
+
+def test_bad_clips_are_named_before_any_is_heard(bad_clips, tmp_path, command):
+    write_manifest(tmp_path / "bad.jsonl", [*read_manifest(CLIPS), bad_clips["missing"], bad_clips["nan"]])
+    status, _, err = command(DEMO, tmp_path / "bad.jsonl", "--out", tmp_path / "heard.jsonl")
+    assert status == 1
+    assert "missing.wav" in err
+    assert "nan.wav" in err
+    assert not (tmp_path / "heard.jsonl").exists()
+
+
+def test_transcripts_are_not_written_over(unlabelled, command):
+    before = unlabelled.read_text()
+    status, _, err = command(DEMO, unlabelled, "--out", unlabelled)
+    assert status == 1
+    assert "must be another file" in err
+    assert unlabelled.read_text() == before
