@@ -19,6 +19,7 @@ from carnelian_perf.options import (
     raw_file_option,
     render_option,
     show_page,
+    write_each,
 )
 
 app = typer.Typer()
@@ -79,6 +80,7 @@ def infer(
         check_words("--precision", [precision], PRECISIONS)
         durations_s, sizes = durations_of("--durations", durations), counts_of("--batches", batches)
         from carnelian_perf.inference.measure import Plan, measure
+        from carnelian_perf.networks import load_network
 
         plan = Plan(
             source=source,
@@ -93,8 +95,13 @@ def infer(
             precision=precision,
             overrides=overrides or (),
         )
-        measurement = measure(plan)
-        facts = replace(measurement.facts, published=chosen)
-        render = out or Path("perf/results") / f"{facts.model}_infer.json"
-        replace(measurement, facts=facts).write(render)
+        config, network = load_network(source, plan.overrides)
+        render = out or Path("perf/results") / f"{config.name}_infer.json"
+        write_each(
+            (
+                replace(measured, facts=replace(measured.facts, published=chosen))
+                for measured in measure(plan, config, network)
+            ),
+            render,
+        )
     show_page(render, render_page(Measurement.read(render), render.name, published))

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from carnelian_perf.cuts import cut_equal
 from carnelian_perf.inference.engines import Engine, EngineError, build_engine, describe_device, make_features
 from carnelian_perf.inference.results import TITLES, Common, Facts, Measurement, Timing
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
-from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
 
 LOGGER = logging.getLogger(__name__)
@@ -55,41 +54,48 @@ class Plan:
     overrides: Sequence[str] = ()
     """`a.b=value`, over a training YAML."""
 
+    def __post_init__(self) -> None:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
+            )
+        if self.device == "cpu" and self.precision == "tf32":
+            raise ValueError("--precision tf32 must go with --device cuda: a CPU has none")
 
-def measure(plan: Plan) -> Measurement:
+
+def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measurement]:
     """Time features, each engine's network and greedy decoding.
 
-    Raises:
-        ValueError: There is no such network or no such device.
+    Args:
+        plan: What to measure.
+        config: The network's.
+        network: That of `plan.source`, in evaluation mode, on the CPU.
+
+    Yields:
+        After each duration and batch, what was measured so far.
     """
-    if plan.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
-        )
-    if plan.device == "cpu" and plan.precision == "tf32":
-        raise ValueError("--precision tf32 must go with --device cuda: a CPU has none")
-    config, network = load_network(plan.source, plan.overrides)
     busy, commit = measure_busy_cores(), find_commit()
-    timings, common = [], []
+    timings: list[Timing] = []
+    common: list[Common] = []
     cells = list(itertools.product(plan.durations_s, plan.batches))
     allow_tf32(plan.precision)
     with torch_threads(plan.threads):
         engines = {name: _build(plan, name, network) for name in plan.engines}
         peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
+        facts = Facts(
+            model=config.name,
+            **raw_file.describe_origin(commit),
+            others_busy_cores=round(busy, 2),
+            gflop_per_s=round(peak, 1),
+            titles={name: TITLES[name] for name in plan.engines},
+            plan={name: str(value) for name, value in dataclasses.asdict(plan).items()},
+        )
+        facts.machine["accelerator"] = describe_device(plan.device)
         for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
             of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
             common.append(of_all)
             timings += of_each
-    facts = Facts(
-        model=config.name,
-        **raw_file.describe_origin(commit),
-        others_busy_cores=round(busy, 2),
-        gflop_per_s=round(peak, 1),
-        titles={name: TITLES[name] for name in plan.engines},
-        plan={name: str(value) for name, value in dataclasses.asdict(plan).items()},
-    )
-    facts.machine["accelerator"] = describe_device(plan.device)
-    return Measurement(facts=facts, timings=timings, common=common)
+            yield Measurement(facts=facts, timings=list(timings), common=list(common))
 
 
 def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:

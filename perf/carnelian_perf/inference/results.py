@@ -64,6 +64,10 @@ class Facts(Origin):
     published: dict[str, str] | None = None
     """Which published table it is set beside, as `yardsticks.published.choose` takes it; empty or None for none."""
 
+    def say_threads(self) -> str:
+        """In words, of the CPU."""
+        return "1 thread" if self.plan["threads"] == "1" else f"{self.plan['threads']} threads"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(RawFile):

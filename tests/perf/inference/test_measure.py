@@ -34,7 +34,7 @@ def measurement():
         warm_up=1,
         threads=1,
     )
-    return measure(plan)
+    return list(measure(plan, *load_network(CHECKPOINT)))[-1]
 
 
 def test_engines_agree_and_are_timed_step_by_step(measurement):
@@ -80,7 +80,24 @@ def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
     ]
     page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
     assert page.count("| 2.50 |") == 2 * 3
-    assert "NOT equal in 2 rows" in page
+    assert "- Texts: NOT those of PyTorch eager, plain Conv1d: of ONNX Runtime, as served in 2 rows.\n" in page
+
+
+def test_what_was_measured_before_a_failure_is_kept(monkeypatch, tmp_path, call):
+    def fail(plan, config, engines, duration_s, batch):
+        if batch == 2:
+            raise KeyboardInterrupt
+        return measure_cell(plan, config, engines, duration_s, batch)
+
+    monkeypatch.setattr("carnelian_perf.inference.measure.measure_cell", fail)
+    monkeypatch.chdir(ROOT)
+    raw = tmp_path / "raw.json"
+    words = "--engines onnx --durations 1 --batches 1,2 --steps 1 --warm-up 0 --published-model quartznet_15x5"
+    assert call(main, "infer", CHECKPOINT, *words.split(), "--out", raw)[0] != 0
+    kept = Measurement.read(raw)
+    assert [timing.batch for timing in kept.timings] == [1]
+    assert "\n\n**Not finished.** " in render_page(kept, raw.name, {})
+    assert "- Published: " in render_page(kept, raw.name, {})
 
 
 def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
@@ -98,7 +115,7 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
         threads=1,
         overrides=["model.hourglass={before: 1, pooled: 1, after: 1, factor: 2}"],
     )
-    measured = measure(plan)
+    (measured,) = measure(plan, *load_network(plan.source, plan.overrides))
     eager, onnx, int8 = measured.timings
     assert eager.same_texts
     assert onnx.same_texts
@@ -152,16 +169,15 @@ def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch, call):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_missing_gpu_is_named():
-    plan = Plan(
-        source=CHECKPOINT,
-        manifest=ROOT / "demo/clips/manifest.jsonl",
-        engines=["eager"],
-        durations_s=[1.0],
-        batches=[1],
-        steps=1,
-        warm_up=0,
-        threads=1,
-        device="cuda",
-    )
     with pytest.raises(ValueError, match="PyTorch has a GPU"):
-        measure(plan)
+        Plan(
+            source=CHECKPOINT,
+            manifest=ROOT / "demo/clips/manifest.jsonl",
+            engines=["eager"],
+            durations_s=[1.0],
+            batches=[1],
+            steps=1,
+            warm_up=0,
+            threads=1,
+            device="cuda",
+        )
