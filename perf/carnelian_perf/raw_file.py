@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from carnelian_perf.machine import describe_machine, find_versions
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -221,6 +222,16 @@ def write_whole(path: Path, content: str | bytes) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(f"{path} could not be written, and is as it was before: {error.strerror}") from error
+
+
+def scale_milliseconds(axes: "Axes") -> None:
+    """Give an axis of times a logarithmic scale, with plain numbers on it however short it is."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def write_plot(path: Path, figure: "Figure") -> None:

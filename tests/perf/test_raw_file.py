@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.options import write_each
-from carnelian_perf.raw_file import write
+from carnelian_perf.raw_file import scale_milliseconds, write
 from carnelian_perf.traffic.render_batching import render
+from matplotlib.figure import Figure
 
 MODULES = {
     "batching": "traffic.batching_results",
@@ -97,6 +98,17 @@ def test_a_raw_file_of_another_command_is_refused(tmp_path):
     (tmp_path / "raw.json").write_text(json.dumps(content | {"subject": "int8"}))
     with pytest.raises(ValueError, match="`carnelian-perf words`, but is not: subject: "):
         class_of(content).read(tmp_path / "raw.json")
+
+
+@pytest.mark.parametrize("times_ms", [(34, 56), (5, 200), (30, 31), (2, 9000)])
+def test_times_of_a_plot_have_plain_numbers(times_ms):
+    axes = Figure().subplots()
+    axes.plot((1, 2), times_ms)
+    scale_milliseconds(axes)
+    low, high = axes.get_ylim()
+    labels = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert len(labels) >= 2
+    assert all(float(label) > 0 for label in labels)
 
 
 def test_a_disk_without_room_is_named_and_loses_nothing(room, tmp_path):

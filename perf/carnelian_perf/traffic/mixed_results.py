@@ -78,7 +78,8 @@ class Summary:
     latency_ms: tuple[float, float, float] | None
     """50th, 95th, 99th percentile at that rate, in the round that was the median."""
     mean_batch: float
-    """Clips per execution of the acoustic stage, over all open-loop runs, as below."""
+    """Clips per execution of the acoustic stage, in the runs of `rates_per_s`, as below; if there are none, in all open
+    loops."""
     batches: dict[int, int]
     padding_ratio: float
     cpu_ms_per_clip: float
@@ -106,7 +107,8 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
     rates = {number: 0.0 if run is None else run.rate_per_s or 0.0 for number, run in best.items()}
     middle = best[sorted(rates, key=lambda number: rates[number])[(len(rates) - 1) // 2]]
     batches: Counter[int] = Counter()
-    for run in opened:
+    met = [run for run in best.values() if run] or opened
+    for run in met:
         batches.update(run.acoustic_batches)
     return Summary(
         system=system,
@@ -117,6 +119,6 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
         latency_ms=None if middle is None else tuple(middle.percentile_ms(p) for p in (50, 95, 99)),  # type: ignore[arg-type]
         mean_batch=sum(size * count for size, count in batches.items()) / max(sum(batches.values()), 1),
         batches=dict(sorted(batches.items())),
-        padding_ratio=sum(run.processed_frames for run in opened) / max(sum(run.real_frames for run in opened), 1),
+        padding_ratio=sum(run.processed_frames for run in met) / max(sum(run.real_frames for run in met), 1),
         cpu_ms_per_clip=1e3 * statistics.median(run.server_cpu_s / max(len(run.latencies_s), 1) for run in closed),
     )

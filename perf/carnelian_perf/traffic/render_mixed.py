@@ -4,7 +4,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import say_busy, write_page, write_plot
+from carnelian_perf.raw_file import say_busy, scale_milliseconds, write_page, write_plot
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
@@ -42,7 +42,8 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"the highest of a bisection that met the target, in the median round of {len({run.round for run in runs})}.",
         f"Clips: {facts.traffic}.",
         "Times the last: of the rates of the same round; the median, and in brackets the least and the greatest.",
-        "Padding: frames that the acoustic network went over, per frame of the clips. Closed loop: 16 clients.",
+        "Batches and padding: at the highest rate that met the target, all rounds together; padding: frames that the "
+        "acoustic network went over, per frame of the clips. CPU: in the closed loop, of 16 clients.",
         f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs, of clips that nobody padded.",
         f"Machine: {facts.say_machine()}. Other processes "
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs, idle servers among them.",
@@ -74,11 +75,11 @@ def draw(measurement: Measurement, path: Path) -> None:
         shift = 0.25 * (place - (len(summaries) - 1) / 2)
         shares = [100 * size * count / max(clips, 1) for size, count in summary.batches.items()]
         batches.bar([size + shift for size in summary.batches], shares, width=0.25, color=colour, label=summary.system)
-    latency.axhline(facts.target_ms, color="grey", linewidth=1)
-    latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95", yscale="log")
+    latency.axhline(facts.target_ms, color="grey", linewidth=1, label=f"{facts.target_ms:g} ms; above it, or failed: x")
+    latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95")
+    scale_milliseconds(latency)
     batches.set(xlabel="clips in the batch (acoustic stage)", ylabel="% of clips")
-    latency.legend(fontsize=8)
-    batches.legend(fontsize=8)
+    figure.legend(*latency.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
     figure.suptitle(f"{facts.model}, clips of mixed length in an open loop", fontsize=11)
     write_plot(path, figure)
 

@@ -63,6 +63,17 @@ def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
     assert (theirs.rate_per_s, theirs.latency_ms) == (0.0, None)
 
 
+def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurement):
+    beyond = {"acoustic_batches": {32: 9}, "processed_frames": 9e9}
+    runs = [
+        dataclasses.replace(run, **beyond) if run.rate_per_s in (9.0, 7.0) or run.percentile_ms(95) > 500 else run
+        for run in measurement.runs
+    ]
+    ours, theirs = summarise(dataclasses.replace(measurement, runs=runs))
+    assert (ours.batches, ours.padding_ratio) == ({1: 4, 2: 2}, 1.5)
+    assert theirs.batches == {32: 9}
+
+
 def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
