@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carnelian_perf.raw_file import write_plot
+from carnelian_perf.raw_file import scale_milliseconds, write_plot
 from carnelian_perf.sweeps.rows import STAGES, Row
 from carnelian_perf.yardsticks.published import PublishedLatency
 
@@ -29,10 +29,12 @@ def draw_all(rows: Sequence[Row], published: dict[tuple[float, int], PublishedLa
     drawn: dict[str, Figure] = {}
     if static:
         drawn["latency"] = _draw_latency(_first_group(static), published)
-        drawn["stages"] = _draw_stages(_first_group(static))
+    if split := [row for row in static if row.stages]:
+        drawn["stages"] = _draw_stages(_first_group(split))
     if files:
         drawn["throughput"] = _draw_throughput(_first_group(files))
-        drawn["batches"] = _draw_batches(_first_group(files))
+    if counted := [row for row in files if row.acoustic_batches]:
+        drawn["batches"] = _draw_batches(_first_group(counted))
     paths = []
     for name, figure in drawn.items():
         paths.append(base.with_name(f"{base.name}_{name}.png"))
@@ -65,18 +67,21 @@ def _draw_latency(rows: Sequence[Row], published: dict[tuple[float, int], Publis
         beside = sorted((batch, row.avg) for (length_s, batch), row in published.items() if length_s == duration_s)
         if beside:
             over_batch.plot(*zip(*beside, strict=True), "--", color=colour, alpha=0.5)
-    over_batch.set(xlabel="batch", ylabel="ms (line: mean, dots: p95, dashes: published)", xscale="log", yscale="log")
-    over_batch.set_xticks(sorted({row.cell.batch for row in rows}), labels=sorted({row.cell.batch for row in rows}))
-    over_batch.minorticks_off()
+    lines = "line: mean, dots: p95" + (", dashes: published mean" if published else "")
+    over_batch.set(xlabel="batch", ylabel=f"ms ({lines})", xscale="log")
     sizes = sorted({row.cell.batch for row in rows})
+    over_batch.set_xticks(sizes, labels=sizes)
+    over_batch.minorticks_off()
     for colour, batch in zip(_cycle(sizes), sizes, strict=True):
         found = [row for row in rows if row.cell.batch == batch]
         seconds = [row.cell.duration_s for row in found]
         over_duration.plot(
             seconds, [row.latency_ms["avg"] for row in found], "o-", color=colour, label=f"batch {batch}"
         )
-    over_duration.set(xlabel="seconds of each clip", ylabel="ms, mean", yscale="log")
+    over_duration.set(xlabel="seconds of each clip", ylabel="ms, mean")
+    over_duration.set_xticks(durations, labels=[f"{duration_s:g}" for duration_s in durations])
     for axes in (over_batch, over_duration):
+        scale_milliseconds(axes)
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     return figure
@@ -100,7 +105,8 @@ def _draw_stages(rows: Sequence[Row]) -> "Figure":
 
 
 def _draw_throughput(rows: Sequence[Row]) -> "Figure":
-    figure, (throughput, latency) = _new("Files, one per request", rows)
+    is_open = any(row.cell.poisson_share for row in rows)
+    figure, (throughput, *opens) = _new("Files, one per request", rows, columns=1 + is_open)
     durations = sorted({row.cell.duration_s for row in rows})
     for colour, duration_s in zip(_cycle(durations), durations, strict=True):
         closed = [row for row in rows if row.cell.duration_s == duration_s and row.cell.concurrency]
@@ -112,19 +118,20 @@ def _draw_throughput(rows: Sequence[Row]) -> "Figure":
             label=f"{duration_s:g} s",
         )
         opened = [row for row in rows if row.cell.duration_s == duration_s and row.cell.poisson_share]
-        latency.plot(
-            [100 * (row.cell.poisson_share or 0) for row in opened],
-            [row.latency_ms["p95"] for row in opened],
-            "o-",
-            color=colour,
-            label=f"{duration_s:g} s",
-        )
+        for latency in opens:
+            latency.plot(
+                [100 * (row.cell.poisson_share or 0) for row in opened],
+                [row.latency_ms["p95"] for row in opened],
+                "o-",
+                color=colour,
+                label=f"{duration_s:g} s",
+            )
     throughput.set_xticks(sorted({row.cell.concurrency for row in rows if row.cell.concurrency}))
     throughput.set(xlabel="clients (closed loop)", ylabel="clips per second", ylim=(0, None))
-    latency.set(xlabel="Poisson arrivals, % of the highest throughput", ylabel="ms, p95", xlim=(0, 100))
-    if any(row.cell.poisson_share for row in rows):
-        latency.set_yscale("log")
-    for axes in (throughput, latency):
+    for latency in opens:
+        latency.set(xlabel="Poisson arrivals, % of the highest throughput", ylabel="ms, p95", xlim=(0, 100))
+        scale_milliseconds(latency)
+    for axes in (throughput, *opens):
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     return figure

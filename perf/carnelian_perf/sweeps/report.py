@@ -4,10 +4,11 @@ import base64
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from carnelian_perf.inference.results import Measurement, sum_up_served
+from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
 from carnelian_perf.raw_file import command, say_busy, say_machine, say_versions, write_whole
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.results import Result, find_missing, read_results
@@ -25,8 +26,16 @@ img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-
 """
 
 Published = dict[tuple[float, int], PublishedLatency]
-Unserved = dict[tuple[float, int], float]
-"""A model's milliseconds without a server, by duration and batch."""
+
+
+@dataclass(frozen=True)
+class Unserved:
+    """A model without a server."""
+
+    how: str = ""
+    """Precision and threads, in words."""
+    median_ms: Mapping[tuple[float, int], float] = field(default_factory=dict)
+    """By duration and batch; may be empty."""
 
 
 def write_report(sweep: Path, published: Published, inference: Path | None = None) -> list[Path]:
@@ -71,7 +80,12 @@ def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unse
                     f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
                     f"{facts.machine[key]}: run `carnelian-perf infer` there"
                 )
-    return {facts.model: sum_up_served(measurement)}
+    if not (median_ms := sum_up_served(measurement)):
+        raise ValueError(
+            f"{inference} must have the engine that is served, {AS_SERVED}, but has {', '.join(facts.titles)}: "
+            f"run `carnelian-perf infer` with --engines {AS_SERVED}"
+        )
+    return {facts.model: Unserved(f"{facts.plan['precision']}, {facts.say_threads()}", median_ms)}
 
 
 def render_page(
@@ -97,7 +111,7 @@ def render_page(
         if static:
             parts += [
                 f"## Batches of samples: {title}\n",
-                render_static(static, published, unserved.get(model, {})),
+                render_static(static, published, unserved.get(model, Unserved())),
                 render_split(static),
             ]
         if files:
@@ -110,7 +124,7 @@ def render_static(rows: Sequence[Row], published: Published, unserved: Unserved)
     """Batches, one request at a time: the published layout, the published row beside each."""
     head = ["Duration s", "Batch", *PERCENTILES, *(f"published {name}" for name in PERCENTILES if published)]
     head += [*(["times as fast"] if published else []), "clips/s", "RTFx", "WER %", "CPU ms/clip"]
-    head += ["in process", "serving adds"] if unserved else []
+    head += ["in process", "serving adds"] if unserved.median_ms else []
     lines = []
     for row in rows:
         cells = [f"{row.cell.duration_s:g}", f"{row.cell.batch}"]
@@ -124,12 +138,13 @@ def render_static(rows: Sequence[Row], published: Published, unserved: Unserved)
         if published:
             cells.append(f"{beside.avg / latency['avg']:.2f}" if beside else "-")
         cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _cpu(row)]
-        alone = unserved.get((row.cell.duration_s, row.cell.batch))
+        alone = unserved.median_ms.get((row.cell.duration_s, row.cell.batch))
         lines.append([*cells, *([_show(alone), f"{latency['p50'] / alone - 1:+.0%}"] if alone else [])])
     note = (
-        "In process: features, network and decoding by `carnelian-perf infer`; serving adds to that at the median.\n\n"
+        f"In process: features, network and decoding by `carnelian-perf infer`, {unserved.how}; serving adds to that "
+        "at the median, less than nothing where the server's threads are more.\n\n"
     )
-    return (note if unserved else "") + _table(head, lines) + _reasons(rows)
+    return (note if unserved.median_ms else "") + _table(head, lines) + _reasons(rows)
 
 
 def render_files(rows: Sequence[Row]) -> str:
@@ -154,14 +169,14 @@ def render_files(rows: Sequence[Row]) -> str:
             continue
         latency = row.latency_ms
         cells += [_show(latency[name]) for name in ("p50", *PERCENTILES)]
-        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), f"{row.mean_batch:.1f}"]
+        cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _show(row.mean_batch)]
         lines.append([*cells, f"{row.delayed_percent:.0f}" if row.cell.poisson_share else "", _cpu(row)])
     return _table(head, lines) + _reasons(rows)
 
 
 def render_split(rows: Sequence[Row]) -> str:
     """Each stage's queue + input + infer + output, and what the ensemble costs over its acoustic stage."""
-    stable = [row for row in rows if row.stable]
+    stable = [row for row in rows if row.stages]
     if not stable:
         return ""
     stages = [stage for stage in STAGES if stage in stable[0].stages]
@@ -223,6 +238,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         ),
         f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
+        *([] if all(result.one_server for result in results) else [_SEVERAL]),
         f"Versions: {'; '.join(versions)}.",
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command()}`.",
     ]
@@ -234,6 +250,10 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     return "".join(f"- {fact}\n" for fact in facts)
 
 
+_SEVERAL = (
+    "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
+    "sizes are not known, since each server counts its own."
+)
 _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 
 
@@ -251,8 +271,8 @@ def _cpu(row: Row) -> str:
     return "-" if row.cpu_ms_per_clip is None else f"{row.cpu_ms_per_clip:.1f}"
 
 
-def _show(milliseconds: float | None) -> str:
-    return "-" if milliseconds is None else f"{milliseconds:.1f}"
+def _show(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -46,6 +46,8 @@ class Result(RawFile):
     """Cores that other processes kept busy just before the run."""
     batches: dict[str, dict[int, int]]
     """Stage -> batch size -> executions, perf_analyzer's warm-up included."""
+    one_server: bool = True
+    """False where several answer at one address. Then what a server counts is left out: it is of one of them."""
     cpu_ms_per_clip: float | None
     """CPU time of the whole server, all cores together; None of a server that was not started here."""
 

@@ -89,14 +89,11 @@ class Row:
 
     @property
     def stages(self) -> dict[str, Split]:
-        """Milliseconds by stage, in the order that a clip takes: decode, features, acoustic, ctc."""
-        names = (self.stable[0].stages or {}) if self.stable else {}
+        """Milliseconds by stage, in the order that a clip takes: decode, features, acoustic, ctc; or nothing."""
+        found = [report.stages for report in self.stable if report.stages]
+        names = found[0] if found else {}
         short = {name.removeprefix(f"{self.cell.model}_").removeprefix("audio_"): name for name in names}
-        return {
-            stage: Split.median([(report.stages or {})[short[stage]] for report in self.stable])
-            for stage in STAGES
-            if stage in short
-        }
+        return {stage: Split.median([stages[short[stage]] for stages in found]) for stage in STAGES if stage in short}
 
     @property
     def cpu_ms_per_clip(self) -> float | None:
@@ -118,10 +115,10 @@ class Row:
         return self._median(lambda report: report.delayed_percent)
 
     @property
-    def mean_batch(self) -> float:
-        """Clips per execution of the acoustic stage."""
+    def mean_batch(self) -> float | None:
+        """Clips per execution of the acoustic stage; None where that is not known."""
         batches = self.acoustic_batches
-        return sum(size * count for size, count in batches.items()) / sum(batches.values())
+        return sum(size * count for size, count in batches.items()) / sum(batches.values()) if batches else None
 
     @property
     def wer(self) -> float | None:

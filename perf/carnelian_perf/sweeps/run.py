@@ -1,8 +1,10 @@
 """Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
 
 import contextlib
+import http.client
 import logging
 import tempfile
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
-from carnelian_perf.load import LoadError, StageStatistics, read_statistics
+from carnelian_perf.load import LoadError, StageStatistics, is_one_server, read_statistics
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
@@ -22,6 +24,12 @@ from carnelian_perf.sweeps.results import RESULT, Result, read_grid_of, write_gr
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
+
+
+SEVERAL_SERVERS = (
+    "several servers answer at `server.grpc`: latencies and throughput are of all, and there are no times by stage and "
+    "no batch sizes, which each server counts alone; for those name a single one"
+)
 
 
 class CellError(RuntimeError):
@@ -82,7 +90,7 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     there = [path.parent for path in sorted(out.glob(f"*/{RESULT}"))]
     done = {folder.name: result for folder in there if (result := _find_result(folder, retry))}
     versions = {**find_versions(), "perf_analyzer": perf_analyzer.find_version(program)}
-    facts = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
+    facts: dict[str, Any] = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
     _check_same_machine(done.values(), facts)
     missing = [cell for cell in cells if cell.name not in done]
     if missing:
@@ -92,9 +100,14 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
             target = stack.enter_context(_open_target(grid, scratch))
             versions["tritonserver"] = _ask(target, lambda: target.client.get_server_metadata().version)
+            if "http" in grid.protocols:
+                _check_http(str(target.urls["http"]))
             _check_same_machine(done.values(), facts)
             sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts)
             sweep.models = {name: _examine(sweep, name) for name in dict.fromkeys(cell.model for cell in missing)}
+            facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
+            if not facts["one_server"]:
+                LOGGER.warning(SEVERAL_SERVERS)
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
                 done[cell.name] = result = _measure(sweep, cell)
                 LOGGER.info("%s: %s", cell.name, describe(result))
@@ -204,6 +217,21 @@ def _ask(target: Target, question: Any) -> Any:
         ) from error
 
 
+def _check_http(url: str) -> None:
+    """See that the server answers there too: perf_analyzer would say so of every cell, and not how to mend it."""
+    try:
+        with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2/health/ready", timeout=10) as answer:
+            ready = answer.status == 200
+        reason = "it is not Triton's"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        ready, reason = False, str(error) or type(error).__name__
+    if not ready:
+        raise RuntimeError(
+            f"`server.http` of the grid must be host:port of the HTTP endpoint of a server that is ready, but {url} "
+            f"does not answer as one: {reason}"
+        )
+
+
 def _measure(sweep: Sweep, cell: Cell) -> Result:
     """Measure a cell; what fails is recorded, unless the server is gone."""
     grid, facts = sweep.grid, sweep.models[cell.model]
@@ -227,6 +255,9 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         _ask(sweep.target, sweep.target.client.is_server_ready)
         report, reason = None, str(error)
+    one_server: bool = sweep.facts["one_server"]
+    if report is not None and not one_server:
+        report = replace(report, stages=None)
     clips = sum(size * count for size, count in after["acoustic"].since(before["acoustic"]).batches.items())
     result = Result(
         cell=cell,
@@ -239,7 +270,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         accuracy=facts["accuracy"],
         speech={"manifest": str(grid.manifest), "clips": grid.clips, "format": _file_format(grid)},
         others_busy_cores=round(busy, 2),
-        batches={stage: after[stage].since(before[stage]).batches for stage in before},
+        batches={stage: after[stage].since(before[stage]).batches for stage in before} if one_server else {},
         cpu_ms_per_clip=round(1e3 * (cpu_after_s - cpu_s) / clips, 3) if clips and sweep.target.pid else None,
         **sweep.facts,
     )

@@ -9,7 +9,7 @@ from carnelian_perf.inference.results import Common, Facts, Measurement, Timing
 from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
-from carnelian_perf.sweeps.report import render_page, render_split, write_report
+from carnelian_perf.sweeps.report import Unserved, render_page, render_split, write_report
 from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
 from carnelian_perf.yardsticks.published import TRITON_T4, choose
@@ -112,7 +112,9 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     raw = tmp_path / "infer.json"
     machine = read_results(sweep)[0].machine
     origin |= {"machine": machine, "model": "quartznet_15x5"}
-    facts = Facts(**origin, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={})
+    facts = Facts(
+        **origin, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={"precision": "fp32", "threads": "2"}
+    )
     Measurement(facts=facts, timings=[slower, timing], common=[common]).write(raw)
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
@@ -121,6 +123,9 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
     with pytest.raises(ValueError, match=r"must be of the sweep's machine, whose cores is .*, but is of 99"):
         write_report(sweep, {}, raw)
+    Measurement(facts=facts, timings=[slower], common=[common]).write(raw)
+    with pytest.raises(ValueError, match="run `carnelian-perf infer` with --engines onnx"):
+        write_report(sweep, {}, raw)
     Measurement(facts=dataclasses.replace(facts, model="demo"), timings=[timing], common=[common]).write(raw)
     with pytest.raises(ValueError, match=r"must be of a model of the sweep, quartznet_15x5, but is of demo"):
         write_report(sweep, {}, raw)
@@ -128,10 +133,11 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
 
 def test_what_serving_adds_is_a_column_of_the_model_that_was_measured_alone():
     rows = make_rows([make_result(dataclasses.replace(STATIC, model=model), 40.0) for model in ("one", "two")])
-    page = render_page(rows, {}, "small", [], {"two": {(2.0, 1): 20.0}})
+    page = render_page(rows, {}, "small", [], {"two": Unserved("fp32, 1 thread", {(2.0, 1): 20.0})})
     one, two = [line for line in page.splitlines() if line.startswith("| 2 | 1 |")]
     assert "%" not in one
     assert two.endswith("| 20.0 | +125% |")
+    assert "by `carnelian-perf infer`, fp32, 1 thread; serving adds" in page
 
 
 def test_time_of_client_and_network_that_is_less_than_nothing_is_not_shown():
@@ -186,6 +192,23 @@ def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path):
         result.write(folder / result.cell.name / RESULT)
     written = write_report(folder, {})
     assert [path.name for path in written[1:-1]] == ["files_sweep_throughput.png", "files_sweep_batches.png"]
+
+
+def test_what_one_of_several_servers_counts_is_left_out(tmp_path):
+    folder = tmp_path / "cluster_sweep"
+    for cell in (STATIC, FILES):
+        result = make_result(cell, 25.0)
+        result = dataclasses.replace(
+            result, one_server=False, batches={}, report=dataclasses.replace(result.report, stages=None)
+        )
+        (folder / cell.name).mkdir(parents=True)
+        result.write(folder / cell.name / RESULT)
+    page, *plots, _ = write_report(folder, {})
+    assert [path.name for path in plots] == ["cluster_sweep_latency.png", "cluster_sweep_throughput.png"]
+    text = page.read_text()
+    assert "- Several servers answered at one address: " in text
+    assert "Where the mean request's milliseconds go" not in text
+    assert read_row(text, "2", "1 client")[-3] == "-"
 
 
 def test_rounds_that_failed_have_words_beside_those_that_did_not():

@@ -1,12 +1,14 @@
 """A sweep with the real perf_analyzer on the real server, small."""
 
 import dataclasses
+import itertools
 import json
 import logging
 from pathlib import Path
 
 import pytest
 from carnelian_perf.cuts import cut_equal, write_files
+from carnelian_perf.load import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
@@ -150,6 +152,43 @@ def test_wrong_transcript_fails_the_cell(program, server, tmp_path):
     command = [program, "-m", "quartznet_demo", "-i", "grpc", "-u", server.grpc_url, "--input-data", "wrong.json"]
     with pytest.raises(PerfAnalyzerError, match="doesn't match expected"):
         perf_analyzer.run(list(map(str, command)), tmp_path, timeout_s=60)
+
+
+@pytest.mark.parametrize("counts", [[(7, 1), (6, 1)], [(7, 1), (7, 2)], [(0, 0), (7, 1), (0, 0)]])
+def test_several_servers_behind_one_address_are_told_from_one(server, monkeypatch, counts):
+    client = grpc.InferenceServerClient(server.grpc_url)
+    (cut,) = cut_equal(MANIFEST, 0.5, 1, "flac")
+    transcribe_file(client, "quartznet_demo", cut)
+    assert is_one_server(server.grpc_url, "quartznet_demo")
+    answer = client.get_inference_statistics("quartznet_demo")
+    client.close()
+
+    def tell(*_):
+        (stage,) = answer.model_stats
+        stage.inference_stats.success.count, stage.last_inference = next(turns)
+        return answer
+
+    turns = itertools.cycle(counts)
+    monkeypatch.setattr(grpc.InferenceServerClient, "get_inference_statistics", tell)
+    assert not is_one_server(server.grpc_url, "quartznet_demo")
+
+
+@pytest.mark.usefixtures("program")
+def test_what_one_of_several_servers_counts_is_not_kept(make_grid, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("carnelian_perf.sweeps.run.is_one_server", lambda *_: False)
+    (result,) = run_grid(make_grid(files={}), tmp_path)
+    assert "several servers answer at `server.grpc`" in caplog.text
+    assert (result.one_server, result.batches, result.report.stages) == (False, {}, None)
+    assert result.report.clips_per_s > 0
+
+
+@pytest.mark.usefixtures("program")
+def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, server, tmp_path):
+    for wrong in ("127.0.0.1:9", server.grpc_url, "nowhere"):
+        grid = make_grid(server={"grpc": server.grpc_url, "http": wrong}, protocols=["http"], static={})
+        with pytest.raises(RuntimeError, match=f"`server.http` of the grid must be .*, but {wrong} does not"):
+            run_grid(grid, tmp_path)
+    assert not list(tmp_path.glob(f"*/{RESULT}"))
 
 
 @pytest.mark.usefixtures("program")
