@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gevent
 import grpc.experimental.gevent as grpc_gevent
 
 grpc_gevent.init_gevent()  # before a channel is made: gRPC's threads would block all users
@@ -48,6 +49,7 @@ def make_clips(environment: Any, **_: Any) -> None:
         Totals.clips = load_clips(Path(manifest)) if manifest else cut_clips(DEMO_MANIFEST)
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"--manifest: {error}")  # of other errors Locust shows the traceback, and goes on without clips
+    gevent.get_hub().loop.update_now()  # `--run-time` counts from when gevent last looked at the clock
 
 
 @events.test_start.add_listener
@@ -76,7 +78,8 @@ class Speaker(User):  # type: ignore[misc]
     def on_start(self) -> None:
         """Open a connection of one's own."""
         options = self.environment.parsed_options
-        self._client = CarnelianClient(self.host, model=options.model, retry=RetryPolicy(num_attempts=1))
+        host = self.host.removeprefix("http://")  # Locust's own examples have a URL there
+        self._client = CarnelianClient(host, model=options.model, retry=RetryPolicy(num_attempts=1))
 
     def on_stop(self) -> None:
         """Close it: a process whose channels stay open does not end."""

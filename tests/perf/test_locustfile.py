@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,22 @@ def test_a_clip_of_hardly_more_than_the_longest_is_in_its_row(server, tmp_path):
     command = [*command, *load, str(tmp_path / "m.jsonl")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert {row["name"] for row in json.loads(result.stdout)} == {"up to 60 s"}, result.stderr
+
+
+def test_a_run_is_as_long_as_it_was_told_to_be(server, tmp_path):
+    busy = "from time import perf_counter as now\nfrom locust import events\n@events.init.add_listener\n"
+    busy += "def work(**_):\n    end = now() + 3\n    while now() < end:\n        pass\n"
+    (tmp_path / "busy.py").write_text(busy)
+    files = f"{tmp_path / 'busy.py'},{ROOT / 'perf/locustfile.py'}"
+    command = [sys.executable, "-m", "locust", "-f", files, "--headless", "-u", "1", "-t", "3s", "--stop-timeout", "20"]
+    command += ["--host", f"http://{server.grpc_url}", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    began, ended = (
+        datetime.fromisoformat(re.search(rf"\[(.*),\d+\] .*{words}", result.stderr)[1])
+        for words in ("All users spawned", "limit reached")
+    )
+    assert (ended - began).total_seconds() >= 2
 
 
 def test_users_are_answered_and_the_process_ends(server):
