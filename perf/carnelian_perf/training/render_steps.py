@@ -1,11 +1,10 @@
 """The raw file of a training benchmark as a Markdown table, with the published rows marked as such."""
 
-import csv
 import dataclasses
 import statistics
-from importlib import resources
 
 from carnelian_perf.training.steps_results import OURS, PLAIN, Measurement, Result
+from carnelian_perf.yardsticks.published import read_throughput
 
 SOURCE = "NVIDIA DeepLearningExamples, commit 729963dd"
 _OF_EPOCHS = (
@@ -42,7 +41,7 @@ def _published(model: str, objective: str) -> list[str]:
         model = "wav2vec2_base_hourglass/" + ("pretrain" if objective == "pre-training" else "finetune")
     rows = [
         f"| {row['hardware']} | {row['precision']} | {row['batch_per_gpu']} | {row['gpus']} | {row['throughput']} |"
-        for row in published(model)
+        for row in read_throughput(model)
     ]
     if not rows:
         return []
@@ -59,13 +58,6 @@ def _published(model: str, objective: str) -> list[str]:
         "",
         note,
     ]
-
-
-def published(model: str) -> list[dict[str, str]]:
-    """The published rows of a model that hold a number."""
-    text = (resources.files("carnelian_perf.yardsticks") / "published" / "training_throughput.csv").read_text()
-    rows = csv.DictReader(text.splitlines())
-    return [row for row in rows if row["model"] == model and row["throughput"][:1].isdigit()]
 
 
 def ratios(results: list[Result]) -> dict[tuple[str, int], tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Published latencies, as data: NVIDIA's tables of PyTorch inference, and of Jasper on Triton."""
+"""Published numbers, as data: NVIDIA's tables of PyTorch inference and training, and of Jasper on Triton."""
 
 import csv
 from dataclasses import dataclass
@@ -85,6 +85,12 @@ def choose(model: str, hardware: str, precision: str) -> dict[tuple[float, int],
             f"choose {len(titles)}; there are\n{there}"
         )
     return {(row.duration_s, row.batch): row for row in rows}
+
+
+def read_throughput(model: str) -> list[dict[str, str]]:
+    """The published rows of a model's training that hold a number."""
+    rows = _read_table("training_throughput.csv")
+    return [row for row in rows if row["model"] == model and row["throughput"][:1].isdigit()]
 
 
 def _read_table(name: str) -> list[dict[str, str]]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from carnelian_perf.cli import main
-from carnelian_perf.training.render_steps import published, ratios, render_page
+from carnelian_perf.training.render_steps import ratios, render_page
 from carnelian_perf.training.steps import grid, measure, take_steps, why_not
 from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import find_floor
+from carnelian_perf.yardsticks.published import read_throughput
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
 
@@ -82,7 +83,7 @@ def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, 
     assert len(results[0].wall_s) == 2
     page = raw.with_suffix(".md").read_text()
     assert "audio s/s" in page
-    theirs = published(f"wav2vec2_base_hourglass/{unit}")[0]["throughput"]
+    theirs = read_throughput(f"wav2vec2_base_hourglass/{unit}")[0]["throughput"]
     assert f"| 8 | 1 | {theirs} |" in page
     assert "no seconds of audio" in page
 
@@ -169,7 +170,7 @@ def test_the_baseline_runs_where_it_can_be_compared():
 
 @pytest.mark.parametrize("model", ["quartznet_15x5", "jasper_10x5dr"])
 def test_published_rows_are_numbers(model):
-    rows = published(model)
+    rows = read_throughput(model)
     assert rows
     assert all(float(row["throughput"]) > 0 for row in rows)
 
