@@ -12,8 +12,8 @@ from carnelian_training import checkpoint
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import Batch, load, plan_epoch, trainable
-from carnelian_training.data.manifest import read_manifest
 from carnelian_training.optim import build_optimizer
+from carnelian_training.recognition import read_training_clips
 from carnelian_training.transcription import ctc_loss
 
 from carnelian_perf.machine import find_commit, torch_threads
@@ -67,8 +67,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
     Raises:
         ValueError: There are fewer batches than asked for, or fewer batches than steps.
     """
-    clips = [clip for manifest in config.data.train for clip in read_manifest(manifest.path) * manifest.repeat]
-    plan = plan_epoch(trainable(clips, config), config, 0)
+    plan = plan_epoch(trainable(read_training_clips(config), config), config, 0)
     if not 0 < steps < batches < len(plan):
         raise ValueError(
             f"`--batches` must be above `--steps`, {steps}, and below those of the epoch, {len(plan)}, "
