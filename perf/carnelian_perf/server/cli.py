@@ -64,9 +64,10 @@ def tune(
     """
     from carnelian_perf.raw_file import write_page
     from carnelian_perf.server.render_tune import render_page
-    from carnelian_perf.server.tune_results import Measurement
+    from carnelian_perf.server.tune_results import Measurement, Objective
 
     check_words("--objective", [objective], ("throughput", "latency"))
+    goal: Objective = "latency" if objective == "latency" else "throughput"
     if render is None:
         from carnelian_perf.clips import cut_clips, load_clips
         from carnelian_perf.server.tune import Plan, list_knobs, measure
@@ -78,14 +79,14 @@ def tune(
                 model=model,
                 clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
                 source=describe_clips(manifest),
-                objective="latency" if objective == "latency" else "throughput",
+                objective=goal,
                 target_ms=target,
-                concurrency=1 if objective == "latency" else concurrency,
+                concurrency=1 if goal == "latency" else concurrency,
                 num_requests=requests,
                 rounds=rounds,
-                knobs=list_knobs("latency" if objective == "latency" else "throughput"),
+                knobs=list_knobs(goal),
             )
-            render = out or Path("perf/results") / f"{model}_tune_{objective}.json"
+            render = out or Path("perf/results") / f"{model}_tune_{goal}.json"
             write_each(measure(plan), render)
     check_file("--render", render)
     tuning = Measurement.read(render)
