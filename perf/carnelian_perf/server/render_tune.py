@@ -58,12 +58,12 @@ def _rows(measurement: Measurement, step: str) -> list[str]:
 def _row(measurement: Measurement, step: str, name: str) -> str:
     facts, runs = measurement.facts, measurement.runs_of(step, name)
     shipped = measurement.runs_of(step, SHIPPED)
-    ratio = compare(runs, shipped, facts.objective, facts.target_ms)
+    ratio = compare(runs, shipped, facts.objective, facts.target_ms).ratio
     kept = "kept" if measurement.kept[step] == name and step != CONFIRMATION else ""
     if step == CONFIRMATION and measurement.kept[step] == name:
         kept = "result"
     cells = [step, name, *_say_runs(runs)]
-    cells += ["", "", ""] if name == SHIPPED else [f"{ratio.median:.2f}", f"{ratio.low:.2f}", f"{ratio.high:.2f}"]
+    cells += ["", "", ""] if name == SHIPPED else [f"{number:.2f}" for number in ratio]
     return f"| {' | '.join([*cells, kept])} |\n"
 
 

@@ -235,8 +235,8 @@ class _Search:
                 plan.objective,
                 plan.target_ms,
             )
-            if comparison.is_gain and comparison.median > most:
-                best, most = settings, comparison.median
+            if comparison.is_gain and comparison.ratio.median > most:
+                best, most = settings, comparison.ratio.median
         self._found.kept[step] = name_settings(best)
         LOGGER.info("%s: kept %s", step, self._found.kept[step])
         return best

@@ -1,12 +1,12 @@
 """The raw file of a tuning: every setting that was tried, every run of it, and what was decided."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from carnelian_perf.ratio import Ratio
 from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
 
 SUBJECT = "tune"
@@ -97,10 +97,8 @@ class Measurement(RawFile):
 class Comparison:
     """A tuning beside another, round by round."""
 
-    median: float
-    low: float
-    high: float
-    """Scores of the one over the other: the median round, the worst and the best."""
+    ratio: Ratio
+    """The score of the one over the other's."""
     is_gain: bool
     """By :data:`LEAST_GAIN` and in :data:`LEAST_SHARE` of the rounds."""
 
@@ -137,15 +135,7 @@ def compare(candidate: Sequence[Run], current: Sequence[Run], objective: Objecti
         objective: See :func:`score`.
         target_ms: Of the 95th percentile.
     """
-    ratios = [
-        score(one, objective, target_ms) / max(score(other, objective, target_ms), 1e-9)
-        for one, other in zip(candidate, current, strict=True)
-    ]
-    median = statistics.median(ratios)
-    gains = sum(ratio > 1 for ratio in ratios)
-    return Comparison(
-        median=median,
-        low=min(ratios),
-        high=max(ratios),
-        is_gain=median >= 1 + LEAST_GAIN and gains >= LEAST_SHARE * len(ratios),
-    )
+    ours, theirs = ([score(run, objective, target_ms) for run in runs] for runs in (candidate, current))
+    ratio = Ratio.of(ours, theirs)
+    gains = sum(one > other for one, other in zip(ours, theirs, strict=True))
+    return Comparison(ratio=ratio, is_gain=ratio.median >= 1 + LEAST_GAIN and gains >= LEAST_SHARE * len(ours))
