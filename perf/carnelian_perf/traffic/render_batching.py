@@ -26,19 +26,16 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: the table, the plot, and what they were measured on."""
     runs = measurement.runs
-    facts = {
-        "Load": f"{measurement.concurrency} closed-loop clients; {len(runs[0].latencies_s)} requests of one clip in "
+    mismatches = f"NOT equal in every run: {'; '.join(measurement.mismatches)}" if measurement.mismatches else ""
+    notes = [
+        f"Load: {measurement.concurrency} closed-loop clients; {len(runs[0].latencies_s)} requests of one clip in "
         "each run, to the ensemble that takes audio files.",
-        "Clips": f"{measurement.traffic}.",
-        "Transcripts": f"NOT equal in every run: {'; '.join(measurement.mismatches)}"
-        if measurement.mismatches
-        else "equal in every run.",
-        "Machine": f"{measurement.say_machine()}. Shared: other processes "
+        f"Clips: {measurement.traffic}.",
+        f"Transcripts: {mismatches or 'equal in every run.'}",
+        f"Machine: {measurement.say_machine()}. Shared: other processes "
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
-        "Versions": ", ".join(f"{name} {version}" for name, version in measurement.versions.items()),
-        "Raw file": f"[{raw_name}]({quote(raw_name)}), {measurement.date}, commit {measurement.commit}, by "
-        f"`{measurement.command}`.",
-    }
+        *measurement.say_sources(raw_name),
+    ]
     return f"""# {measurement.model}: how batches form from clips of mixed length
 
 {measurement.say_unfinished()}{render_table(measurement)}
@@ -49,7 +46,7 @@ stage's backend. CPU: of the whole server, all cores together; others on the mac
 
 ![Batch sizes of the acoustic stage]({quote(plot_name)})
 
-""" + "".join(f"- {name}: {words}\n" for name, words in facts.items())
+""" + "".join(f"- {note}\n" for note in notes)
 
 
 def render_table(measurement: Measurement) -> str:
