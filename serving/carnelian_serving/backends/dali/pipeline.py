@@ -58,9 +58,9 @@ class PipelineRunner:
 
     def has_input(self, name: str) -> bool:
         """Return whether the pipeline has an external source of this name."""
-        pipeline = self._pipeline or self._build()
+        self.make_ready()
         try:
-            pipeline.input_feed_count(name)
+            self._pipeline.input_feed_count(name)
         except RuntimeError:
             return False
         return True

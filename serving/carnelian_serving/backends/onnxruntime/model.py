@@ -163,7 +163,8 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     mode = config.integer("execution_mode", 0)
     if mode not in (0, 1):
         raise ConfigError(f"parameter 'execution_mode' of {config.name!r} must be 0 or 1, but is {mode}")
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL if mode else options.execution_mode
+    if mode:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     options.enable_cpu_mem_arena = config.boolean("enable_mem_arena", True)
     options.enable_mem_pattern = config.boolean("enable_mem_pattern", True)
     if config.graph_level in GRAPH_LEVELS:
