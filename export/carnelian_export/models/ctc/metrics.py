@@ -36,7 +36,7 @@ class Metrics:
     """Counters of one model; several instances of it share them."""
 
     def __init__(self, model: str) -> None:
-        """Registers the counters; there are none where the server runs with --allow-metrics=false."""
+        """Register the counters; there are none where the server runs with --allow-metrics=false."""
         self._metrics: dict[str, Any] = {}
         # A family must outlive its metrics.
         self._families: list[Any] = []
@@ -64,7 +64,7 @@ class Metrics:
         scores: Sequence[npt.NDArray[np.float32]],
         lengths: Sequence[npt.NDArray[np.int32]],
     ) -> None:
-        """Counts a batch. The server learns of it a moment later.
+        """Count a batch. The server learns of it a moment later.
 
         Args:
             results: RESULT of each clip.
@@ -85,7 +85,7 @@ class Metrics:
         self._counted.set()
 
     def close(self) -> None:
-        """Sends what is still to be sent."""
+        """Send what is still to be sent."""
         self._is_open = False
         self._counted.set()
         if self._thread.is_alive():
