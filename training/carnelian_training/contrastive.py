@@ -44,9 +44,9 @@ class Contrastive:
         self.sums = torch.zeros(3, device=process.device)  # loss, hits, hidden frames
         self.codes = torch.zeros(2, self.settings.groups, self.settings.codes, device=process.device)
 
-    def planned(self, clips: Sequence[Item]) -> float:
+    def planned(self, items: Sequence[Item]) -> float:
         """An estimate of the masked frames; the loop replaces it by their number."""
-        return sum(item.duration_s for item in clips) * SAMPLE_RATE_HZ / self.config.model.stride / 2
+        return sum(item.duration_s for item in items) * SAMPLE_RATE_HZ / self.config.model.stride / 2
 
     def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
         """The parts of this process; if there are several, the use of codes is measured over all of them first."""

@@ -20,9 +20,9 @@ class Transcription:
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def planned(self, clips: Sequence[Item]) -> float:
+    def planned(self, items: Sequence[Item]) -> float:
         """Characters of the step's transcripts, by the manifest."""
-        return sum(len(item.clip.text) for item in clips)
+        return sum(len(item.clip.text) for item in items)
 
     def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
         """The parts of this process, in the order in which :meth:`losses` will see them."""

@@ -139,7 +139,7 @@ def take(
     with torch.device("meta"):
         wanted = build_network(config).state_dict()
     table = dict(names(config, naming))
-    pretraining = {names[naming.column] for names in _PRETRAINING.values()} | {_HUBERT_TARGETS}
+    pretraining = {theirs[naming.column] for theirs in _PRETRAINING.values()} | {_HUBERT_TARGETS}
     leftover = {f"{naming.body}{name}" for name in pretraining} if alphabet else set()
     unexpected = [
         name for name in found.keys() - set(table.values()) if not any(name.startswith(part) for part in leftover)

@@ -229,19 +229,9 @@ def _wordnet_hint() -> str | None:
 SOURCES = {
     source.name: source
     for source in (
-        Source(
-            name="austen",
-            share=50,
-            read=read_austen,
-            install_hint=_austen_hint,
-        ),
+        Source(name="austen", share=50, read=read_austen, install_hint=_austen_hint),
         Source(name="web", share=15, read=read_bible, install_hint=_bible_hint),
-        Source(
-            name="wordnet",
-            share=35,
-            read=read_wordnet,
-            install_hint=_wordnet_hint,
-        ),
+        Source(name="wordnet", share=35, read=read_wordnet, install_hint=_wordnet_hint),
     )
 }
 
