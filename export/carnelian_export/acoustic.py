@@ -12,7 +12,7 @@ from carnelian_training.precision import DTYPES
 from carnelian_export.engine import EngineRun, build_engine
 from carnelian_export.parity import Clip, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
-from carnelian_export.quantise import quantise, read_clips
+from carnelian_export.quantise import quantise, read_features
 from carnelian_export.shaped import build_shaped, export_shaped
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import OUTPUTS, export_ragged
@@ -34,7 +34,7 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         return _write_engine(folder / "model.plan", network, target, max_batch_size)
     path = folder / "model.onnx"
     if target.int8_clips is not None:
-        clips = read_clips(target.int8_clips, config)
+        clips = read_features(target.int8_clips, config)
         onnx.save(quantise(network, clips), path)
         return check_distributions(path, network, clips)
     export = export_shaped if target.provider == "tensorrt" else export_ragged

@@ -34,7 +34,7 @@ class QuantisationError(ValueError):
     """There are no clips to measure scales on, or the architecture cannot be quantised."""
 
 
-def read_clips(manifest: Path, config: Config) -> list[Clip]:
+def read_features(manifest: Path, config: Config) -> list[Clip]:
     """FEATURES of at most :data:`MOST_CLIPS` clips from all over a manifest, [num_mels, frames] each.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from carnelian_export import parity, quantise
 from carnelian_export.model_configs import TensorSizes, build_configs
 from carnelian_export.parity import ParityError, run, score
-from carnelian_export.quantise import QuantisationError, read_clips
+from carnelian_export.quantise import QuantisationError, read_features
 from carnelian_export.target import Target, TargetError
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
@@ -106,7 +106,7 @@ def test_int8_needs_clips_and_nothing_else_takes_them(tmp_path, config):
         Target(int8_clips=tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(QuantisationError, match=r"at least one clip, but .*empty\.jsonl has none"):
-        read_clips(tmp_path / "empty.jsonl", config)
+        read_features(tmp_path / "empty.jsonl", config)
 
 
 def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
@@ -118,10 +118,10 @@ def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
 
 def test_clips_come_from_all_over_a_manifest(config, monkeypatch):
     manifest = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
-    everything = read_clips(manifest, config)
+    everything = read_features(manifest, config)
     assert len(everything) == 6
     monkeypatch.setattr(quantise, "MOST_CLIPS", 2)
-    for found, clip in zip(read_clips(manifest, config), everything[::3], strict=True):
+    for found, clip in zip(read_features(manifest, config), everything[::3], strict=True):
         np.testing.assert_array_equal(found, clip)
 
 

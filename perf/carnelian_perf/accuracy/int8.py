@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import onnx
 from carnelian_export.parity import Clip, open_graph, run
-from carnelian_export.quantise import quantise, read_clips
+from carnelian_export.quantise import quantise, read_features
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
@@ -80,7 +80,7 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> S
     with TemporaryDirectory() as scratch:
         paths = [Path(scratch) / name for name in ("fp32.onnx", "int8.onnx")]
         onnx.save(export_ragged(network), paths[0])
-        onnx.save(quantise(network, read_clips(calibration, config)), paths[1])
+        onnx.save(quantise(network, read_features(calibration, config)), paths[1])
         sessions = [open_graph(path) for path in paths]
     pairs = []
     clips = clips_to_evaluate(manifest)
