@@ -139,6 +139,11 @@ def test_what_is_copied_exists_and_is_not_ignored(dockerfile: str) -> None:
             assert any(re.fullmatch(rf"{pattern}(/.*)?", source) for pattern in let_in), f"{source} is ignored"
 
 
+def test_the_user_may_read_what_is_copied_whatever_the_clone_s_umask(dockerfile: str) -> None:
+    copied = re.findall(r"^COPY (?!--from)(.+)$", dockerfile.rpartition("\nFROM ")[2].partition("USER ")[0], re.M)
+    assert all(line.startswith("--chown=10001:10001 ") or line.endswith(" /tmp/") for line in copied), copied
+
+
 def test_the_chart_names_these_images(render: Callable[..., Any]) -> None:
     rendered = render(case="jobs")
     pods = [m["spec"]["template"]["spec"] for m in rendered.manifests if m["kind"] in ("Deployment", "Job")]
