@@ -74,6 +74,7 @@ def test_keda_scales_to_zero_with_something_that_wakes_it(render: Render) -> Non
     spec = render(case="keda").one("ScaledObject")["spec"]
     assert spec["minReplicaCount"] == 0
     assert spec["fallback"]["replicas"] == 2
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"  # a Prometheus that is away removes no pod
     audio, wake = spec["triggers"]
     assert audio["metadata"]["threshold"] == "20"
     assert wake["metadata"]["activationThreshold"] == "0"
