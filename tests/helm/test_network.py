@@ -22,12 +22,17 @@ def test_the_headless_service_resolves_to_ready_pods(render: Render) -> None:
     assert len(render(case="download").all("Service")) == 2
 
 
-def test_grpc_in_the_clear_is_announced_as_such(render: Render) -> None:
-    def grpc(rendered: Any) -> dict[str, Any]:
-        return dict(rendered.one("Service", "carnelian")["spec"]["ports"][0])
+def test_services_say_whether_grpc_is_encrypted(render: Render) -> None:
+    """A mesh takes a port called grpc for one in the clear."""
 
-    assert grpc(render())["appProtocol"] == "kubernetes.io/h2c"
-    assert "appProtocol" not in grpc(render(case="bucket"))
+    def protocols(*values: str) -> list[str | None]:
+        rendered = render(*values)
+        return [rendered.one("Service", n)["spec"]["ports"][0].get("appProtocol") for n in ("carnelian", "-headless")]
+
+    assert protocols() == ["kubernetes.io/h2c"] * 2
+    assert protocols("tls.secretName=tls") == ["https"] * 2
+    # By https Azure's load balancer would choose a health probe that no pod answers.
+    assert protocols("tls.secretName=tls", "service.type=LoadBalancer") == [None, "https"]
 
 
 def test_clients_can_be_kept_with_one_pod(render: Render) -> None:

@@ -137,6 +137,11 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 {{- default (printf "%s-admin" (include "carnelian.fullname" .)) .Values.restrictedProtocols.existingSecret -}}
 {{- end -}}
 
+{{/* Tells meshes and Gateways what they would guess from the port's name otherwise, which says nothing of TLS. */}}
+{{- define "carnelian.grpcProtocol" -}}
+{{- .Values.tls.secretName | empty | ternary "kubernetes.io/h2c" "https" -}}
+{{- end -}}
+
 {{/* Fetches the models into the volume that the server mounts. The script runs on the Python of both images. */}}
 {{- define "carnelian.downloader" -}}
 - name: download
