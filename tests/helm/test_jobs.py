@@ -74,6 +74,16 @@ def test_the_test_pod_runs_where_the_server_may(render: Render) -> None:
         assert pod["tolerations"] == [{"key": "speech"}]
 
 
+def test_the_test_pod_has_its_own_resources(render: Render) -> None:
+    (container,) = render("test.resources.limits.cpu=1").one("Pod")["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": 1, "memory": "512Mi"}
+
+
+def test_pods_of_jobs_have_the_common_annotations(render: Render) -> None:
+    for job in render("commonAnnotations.example\\.com/owner=speech", case="jobs").all("Job"):
+        assert job["spec"]["template"]["metadata"]["annotations"] == {"example.com/owner": "speech"}
+
+
 def test_jobs_are_off_by_default(render: Render) -> None:
     assert render().all("Job") == []
 

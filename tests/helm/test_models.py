@@ -55,6 +55,7 @@ def test_the_init_container_fetches_with_the_checksum(render: Render) -> None:
     assert init["args"][1:] == ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "/models"]
     assert init["env"][0]["valueFrom"]["secretKeyRef"] == {"name": "models", "key": "authorization"}
     assert init["image"] == rendered.server["image"]
+    assert init["resources"] == rendered.server["resources"]  # a pod with equal requests and limits stays Guaranteed
 
 
 def test_the_init_container_goes_through_the_same_proxy_as_the_server(render: Render) -> None:

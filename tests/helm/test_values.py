@@ -58,14 +58,56 @@ def test_no_object_of_the_schema_is_open(schema: dict[str, Any]) -> None:
             assert value["additionalProperties"] is False, path
 
 
-def test_no_section_can_be_taken_away(schema: dict[str, Any], refusal: Callable[..., str]) -> None:
-    """Templates read into them; null would end in a template's error instead of a value's name."""
+def test_nothing_that_is_needed_can_be_taken_away(
+    chart: Path, schema: dict[str, Any], refusal: Callable[..., str]
+) -> None:
+    """Templates read it; null would leave a hole in a manifest, or end in a template's error."""
+    values = dict(leaves(yaml.safe_load((chart / "values.yaml").read_text())))
     for path, value in [("", schema), *properties(schema)]:
         if "properties" in value and not path.startswith(("podSecurityContext", "securityContext", "affinity")):
+            defaults = {name: values[f"{path}.{name}".lstrip(".")] for name in value["properties"]}
             sections = {name for name, inner in value["properties"].items() if "properties" in inner} - {"affinity"}
-            assert sections <= set(value.get("required", ())), path
+            scalars = {name for name, default in defaults.items() if isinstance(default, bool | int | float | str)}
+            needed = sections | {name for name in scalars if defaults[name] != ""}
+            assert needed <= set(value.get("required", ())), path
     assert "updateStrategy is required" in refusal("updateStrategy=null")
     assert "grid is required" in refusal("perf.grid=null")
+    assert "name is required" in refusal("model.name=null")
+
+
+def test_a_key_without_a_value_is_as_empty_as_its_default(
+    chart: Path, tmp_path: Path, call_helm: Callable[..., Any]
+) -> None:
+    """Such as `commonLabels:` with nothing but comments below it."""
+
+    def empty(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: empty(value) if isinstance(value, dict) and value else None
+            for key, value in values.items()
+            if value in ("", [], {}) or (isinstance(value, dict) and empty(value))
+        }
+
+    nothing = {"values": empty(yaml.safe_load((chart / "values.yaml").read_text())), "defaults": {}}
+    more = ("autoscaling.mode=hpa", "networkPolicy.enabled=true", "restrictedProtocols.key=0123456789abcdef")
+    more += ("training.enabled=true", "training.claimName=speech", "perf.enabled=true", "monitoring.rules.enabled=true")
+    more += ("monitoring.podMonitor.enabled=true", "monitoring.dashboard.enabled=true")
+    rendered = {}
+    for name, values in nothing.items():
+        (tmp_path / name).write_text(yaml.safe_dump(values))
+        files = [f"--values={tmp_path / name}", *(f"--set={value}" for value in more)]
+        done = call_helm("template", "speech", str(chart), *files)
+        assert done.returncode == 0, done.stderr
+        rendered[name] = done.stdout
+    assert rendered["values"] == rendered["defaults"]
+
+
+def test_a_long_time_stays_a_whole_number(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+    """Helm reads the numbers of a file as floats, which Go writes as 1.2096e+06."""
+    two_weeks_s = 14 * 24 * 3600
+    training = {"enabled": True, "claimName": "speech", "deadlineSeconds": two_weeks_s}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"training": training}))
+    done = call_helm("template", "speech", str(chart), f"--values={tmp_path}/values.yaml")
+    assert f"activeDeadlineSeconds: {two_weeks_s}\n" in done.stdout, done.stderr
 
 
 def test_the_platform_may_choose_the_user(render: Callable[..., Any]) -> None:

@@ -34,7 +34,7 @@ app.kubernetes.io/component: server
   "app.kubernetes.io/component" (index . 1)
   "app.kubernetes.io/part-of" "carnelian"
   "app.kubernetes.io/managed-by" $root.Release.Service -}}
-{{- merge $standard $root.Values.commonLabels | toYaml -}}
+{{- merge $standard (default dict $root.Values.commonLabels) | toYaml -}}
 {{- end -}}
 
 {{/* The whole `metadata`; takes (list $ "component" "suffix" annotations). */}}
@@ -45,7 +45,7 @@ name: {{ include "carnelian.fullname" $root }}{{ with $suffix }}-{{ . }}{{ end }
 namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "carnelian.labels" (list $root (index . 1)) | nindent 2 }}
-{{- with merge (dict) (index . 3) $root.Values.commonAnnotations }}
+{{- with merge (dict) (index . 3) (default dict $root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -170,9 +170,9 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
   envFrom:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  # The server's: a pod asks for the larger of the two, so this costs nothing, meets quotas and keeps the quality of service.
   resources:
-    requests: {cpu: 100m, memory: 64Mi}
-    limits: {memory: 256Mi}
+    {{- toYaml .Values.resources | nindent 4 }}
   securityContext:
     {{- toYaml .Values.securityContext | nindent 4 }}
   volumeMounts:
