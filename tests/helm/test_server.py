@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from carnelian_serving.cli import app
 from typer.main import get_command
 
@@ -33,6 +34,15 @@ def test_the_native_runtime_starts_tritonserver(render: Render) -> None:
     assert "--model-control-mode=explicit" in server["args"]
     assert "--load-model=quartznet_demo" in server["args"]
     assert "--backend-config=onnxruntime,intra_op_thread_count=2" in server["args"]
+
+
+def test_a_pod_takes_the_cores_that_it_requests_and_not_all_of_its_node(chart: Path, render: Render) -> None:
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert values["server"]["threads"] == int(values["resources"]["requests"]["cpu"])
+    for runtime in ("wheel", "native"):
+        assert any("thread" in option for option in render(f"runtime={runtime}").server["args"])
+        own = render(f"runtime={runtime}", "server.threads=null").server["args"]  # of the models' configurations
+        assert not any("thread" in option for option in own)
 
 
 @pytest.mark.parametrize("runtime", ["wheel", "native"])

@@ -65,11 +65,12 @@ def test_nothing_that_is_needed_can_be_taken_away(
     values = dict(leaves(yaml.safe_load((chart / "values.yaml").read_text())))
     for path, value in [("", schema), *properties(schema)]:
         if "properties" in value and not path.startswith(("podSecurityContext", "securityContext", "affinity")):
-            defaults = {name: values[f"{path}.{name}".lstrip(".")] for name in value["properties"]}
-            sections = {name for name, inner in value["properties"].items() if "properties" in inner} - {"affinity"}
-            scalars = {name for name, default in defaults.items() if isinstance(default, bool | int | float | str)}
-            needed = sections | {name for name in scalars if defaults[name] != ""}
-            assert needed <= set(value.get("required", ())), path
+            inner = value["properties"]
+            defaults = {name: values[f"{path}.{name}".lstrip(".")] for name in inner}
+            sections = {name for name in inner if "properties" in inner[name]} - {"affinity"}
+            optional = {name for name in inner if {"type": "null"} in inner[name].get("anyOf", [])}
+            scalars = {name for name in inner if isinstance(defaults[name], bool | int | float | str)} - optional
+            assert sections | {name for name in scalars if defaults[name] != ""} <= set(value.get("required", ())), path
     assert "updateStrategy is required" in refusal("updateStrategy=null")
     assert "grid is required" in refusal("perf.grid=null")
     assert "name is required" in refusal("model.name=null")
