@@ -227,6 +227,15 @@ def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
     assert "choose another" in refusal("training.name=headless", case="jobs")
     assert "choose another" in refusal("training.name=sweep", case="jobs")
     assert "without TLS" in refusal("tls.secretName=tls", case="jobs")
+    loaded = "model.load={quartznet_15x5}"
+    assert "measures quartznet_15x5_pcm, but model.load does not have it" in refusal(loaded, case="jobs")
+    assert "measures other," in refusal(loaded, "perf.grid.models.other.precision=fp16", case="jobs")
+
+
+def test_files_alone_need_no_model_for_samples(render: Render) -> None:
+    files = ("perf.grid.static=null", "perf.grid.files.concurrency={1}")
+    for loaded in (("model.load={quartznet_15x5}", *files), ("model.load={quartznet_15x5,quartznet_15x5_pcm}",)):
+        assert render(*loaded, case="jobs").one("Job", "-sweep")
 
 
 def test_the_report_is_kept(render: Render) -> None:

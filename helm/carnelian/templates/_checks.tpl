@@ -100,6 +100,15 @@
 {{- if and .Values.perf.enabled .Values.tls.secretName -}}
 {{- fail "perf.enabled is true, but carnelian-perf does not encrypt and tls.secretName is set; measure a release without TLS" -}}
 {{- end -}}
+{{- if and .Values.perf.enabled .Values.model.load -}}
+{{- range $name := .Values.perf.grid.models | default (dict .Values.model.name dict) | keys | sortAlpha -}}
+{{- range $needed := $.Values.perf.grid.static | empty | ternary (list $name) (list $name (printf "%s_pcm" $name)) -}}
+{{- if not (has $needed $.Values.model.load) -}}
+{{- fail (printf "perf.enabled is true and measures %s, but model.load does not have it; add it, or set perf.grid.static: null if it ends in _pcm" $needed) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}
