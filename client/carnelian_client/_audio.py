@@ -1,7 +1,7 @@
 """From what a caller has (a path, bytes, samples) to the bytes of one audio file that the server reads.
 
-WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, ... through libsndfile) is sent as
-FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is resampled or mixed
+WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, ... through libsndfile)
+is sent as FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is resampled or mixed
 down here: the server has the one definition of that.
 """
 
@@ -161,7 +161,9 @@ def _wav(array: npt.NDArray[np.number[Any]], rate: int, form: int) -> bytes:
 
 
 def _is_served_container(data: bytes) -> bool:
-    return data[:4] in (b"fLaC", b"OggS") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
+    if data[:4] == b"fLaC":  # one that was written to a pipe counts no samples, in 36 bits, and the server wants them
+        return int.from_bytes(data[21:26], "big") % 2**36 > 0
+    return data[:4] == b"OggS" or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
 
 
 def _measured(data: bytes) -> bytes:

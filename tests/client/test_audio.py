@@ -46,6 +46,17 @@ def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_siz
     np.testing.assert_array_equal(read(encode_audio(left_open))[0], read(whole)[0])
 
 
+def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
+    closed = file_of(noise, "FLAC", "PCM_24")
+    piped = closed[:21] + bytes([closed[21] & 0xF0]) + bytes(4) + closed[26:]
+    assert soundfile.info(io.BytesIO(piped)).frames > 2**36
+    sent = encode_audio(piped)
+    assert soundfile.info(io.BytesIO(sent)).subtype_info == "Signed 24 bit PCM"
+    np.testing.assert_array_equal(read(sent)[0], read(closed)[0])
+    with pytest.raises(InvalidAudio, match="neither the server nor libsndfile can decode it"):
+        encode_audio(piped[: len(piped) // 2])
+
+
 def test_a_closed_recording_without_samples_keeps_none():
     tagged = file_of(np.zeros(0), "WAV", "PCM_16") + b"LIST\4\0\0\0INFO"
     tagged = tagged[:4] + struct.pack("<I", len(tagged) - 8) + tagged[8:]
