@@ -425,9 +425,8 @@ def test_one_clip_is_not_many(clips):
         client.transcribe_many(clips)
 
 
-def test_options_travel_as_request_parameters(endpoint, triton, wav):
-    with CarnelianClient(endpoint.url) as client:
-        client.transcribe(wav, decoder="beam", beam_width=20, lm_weight=0.5, hotwords=["ada", "charles babbage"])
+def test_options_travel_as_request_parameters(client, triton, wav):
+    client.transcribe(wav, decoder="beam", beam_width=20, lm_weight=0.5, hotwords=["ada", "charles babbage"])
     parameters = triton.requests[0].parameters
     assert parameters["decoder"].string_param == "beam"
     assert parameters["beam_width"].int64_param == 20
@@ -435,34 +434,31 @@ def test_options_travel_as_request_parameters(endpoint, triton, wav):
     assert json.loads(parameters["hotwords"].string_param) == ["ada", "charles babbage"]
 
 
-def test_options_may_be_numbers_of_numpy(endpoint, triton, wav):
+def test_options_may_be_numbers_of_numpy(client, triton, wav):
     numbers = {"beam_width": np.int64(20), "lm_weight": np.float32(0.5), "rescore": np.bool_(True)}
-    with CarnelianClient(endpoint.url) as client:
-        client.transcribe(wav, **numbers)
+    client.transcribe(wav, **numbers)
     parameters = triton.requests[0].parameters
     assert parameters["beam_width"].int64_param == 20
     assert parameters["lm_weight"].string_param == "0.5"
     assert parameters["rescore"].string_param == "true"
 
 
-def test_alternatives_are_typed(endpoint, triton, wav, answers):
+def test_alternatives_are_typed(client, triton, wav, answers):
     reading = {"text": "a b", "score": -1.5, "acoustic": -2.5, "language": 0.5, "hotwords": 0.5}
     triton.answer = answers("a b", alternatives=[reading], decoder="ngram")
-    with CarnelianClient(endpoint.url) as client:
-        transcript = client.transcribe(wav, decoder="ngram", n_best=1)
+    transcript = client.transcribe(wav, decoder="ngram", n_best=1)
     assert transcript.alternatives == (Alternative("a b", -1.5, -2.5, 0.5, 0.5),)
     assert (transcript.decoder, transcript.rescored) == ("ngram", False)  # of a server that knows no rescoring
     triton.answer = answers("a b", alternatives=[reading | {"neural": -3.25}], decoder="ngram", rescored=True)
-    with CarnelianClient(endpoint.url) as client:
-        transcript = client.transcribe(wav, decoder="ngram", rescore=True, n_best=1)
+    transcript = client.transcribe(wav, decoder="ngram", rescore=True, n_best=1)
     assert triton.requests[-1].parameters["rescore"].string_param == "true"
     assert transcript.alternatives[0].neural == -3.25
     assert transcript.rescored
 
 
-def test_a_wrong_option_is_an_error_of_its_own(endpoint, triton, wav):
+def test_a_wrong_option_is_an_error_of_its_own(client, triton, wav):
     triton.script = [("INVALID_ARGUMENT", "in ensemble 'm', wrong option: n_best must be from 1")]
-    with CarnelianClient(endpoint.url) as client, pytest.raises(InvalidOption, match="n_best must be from 1"):
+    with pytest.raises(InvalidOption, match="n_best must be from 1"):
         client.transcribe(wav, n_best=0)
 
 
