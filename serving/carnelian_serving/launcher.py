@@ -30,6 +30,7 @@ from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
 from carnelian_serving.shared_memory import (
+    REGIONS,
     Regions,
     check_room,
     describe_shortage,
@@ -37,7 +38,7 @@ from carnelian_serving.shared_memory import (
     remove_leftovers,
 )
 from carnelian_serving.startup_log import find_reasons, is_noise
-from carnelian_serving.stubs import StubWatch
+from carnelian_serving.stubs import StubWatch, end_orphans
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -176,6 +177,7 @@ class Server:
         self._scratch = Path(tempfile.mkdtemp(prefix=self._regions.prefix, dir=folder))
         try:
             installation = find_installation(self._scratch)
+            end_orphans(REGIONS)
             remove_leftovers(self._scratch.parent)
             if not installation.is_native:
                 check_room(find_free_bytes())

@@ -23,6 +23,8 @@ LEAST_BYTES = 48 * 2**20
 less, single clips of a minute are refused after a few."""
 AMPLE_BYTES = 50 * 2**20
 """For each instance. Seven hold 265 MiB while 64 callers send a minute each, 345 with batches of 32 such clips."""
+REGIONS = "carnelian-"
+"""How the names of all servers' regions begin."""
 _LOCK = "lock"
 
 
@@ -30,7 +32,7 @@ class Regions:
     """One server's regions."""
 
     def __init__(self) -> None:
-        self.prefix = f"carnelian-{os.getpid()}-{secrets.token_hex(4)}-"
+        self.prefix = f"{REGIONS}{os.getpid()}-{secrets.token_hex(4)}-"
         """How their names begin."""
         self._lock: int | None = None
 
@@ -87,7 +89,7 @@ def describe_shortage(room_bytes: int, num_instances: int) -> str:
 
 def remove_leftovers(scratch: Path) -> None:
     """Remove the regions that nobody claims any more, and what begins with the same name in `scratch`."""
-    for path in SHARED_MEMORY.glob(f"carnelian-*-{_LOCK}"):
+    for path in SHARED_MEMORY.glob(f"{REGIONS}*-{_LOCK}"):
         with contextlib.suppress(OSError):  # in use, another user's, or another server was faster
             lock = os.open(path, os.O_RDWR)
             try:

@@ -1,12 +1,15 @@
 """Watches the stub processes in which tritonserver runs Python-based models.
 
 Triton 2.51 does not start a stub again that has crashed: it stays a zombie, its instance answers every
-request with "Stub process ... is not healthy", and the server goes on calling itself ready.
+request with "Stub process ... is not healthy", and the server goes on calling itself ready. Nor do all stubs end whose
+server is killed: one that was about to take its next message, as while models load, waits for it for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +17,10 @@ from pathlib import Path
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
 _COLLECTED_WITHIN_S = 0.1  # by Triton, if it has ended a stub itself
-_INSTANCE_ARGUMENT = 8  # of the stub's command line: the name of the model instance
+_REGION_ARGUMENT = 2  # of the stub's command line: the name of its shared memory
+_INSTANCE_ARGUMENT = 8  # the name of the model instance
+_SERVER = "tritonserver"
+_END_S = 1.0
 
 
 class StubWatch:
@@ -65,6 +71,34 @@ def find_instance(command: Sequence[str]) -> str | None:
     """Return the model instance that a stub of this command line runs; None if it is no stub's."""
     is_stub = len(command) > _INSTANCE_ARGUMENT and _STUB in command[0]
     return command[_INSTANCE_ARGUMENT] if is_stub else None
+
+
+def end_orphans(region_prefix: str) -> None:
+    """Kill this user's stubs without a server, and wait until they have ended: until then they claim its memory.
+
+    Args:
+        region_prefix: How the names of their shared memory begin; others' stubs are left alone.
+    """
+    deadline = time.monotonic() + _END_S
+    while (orphans := _orphans(region_prefix)) and time.monotonic() < deadline:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _orphans(region_prefix: str) -> list[int]:
+    found = []
+    for process in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_text(errors="replace").split("\0")
+            if find_instance(command) is None or not command[_REGION_ARGUMENT].startswith(region_prefix):
+                continue
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            # Not its number in the command: a container counts its processes anew.
+            if process.stat().st_uid == os.geteuid() and (_PROC / parent / "comm").read_text().strip() != _SERVER:
+                found.append(int(process.name))
+    return found
 
 
 def _children(pid: int) -> list[int]:

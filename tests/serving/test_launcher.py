@@ -436,6 +436,8 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     add_model(cut_repository, "vague", COPY_CONFIG, {"model.onnx": copy_onnx("columns")})
     add_model(cut_repository, "narrow", COPY_CONFIG, {"model.onnx": copy_onnx(1)})
     add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
+    tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
+    add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
     add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
     with (
         pytest.raises(ServerError) as caught,
@@ -454,6 +456,7 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "output 'Y' of 'vague' must have the shape [-1, 2] in the graph, but has [-1, -1]" in message
     assert "input 'X' of 'narrow' must have the shape [-1, 2] in the graph, but has [-1, 1]" in message
     assert "model 'exact'" not in message
+    assert "parameter 'memory_mib' of 'tight' must be 0, for no bound, or at least 16, but is -1" in message
     assert "model 'foreign' could not be loaded" in message
     assert "tensorrt" in message
     assert "model 'cut'" not in message

@@ -2,9 +2,10 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from carnelian_serving.stubs import StubWatch
+from carnelian_serving.stubs import StubWatch, end_orphans
 
 
 @pytest.fixture
@@ -48,3 +49,20 @@ def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
     stub.wait()
     assert stub.returncode == -signal.SIGKILL
     assert watch.crashed() == []
+
+
+@pytest.mark.parametrize(
+    ("parent", "region", "status"),
+    [("init", "carnelian-1-2-", 9), ("tritonserver", "carnelian-1-2-", 0), ("init", "triton-1-2-", 0)],
+)
+def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path: Path, parent: str, region: str, status: int) -> None:
+    (tmp_path / "stub.py").write_text("print(flush=True); input()")
+    (tmp_path / parent).symlink_to(sys.executable)
+    command = ["triton_python_backend_stub", str(tmp_path / "stub.py"), region, *"34567", "cut_0_0"]
+    code = f"import subprocess, sys; sys.exit(abs(subprocess.call({command}, executable={sys.executable!r})))"
+    process = subprocess.Popen([tmp_path / parent, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    end_orphans("carnelian-")
+    process.communicate(b"\n")
+    assert process.returncode == status

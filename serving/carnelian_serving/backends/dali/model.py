@@ -22,6 +22,8 @@ from carnelian_serving.backends.model_config import Array, ConfigError, read_mod
 from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = ("num_threads", "memory_mib", *admission.PARAMETERS)
+LEAST_MEMORY_MIB = 16
+"""With next to nothing an instance fails in its warm-up, or crashes, and so does tritonserver 2.51 then."""
 
 
 class TritonPythonModel:
@@ -47,6 +49,12 @@ class TritonPythonModel:
         )
         if self._config.batch_inputs:
             raise ConfigError(f"`batch_input` of {self._config.name!r} has no meaning for DALI; take it out")
+        memory_mib = self._config.integer("memory_mib", 0)
+        if memory_mib != 0 and memory_mib < LEAST_MEMORY_MIB:
+            raise ConfigError(
+                f"parameter 'memory_mib' of {self._config.name!r} must be 0, for no bound, or at least "
+                f"{LEAST_MEMORY_MIB}, but is {memory_mib}"
+            )
         self._pipeline = PipelineRunner(
             load_serialized(self._config),
             max_batch_size=self._config.max_batch_size,
@@ -55,7 +63,6 @@ class TritonPythonModel:
         )
         self._check_pipeline()
         self._admission = admission.read_admission(self._config)
-        memory_mib = self._config.integer("memory_mib", 0)
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
