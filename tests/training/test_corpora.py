@@ -233,6 +233,26 @@ def test_punctuation_may_be_taken_out_of_transcripts(lhotse_recordings, call):
     assert [clip.text for clip in read_manifest(target)] == ["nein ja du's"]
 
 
+@pytest.mark.parametrize(
+    ("text", "labels", "written"),
+    [
+        ("„Nein“ – ja, du’s.", " 'abcdefghijklmnopqrstuvwxyzäöüß", "nein ja du's"),
+        ("IŞIK, İstanbul!", " abcçdefgğhıijklmnoöprsştuüvyz", "ışık istanbul"),
+        ("Um 3 Uhr.", " abcdefghijklmnopqrstuvwxyz", "Um 3 Uhr."),
+    ],
+)
+def test_transcripts_may_be_written_in_the_labels(lhotse_recordings, call, text, labels, written):
+    lhotse = pytest.importorskip("lhotse")
+    folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"
+    lhotse.SupervisionSet.from_segments([lhotse.SupervisionSegment("s", "short", 0.0, 1.0, text=text)]).to_file(
+        folder / "said.jsonl"
+    )
+    sources = ("--recordings", folder / "recordings.jsonl.gz", "--supervisions", folder / "said.jsonl")
+    assert call(main, "convert", target, *sources, "--labels", labels)[0] == 0
+    assert [clip.text for clip in read_manifest(target)] == [written]
+    assert call(main, "convert", target, *sources, "--labels", labels, "--lower")[0] == 2
+
+
 def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     lhotse = pytest.importorskip("lhotse")
     fast, target = lhotse_recordings / "fast.jsonl.gz", lhotse_recordings / "x.jsonl"

@@ -36,13 +36,23 @@ def convert(
     supervisions: Annotated[Path | None, typer.Option(help="...and supervisions.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Put transcripts into lower case.")] = False,
     remove: Annotated[str, typer.Option(help="Characters to take out of transcripts, for example '.,?!'.")] = "",
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="The recogniser's labels: transcripts get their case and lose the punctuation that they do not have. "
+            "One with other characters stays as it is."
+        ),
+    ] = None,
 ) -> None:
     """Turn Lhotse's manifests into ours, without copying sound."""
     from dataclasses import replace
 
     from carnelian_training.corpora.lhotse import clips_of_cuts, clips_of_supervisions
     from carnelian_training.data.manifest import write_manifest
+    from carnelian_training.text import to_given_labels
 
+    if labels is not None and (lower or remove):
+        raise typer.BadParameter("--labels must come without --lower and --remove: it does both")
     if cuts and not recordings and not supervisions:
         clips = clips_of_cuts(cuts)
     elif recordings and supervisions and not cuts:
@@ -52,6 +62,8 @@ def convert(
     gone = dict.fromkeys(map(ord, remove))
 
     def text(found: str) -> str:
+        if labels is not None:
+            return to_given_labels(found, labels) or found
         kept = " ".join(found.translate(gone).split()) if remove else found
         return kept.lower() if lower else kept
 
