@@ -27,9 +27,11 @@ LOGGER = logging.getLogger("carnelian_perf")
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: Any) -> None:
-    """Options beside Locust's own; its web page asks for them too."""
+    """Options beside Locust's own; its web page asks for those that can change from one test to the next."""
     parser.add_argument("--model", default="quartznet_demo", help="Name of the model.")
-    parser.add_argument("--manifest", default="", help="Clips to send whole; without, the demo's, cut.")
+    parser.add_argument(
+        "--manifest", default="", help="Clips to send whole; without, the demo's, cut.", include_in_web_ui=False
+    )
     parser.add_argument("--pause", type=float, default=0.0, help="Mean seconds between an answer and the next clip.")
 
 

@@ -26,6 +26,15 @@ def test_wrong_manifest_ends_it_before_any_user():
     assert result.stderr.splitlines()[-1].startswith("--manifest: a manifest must be a file, but nowhere.jsonl")
 
 
+def test_web_page_does_not_ask_for_clips_that_are_there_already():
+    code = (
+        "import sys; from locust.util.load_locustfile import load_locustfile; load_locustfile(sys.argv[1]);"
+        "from locust.argument_parser import ui_extra_args_dict; print(*sorted(ui_extra_args_dict([])))"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "perf/locustfile.py")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["model", "pause"]
+
+
 def test_a_clip_of_hardly_more_than_the_longest_is_in_its_row(server, tmp_path):
     soundfile.write(tmp_path / "long.wav", np.zeros(16_100 * 60), 16_000)
     (tmp_path / "m.jsonl").write_text('{"audio_filepath": "long.wav", "duration": 60.0}')
