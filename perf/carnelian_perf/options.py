@@ -100,15 +100,19 @@ def check_file(option: str, path: Path) -> None:
 
 def check_raw_file(path: Path | None) -> Path | None:
     """Refuse a name that a page or a plot, which are written beside the raw file, would overwrite; or nothing could."""
-    if path is None:
-        return None
-    if path.suffix != ".json":
+    if path is not None and path.suffix != ".json":
         raise typer.BadParameter(f"a raw file must end in .json, for pages and plots go beside it, but is {path}")
-    there = next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
-    if there.is_dir() == (there == path.resolve()) or not os.access(there, os.W_OK):
-        raise typer.BadParameter(
-            f"a raw file must be a file that can be written, but is {path}, and {there} is in the way"
-        )
+    return check_writable(path)
+
+
+def check_writable(path: Path | None) -> Path | None:
+    """Refuse, before anything is measured, what could not be written afterwards."""
+    if path is not None:
+        there = next(place for place in (path, *path.resolve().parents) if place.exists())
+        if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
+            raise typer.BadParameter(
+                f"this must be a file that can be written, but is {path}, and {there} is in the way"
+            )
     return path
 
 

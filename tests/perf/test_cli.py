@@ -30,6 +30,7 @@ def at_the_root(monkeypatch):
         (["mixed", "--out", "table.md"], ".json"),
         (["tune", "--out", "table.md"], ".json"),
         (["hourglass", "--out", "README.md/raw.json"], "README.md is in the way"),
+        (["accuracy", DEMO_CLIPS, "--out", "perf"], "perf is in the way"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml"),
         (["mixed", "--model", "jasper"], "quartznet_demo"),
         (["infer", "demo/quartznet_demo.pt", "--engines", "steam"], "steam"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import check_file, numbers_of, raw_file_option
+from carnelian_perf.options import check_file, check_writable, numbers_of, raw_file_option
 
 app = typer.Typer()
 
@@ -19,7 +19,9 @@ def accuracy(
     model: Annotated[str, typer.Option(help="Name of the model.")] = "quartznet_demo",
     out: Annotated[
         Path | None,
-        typer.Option(help="JSON lines to write, one for each clip, with its transcript as pred_text."),
+        typer.Option(
+            callback=check_writable, help="JSON lines to write, one for each clip, with its transcript as pred_text."
+        ),
     ] = None,
 ) -> None:
     """Transcribe a manifest with a running server; print WER and CER, by source where it names sources.
