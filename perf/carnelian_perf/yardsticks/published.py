@@ -40,7 +40,10 @@ def read_published() -> list[PublishedLatency]:
             row["precision"],
             int(row["batch"]),
             float(row["duration_s"].removesuffix(" s")),  # so marked where it is a mean
-            *(float(row[name]) for name in ("p90", "p95", "p99", "avg")),
+            _percentile(row["p90"]),
+            _percentile(row["p95"]),
+            _percentile(row["p99"]),
+            float(row["avg"]),
         )
         for row in _read_table("inference_latency_ms.csv")
     ]
@@ -91,6 +94,10 @@ def read_throughput(model: str) -> list[dict[str, str]]:
     """The published rows of a model's training that hold a number."""
     rows = _read_table("training_throughput.csv")
     return [row for row in rows if row["model"] == model and row["throughput"][:1].isdigit()]
+
+
+def _percentile(cell: str) -> float | None:
+    return float(cell) if cell else None
 
 
 def _read_table(name: str) -> list[dict[str, str]]:

@@ -258,6 +258,15 @@ def test_published_tables_have_their_cells():
     assert TRITON_T4 in triton[16.7, 8].title
 
 
+def test_percentiles_that_were_not_published_may_stay_empty(monkeypatch, sweep):
+    line = {"model": "m", "hardware": "NVIDIA H100", "precision": "fp16", "batch": "1", "duration_s": "2.0"}
+    line |= {"p90": "", "p95": "", "p99": "", "avg": "5.0"}
+    tables = {"inference_latency_ms.csv": [line]}
+    monkeypatch.setattr("carnelian_perf.yardsticks.published._read_table", lambda name: tables.get(name, []))
+    page = write_report(sweep, choose("m", "h100", "fp16"))[0].read_text()
+    assert read_row(page, "2", "1")[6:11] == ["-", "-", "-", "5.0", "0.25"]
+
+
 def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path, call):
     assert call(main, "report", tmp_path / "nowhere")[0] == 2
     status, _, err = call(main, "report", tmp_path)
