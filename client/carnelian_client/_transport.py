@@ -48,6 +48,9 @@ LINGER_S = 30.0
 """How much longer than its caller a transcription may wait for its answer. Triton up to 2.51 at least ends with a
 segmentation fault, within seconds, where a few clients cancel calls or let them expire while they run
 (triton-inference-server/server#7368): so a call that nobody waits for is left to end by itself."""
+SETTLE_S = 0.1
+"""Time for gRPC to tell the event loop of calls that closing has ended: where it finds the loop closed, it logs an
+error for each, in the next loop."""
 # gRPC would ask the proxy of the environment for this machine's own address, too.
 _OWN_ADDRESS = re.compile(r"(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE)
 
@@ -163,7 +166,11 @@ class AsyncTransport:
     async def close(self) -> None:
         """See `Transport.close`."""
         self._is_closed = True
+        unfinished = [call for call in self._in_flight if not call.done()]
         await self._channel.close()
+        if unfinished:
+            await asyncio.gather(*unfinished, return_exceptions=True)
+            await asyncio.sleep(SETTLE_S)
 
     def _forget(self, call: asyncio.Task[Any]) -> None:
         self._in_flight.discard(call)

@@ -183,6 +183,21 @@ def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, answ
     run(use)
 
 
+def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, answers, caplog):
+    async def give_up(client):
+        calls = (client.transcribe(wav, timeout_s=0.1) for _ in range(8))
+        late = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in late] == 8 * [DeadlineExceeded]
+        assert len(asyncio.all_tasks()) > 1  # a call that nobody waits for ends by itself
+        await client.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    triton.script = 8 * [answers("late", delay_s=0.5)]
+    run(give_up)
+    run(lambda client: client.transcribe(wav))
+    assert not caplog.records
+
+
 def test_closing_ends_calls_between_two_attempts(run, triton, wav):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
