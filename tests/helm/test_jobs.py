@@ -74,6 +74,17 @@ def test_the_test_pod_runs_where_the_server_may(render: Render) -> None:
         assert pod["tolerations"] == [{"key": "speech"}]
 
 
+def test_the_test_pod_may_show_a_certificate_of_its_own(render: Render) -> None:
+    def secret(*values: str) -> list[str]:
+        volumes = render(*values).one("Pod")["spec"]["volumes"]
+        return [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
+
+    own = "test.tlsSecretName=client"
+    assert secret("tls.secretName=server", own) == ["client"]
+    assert secret("tls.secretName=server") == ["server"]
+    assert secret(own) == []
+
+
 def test_the_test_pod_has_its_own_resources(render: Render) -> None:
     (container,) = render("test.resources.limits.cpu=1").one("Pod")["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": 1, "memory": "512Mi"}
