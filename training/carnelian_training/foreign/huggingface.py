@@ -17,7 +17,7 @@ from carnelian_training.checkpoint import CheckpointError, check_is_fetched
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
-from carnelian_training.foreign.keys import check_tensors
+from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.foreign.options import Options, carry
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
@@ -153,7 +153,7 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # neither names a common base for what a damaged file raises
         raise CheckpointError(f"{path}: its weights cannot be read: {error}") from error
-    return check_tensors(found, path)
+    return plain_tensors(found, path)
 
 
 def _features(path: Path) -> Options:

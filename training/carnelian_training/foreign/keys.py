@@ -114,14 +114,11 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def check_tensors(found: Any, path: Path) -> dict[str, Tensor]:
-    """Refuse weights that are no tensors of plain numbers: arrays of other packages, sparse and quantised ones.
-
-    Returns:
-        The weights by :func:`plain_name`.
+def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
+    """Weights by their plain names, all of them tensors of plain numbers.
 
     Raises:
-        CheckpointError: There are some; each is named.
+        CheckpointError: Some are not: arrays of other packages, sparse and quantised ones; each is named.
     """
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")

@@ -12,7 +12,7 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, apply_overrides, config_from_dict
 from carnelian_training.foreign import dle, fairseq, huggingface, inert, nemo
-from carnelian_training.foreign.keys import check_tensors
+from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.models.network import CtcNetwork
 
 
@@ -48,7 +48,7 @@ def read(
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
     elif path.suffix == ".nemo":
         theirs, tensors = nemo.read(path)
-        tensors = check_tensors(tensors, path)
+        tensors = plain_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
         weights = partial(nemo.weights, tensors, path=path)
     else:
@@ -56,16 +56,16 @@ def read(
         if isinstance(content, dict) and "weights" in content:
             raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
         if fairseq.is_fairseq(content):
-            content["model"] = check_tensors(content["model"], path)
+            content["model"] = plain_tensors(content["model"], path)
             tree, alphabet = fairseq.config_tree(content, labels, where)
             taken = set() if alphabet is None else {"--labels"}
             weights = partial(fairseq.weights, content, alphabet=alphabet, path=path)
         elif nemo.is_training_checkpoint(content):
-            tensors = check_tensors(content["state_dict"], path)
+            tensors = plain_tensors(content["state_dict"], path)
             tree = nemo.config_tree(nemo.training_options(content, where), where)
             weights = partial(nemo.weights, tensors, path=path)
         else:
-            tensors = check_tensors(dle.tensors(content, is_raw=is_raw, where=where), path)
+            tensors = plain_tensors(dle.tensors(content, is_raw=is_raw, where=where), path)
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
             taken = {"--raw", "--dle-config"}
