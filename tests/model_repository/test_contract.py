@@ -148,19 +148,6 @@ def test_bad_files_do_not_share_a_batch_and_clips_of_any_lengths_do():
         assert inputs[tensor].allow_ragged_batch
 
 
-@pytest.mark.parametrize(
-    ("copy", "source"),
-    [
-        ("quartznet_demo_features/1/dali.py", carnelian_training.features.__file__),
-        ("quartznet_demo_ctc/1/model.py", SOURCES / "ctc" / "model.py"),
-        ("audio_decode/1/dali.py", SOURCES / "audio_decode" / "dali.py"),
-        ("audio_decode/config.pbtxt", SOURCES / "audio_decode" / "config.pbtxt"),
-    ],
-)
-def test_a_copy_equals_its_source(copy, source):
-    assert (REPOSITORY / copy).read_bytes() == Path(source).read_bytes()
-
-
 def test_the_decoder_is_that_of_offline_evaluation():
     source, copy = Path(carnelian_training.ctc.__file__).parent, REPOSITORY / "quartznet_demo_ctc" / "1" / "ctc"
     assert {p.name: p.read_bytes() for p in copy.glob("*.py")} == {p.name: p.read_bytes() for p in source.glob("*.py")}
