@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -51,6 +52,17 @@ def tiny_config():
         },
         "tiny_config",
     )
+
+
+@pytest.fixture(scope="session")
+def changed():
+    """A configuration with some fields of its sections replaced, as in `changed(config, loop={"steps": 3})`."""
+
+    def replace(config, **sections):
+        parts = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()}
+        return dataclasses.replace(config, **parts)
+
+    return replace
 
 
 @pytest.fixture(scope="session")

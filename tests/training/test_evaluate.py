@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import json
 import os
@@ -46,21 +45,20 @@ def predictions(path: Path) -> list[str]:
     return [json.loads(line)["pred_text"] for line in path.read_text().splitlines()]
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(tiny_config):
+def test_evaluation_does_not_depend_on_the_batch_size(tiny_config, changed):
     torch.manual_seed(1)
     model = checkpoint.build_model(tiny_config)
     results = []
     for batch_s in (1, 9, 1000):
-        config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, batch_s=batch_s))
-        results.append(evaluate(model, config, CLIPS))
+        results.append(evaluate(model, changed(tiny_config, data={"batch_s": batch_s}), CLIPS))
     assert results[0].transcripts == results[1].transcripts == results[2].transcripts
     assert any(results[0].transcripts)
     assert results[0].error_rates() == results[1].error_rates() == results[2].error_rates()
     assert results[0].error_rates().clips == 6
 
 
-def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, monkeypatch):
-    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, batch_s=14400))
+def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, changed, monkeypatch):
+    config = changed(tiny_config, data={"batch_s": 14400})
     clips = [Clip(Path(f"{i}.wav"), 10.0, "a") for i in range(200)]
     planned = []
     monkeypatch.setattr("carnelian_training.evaluate.clips_to_evaluate", lambda manifest: clips)

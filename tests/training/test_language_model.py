@@ -68,11 +68,6 @@ def trained(config, tmp_path_factory):
     return directory
 
 
-def changed(config, **sections):
-    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
-    return dataclasses.replace(config, **parts)
-
-
 def metrics(directory):
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if not k.endswith("_per_s")} for line in lines]
@@ -100,7 +95,7 @@ def test_too_many_tokens_for_a_text_are_refused_in_words():
         train_tokenizer(["the cat"], TokenConfig(size=500), LABEL_CHARACTERS)
 
 
-def test_an_epoch_reads_every_stream_in_order_once(config):
+def test_an_epoch_reads_every_stream_in_order_once(config, changed):
     sentences = [[i % 7 + 2] * (i % 5 + 1) for i in range(99)]
     streams = Streams(sentences, changed(config, text={"context_share": 0.0}).text)
     flat = [token for sentence in sentences for token in (END, *sentence)] + [END]
@@ -121,7 +116,7 @@ def test_an_epoch_reads_every_stream_in_order_once(config):
     assert first != other
 
 
-def test_processes_and_parts_share_the_streams(config):
+def test_processes_and_parts_share_the_streams(config, changed):
     sentences = [[i % 7 + 2] * (i % 5 + 1) for i in range(99)]
     whole = next(Streams(sentences, config.text).segments(1, 0, 2))[1][0]
     streams = Streams(sentences, changed(config, text={"device_streams": 1}).text)
@@ -134,7 +129,7 @@ def test_processes_and_parts_share_the_streams(config):
         assert [part.items[0].stream for part in parts] == [rank, rank + 2]
 
 
-def test_parts_make_no_difference(config):
+def test_parts_make_no_difference(config, changed):
     losses = []
     for text in ({}, {"device_streams": 1}):
         run = changed(config, text=text, model={"dropout": 0.0})
@@ -162,7 +157,7 @@ def test_a_run_learns_and_reports_perplexities(config, trained):
     assert best["dev_word_perplexity"] == min(record["dev_word_perplexity"] for record in evaluations)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, trained, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, trained, tmp_path):
     train(changed(config, loop={"steps": 4, "checkpoint_every_steps": 2}), tmp_path)
     train(config, tmp_path)
     whole, parts = (load(directory / "tiny-00000006.pt")[1] for directory in (trained, tmp_path))
@@ -208,7 +203,7 @@ ngram 2=1
 """
 
 
-def test_processes_make_no_difference_and_may_change_in_between(config, trained, tmp_path):
+def test_processes_make_no_difference_and_may_change_in_between(config, changed, trained, tmp_path):
     config = changed(config, model={"dropout": 0.0})
     train(config, tmp_path / "one")
     first = changed(config, loop={"steps": 4})
@@ -264,7 +259,7 @@ def test_publishing_keeps_the_tokenizer(trained, tmp_path, call):
     )
 
 
-def test_fine_tuning_takes_over_the_tokens(tree, trained, text, tmp_path):
+def test_fine_tuning_takes_over_the_tokens(changed, tree, trained, text, tmp_path):
     tuned = {name: tree[name] for name in ("optimizer", "loop")}
     tuned |= {"name": "tuned", "init": {"checkpoint": str(trained / "tiny.pt")}}
     tuned["text"] = {"sources": [str(text)], "streams": 2, "segment": 9}
@@ -339,13 +334,13 @@ def test_mistakes_are_named_by_their_place(tree, tmp_path, override, words):
 @pytest.mark.parametrize(
     ("content", "message"), [("", r"must hold sentences that can be used"), ("a cat", r"must be large enough")]
 )
-def test_a_text_of_next_to_nothing_is_refused_in_words(config, tmp_path, content, message):
+def test_a_text_of_next_to_nothing_is_refused_in_words(config, changed, tmp_path, content, message):
     (tmp_path / "short.txt").write_text(content)
     with pytest.raises(ValueError, match=message):
         train(changed(config, text={"sources": (str(tmp_path / "short.txt"),)}), tmp_path / "run")
 
 
-def test_a_text_that_is_too_short_is_refused_in_words(config, tmp_path):
+def test_a_text_that_is_too_short_is_refused_in_words(config, changed, tmp_path):
     (tmp_path / "short.txt").write_text("\n".join(f"The cat saw {i} quick brown foxes jump." for i in range(40)))
     short = changed(
         config,

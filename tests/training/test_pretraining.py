@@ -52,11 +52,6 @@ def config():
     return config_from_dict(tree, "here")
 
 
-def changed(config, **sections):
-    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
-    return dataclasses.replace(config, **parts)
-
-
 def steps(config, count):
     state = new_state(config, CPU)
     outcomes = []
@@ -66,7 +61,7 @@ def steps(config, count):
     return outcomes, state
 
 
-def test_a_step_is_the_same_however_its_clips_are_dealt_out(config):
+def test_a_step_is_the_same_however_its_clips_are_dealt_out(config, changed):
     whole, one = steps(config, 2)
     parted, many = steps(changed(config, data={"device_batch_s": 3.0}), 2)
     assert [parts for parts, _ in whole] == [1, 1]
@@ -79,7 +74,7 @@ def test_a_step_is_the_same_however_its_clips_are_dealt_out(config):
         torch.testing.assert_close(many.model.state_dict()[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
 
 
-def test_processes_and_parts_make_no_difference(config, tmp_path):
+def test_processes_and_parts_make_no_difference(config, changed, tmp_path):
     # NovoGrad, for AdamW makes whole steps out of gradients that are nothing but rounding.
     config = changed(config, optimizer={"name": "novograd", "betas": (0.95, 0.0)})
     paths = [tmp_path / "whole.json", tmp_path / "parts.json"]
@@ -112,7 +107,7 @@ def test_the_diversity_term_has_the_gradient_of_the_whole_steps_mean():
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-4)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, tmp_path):
     config = changed(config, optimizer={"ema": 0.9}, model={"dropout": 0.1, "layer_drop": 0.3})
     train(config, tmp_path / "whole")
     train(changed(config, loop={"steps": 2}), tmp_path / "parts")
@@ -141,7 +136,7 @@ def test_a_run_that_pre_trains_goes_on_pre_training(config, tmp_path):
         train(dataclasses.replace(once, pretraining=None), tmp_path)
 
 
-def test_fine_tuning_starts_from_the_body(config, tmp_path):
+def test_fine_tuning_starts_from_the_body(config, changed, tmp_path):
     train(changed(config, loop={"steps": 1, "evaluate_every_steps": 1}), tmp_path)
     tree = config_to_dict(config) | {"pretraining": None}
     tree["init"] = {"checkpoint": str(tmp_path / "tiny.pt"), "freeze": [{"stages": "body", "until_step": 2}]}
@@ -164,7 +159,7 @@ def test_transcripts_are_not_read(config):
     assert trainable(clips, config) == clips[:2]
 
 
-def test_a_clip_too_short_for_a_frame_is_left_out(config, caplog):
+def test_a_clip_too_short_for_a_frame_is_left_out(config, changed, caplog):
     clip = Clip(Path("a.wav"), 0.01, "")
     assert trainable([clip], changed(config, data={"min_duration_s": 0.0})) == []
     assert "left out 1 of 1 clips: too short for an output frame" in caplog.text
@@ -232,7 +227,7 @@ def test_pretraining_needs_wav2vec2_and_hidden_frames(config, tiny_config):
             config_from_dict(tree, "here")
 
 
-def test_evaluation_does_not_depend_on_the_batch(config):
+def test_evaluation_does_not_depend_on_the_batch(config, changed):
     state = new_state(config, CPU)
     one = contrastive.evaluate(state.model, config, CLIPS, CPU)
     other = contrastive.evaluate(state.model, changed(config, data={"device_batch_s": 5.0}), CLIPS, CPU)
@@ -241,7 +236,7 @@ def test_evaluation_does_not_depend_on_the_batch(config):
     assert 1 <= one["dev_codes_used"] <= 32
 
 
-def test_an_evaluation_takes_what_a_laptop_can_however_large_steps_are(config, monkeypatch):
+def test_an_evaluation_takes_what_a_laptop_can_however_large_steps_are(config, changed, monkeypatch):
     clips = [Clip(Path(f"{i}.wav"), 10.0, "") for i in range(200)]
     planned = []
     monkeypatch.setattr(contrastive, "read_clips", lambda manifest: clips)

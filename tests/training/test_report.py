@@ -225,7 +225,6 @@ def test_a_pre_training_shows_accuracy_and_codes(tmp_path):
         assert f"<!-- {words} -->" in picture
 
 
-def test_no_dev_manifest_draws_the_loss_alone(tiny_config, tmp_path):
-    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, dev=None))
-    train(config, tmp_path)
+def test_no_dev_manifest_draws_the_loss_alone(tiny_config, changed, tmp_path):
+    train(changed(tiny_config, data={"dev": None}), tmp_path)
     assert (tmp_path / "tiny.png").exists()

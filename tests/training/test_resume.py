@@ -25,7 +25,7 @@ from carnelian_training.state import checkpoints, new_state, newest, resume, wri
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config):
+def config(tiny_config, changed):
     """Dropout, an average, parts of steps, and checkpoints between the evaluations."""
     return changed(
         tiny_config,
@@ -33,11 +33,6 @@ def config(tiny_config):
         optimizer={"ema": 0.9},
         loop={"steps": 12, "checkpoint_every_steps": 2, "evaluate_every_steps": 12},
     )
-
-
-def changed(config, **sections):
-    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
-    return dataclasses.replace(config, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +200,14 @@ def test_a_name_is_no_pattern(state, config, tmp_path):
     assert newest(tmp_path, config) == tmp_path / "tiny [a]*-00000001.pt"
 
 
-def test_milestones_outlive_the_newest(state, config, tmp_path):
+def test_milestones_outlive_the_newest(state, config, changed, tmp_path):
     config = changed(config, loop={"milestones": (3,), "keep_last": 2, "checkpoint_every_steps": 100})
     assert [state.checkpoint_is_due(config) for state.step in (2, 3, 12, 100)] == [False, True, True, True]
     write_at(state, config, tmp_path, 1, 2, 3, 4, 5)
     assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["3", "4", "5"]
 
 
-def test_checkpoints_may_follow_the_clock(state, config, tmp_path, monkeypatch):
+def test_checkpoints_may_follow_the_clock(state, config, changed, tmp_path, monkeypatch):
     assert not state.checkpoint_is_overdue(config)
     assert not state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
     later = time.monotonic() + 61
@@ -222,7 +217,7 @@ def test_checkpoints_may_follow_the_clock(state, config, tmp_path, monkeypatch):
     assert not state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
 
 
-def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, config, tmp_path, caplog):
+def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, config, changed, tmp_path, caplog):
     write_at(state, config, tmp_path, 1)
     longer = changed(config, loop={"steps": 99}, optimizer={"lr": 0.5})
     assert resume(new_state(longer, state.process), longer, tmp_path)
@@ -238,7 +233,7 @@ def test_what_may_change_is_logged_and_what_may_not_is_refused_by_name(state, co
         resume(state, dataclasses.replace(config, labels=("_", *config.labels[1:])), tmp_path)
 
 
-def test_the_best_on_other_dev_clips_is_no_bar(state, config, tmp_path):
+def test_the_best_on_other_dev_clips_is_no_bar(state, config, changed, tmp_path):
     """Wherever they lie: a manifest may move, or have other clips in its place."""
     clips = read_manifest(config.data.dev)
     dev = tmp_path / "dev.jsonl"
@@ -255,7 +250,7 @@ def test_the_best_on_other_dev_clips_is_no_bar(state, config, tmp_path):
         assert later.best_error == best
 
 
-def test_milestones_stay_when_others_are_set(state, config, tmp_path):
+def test_milestones_stay_when_others_are_set(state, config, changed, tmp_path):
     config = changed(config, loop={"milestones": (1,), "keep_last": 1})
     write_at(state, config, tmp_path, 1)
     for step, milestones in ((2, (2,)), (3, ())):
@@ -266,7 +261,7 @@ def test_milestones_stay_when_others_are_set(state, config, tmp_path):
     assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["1", "2", "3"]
 
 
-def test_what_is_written_beside_damaged_later_ones_stays(state, config, tmp_path):
+def test_what_is_written_beside_damaged_later_ones_stays(state, config, changed, tmp_path):
     config = changed(config, loop={"keep_last": 1})
     (tmp_path / "tiny-00000009.pt").write_bytes(b"damaged")
     write_at(state, config, tmp_path, 1, 2)
@@ -274,7 +269,7 @@ def test_what_is_written_beside_damaged_later_ones_stays(state, config, tmp_path
     assert newest(tmp_path, config) == tmp_path / "tiny-00000002.pt"
 
 
-def test_a_start_that_is_given_too_late_is_said_to_change_nothing(state, config, tmp_path, caplog):
+def test_a_start_that_is_given_too_late_is_said_to_change_nothing(state, config, changed, tmp_path, caplog):
     write_at(state, config, tmp_path, 1)
     late = changed(config, init={"checkpoint": tmp_path / "better.pt"})
     assert resume(state, late, tmp_path)
@@ -288,14 +283,14 @@ def test_two_runs_do_not_share_a_folder(config, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tiny", "other"])
-def test_a_configuration_in_the_runs_folder_stays_as_it_was_written(config, tmp_path, name):
+def test_a_configuration_in_the_runs_folder_stays_as_it_was_written(config, changed, tmp_path, name):
     (tmp_path / f"{name}.yaml").write_text("# a comment")
     train.train(changed(config, loop={"steps": 1}), tmp_path, tmp_path / f"{name}.yaml")
     assert (tmp_path / f"{name}.yaml").read_text() == "# a comment"
     assert (tmp_path / "tiny.yaml").exists()
 
 
-def test_an_average_may_be_switched_on_and_off(state, config, tmp_path):
+def test_an_average_may_be_switched_on_and_off(state, config, changed, tmp_path):
     state.average.update(1)
     write_at(state, config, tmp_path, 1)
     off = changed(config, optimizer={"ema": None})

@@ -21,11 +21,6 @@ from torch.nn import functional as F
 CPU = Process(torch.device("cpu"))
 
 
-def changed(config, **sections):
-    parts = {name: dataclasses.replace(getattr(config, name), **changes) for name, changes in sections.items()}
-    return dataclasses.replace(config, **parts)
-
-
 def steps(config, count, state=None):
     """Outcomes of the first steps, and the state after them."""
     state = state or new_state(config, CPU)
@@ -42,7 +37,7 @@ def plain(tiny_config):
     return steps(tiny_config, 3)
 
 
-def test_parts_of_a_step_add_up_to_it(tiny_config):
+def test_parts_of_a_step_add_up_to_it(tiny_config, changed):
     whole = changed(tiny_config, loop={"batch_statistics": "frozen"}, augment={"speed_probability": 0.0})
     whole = changed(whole, model={"stages": tuple(dataclasses.replace(s, dropout=0.0) for s in whole.model.stages)})
     first, one = steps(whole, 3)
@@ -53,14 +48,14 @@ def test_parts_of_a_step_add_up_to_it(tiny_config):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_precisions_agree_roughly(tiny_config, plain, precision):
+def test_precisions_agree_roughly(tiny_config, plain, changed, precision):
     found, state = steps(changed(tiny_config, loop={"precision": precision}), 3)
     assert [o.loss for o in found] == pytest.approx([o.loss for o in plain[0]], rel=0.02)
     assert state.model.head.weight.dtype == torch.float32
     assert state.scaler.is_enabled() == (precision == "fp16")
 
 
-def test_fp16_survives_an_overflow_by_scaling_down(tiny_config):
+def test_fp16_survives_an_overflow_by_scaling_down(tiny_config, changed):
     config = changed(tiny_config, loop={"precision": "fp16"})
     state = new_state(config, CPU)
     state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, backoff_factor=2.0**-50)
@@ -80,7 +75,7 @@ def poison(state):
         state.model.head.bias[0] = torch.nan
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_names_its_clips(tiny_config, caplog):
+def test_a_step_that_is_not_finite_changes_nothing_and_names_its_clips(tiny_config, changed, caplog):
     config = changed(tiny_config, optimizer={"ema": 0.9})
     _, state = steps(config, 1)
     poison(state)
@@ -96,7 +91,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_names_its_clips(tiny_conf
     assert "demo/clips/" in caplog.text
 
 
-def test_too_many_skipped_steps_in_a_row_end_the_run(tiny_config):
+def test_too_many_skipped_steps_in_a_row_end_the_run(tiny_config, changed):
     config = changed(tiny_config, loop={"max_skipped_steps": 1})
     state = new_state(config, CPU)
     poison(state)
@@ -104,7 +99,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(tiny_config):
         steps(config, 3, state)
 
 
-def test_the_average_follows_weights_and_statistics(tiny_config):
+def test_the_average_follows_weights_and_statistics(tiny_config, changed):
     _, state = steps(changed(tiny_config, optimizer={"ema": 0.999}), 1)
     start = new_state(tiny_config, CPU).model.state_dict()
     for name, average in state.average.model.state_dict().items():
@@ -115,7 +110,7 @@ def test_the_average_follows_weights_and_statistics(tiny_config):
 
 
 @pytest.mark.parametrize("network", ["quartznet", "jasper"])
-def test_recomputing_activations_changes_nothing_but_memory(tiny_config, network):
+def test_recomputing_activations_changes_nothing_but_memory(tiny_config, changed, network):
     tree = config_to_dict(tiny_config)
     if network == "jasper":  # dense: each residual block adds what all of them before it were given
         tree["model"]["stages"][1] |= {"blocks": 3, "separable": False}
@@ -132,7 +127,7 @@ def test_recomputing_activations_changes_nothing_but_memory(tiny_config, network
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler")
-def test_without_a_compiler_compile_is_refused(tiny_config, monkeypatch):
+def test_without_a_compiler_compile_is_refused(tiny_config, changed, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match=r"`loop\.compile` needs a C\+\+ compiler"):
         steps(changed(tiny_config, loop={"compile": True}), 1)
