@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import soundfile
 import torch
 from carnelian_export import parity, quantise
 from carnelian_export.model_configs import TensorSizes, build_configs
@@ -107,6 +109,16 @@ def test_int8_needs_clips_and_nothing_else_takes_them(tmp_path, config):
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(QuantisationError, match=r"at least one clip, but .*empty\.jsonl has none"):
         read_features(tmp_path / "empty.jsonl", config)
+
+
+@pytest.mark.parametrize(("sound", "heard"), [(np.zeros(160_000), "0.0"), (np.sin(np.arange(48_000) ** 1.5), "3.0")])
+def test_too_little_to_calibrate_on_is_refused(tmp_path, config, sound, heard):
+    """Such a network passed, for it was compared with PyTorch's on those clips alone; on others it was noise."""
+    soundfile.write(tmp_path / "a.wav", sound * 0.1, 16_000)
+    line = {"audio_filepath": "a.wav", "duration": len(sound) / 16_000, "text": ""}
+    (tmp_path / "little.jsonl").write_text(json.dumps(line))
+    with pytest.raises(QuantisationError, match=rf"at least 5 s of sound, but .*little\.jsonl has {heard} s that"):
+        read_clips(tmp_path / "little.jsonl", config)
 
 
 def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
