@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 
@@ -27,9 +28,14 @@ def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
             try:
                 bound = socket.create_server((host, port), family=_family(host))
             except OSError as error:
+                reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+                if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:  # of names that mean none
+                    raise ServerError(
+                        f"`--host` must be an address of this machine, but {host} is none: {reason}"
+                    ) from error
                 raise ServerError(
                     f"`{option}` must be a free port, but {port} on {host} cannot be had: "
-                    f"{error.strerror or error}; end what has it, or give another (`{option} 0` takes any)"
+                    f"{reason}; end what has it, or give another (`{option} 0` takes any)"
                 ) from error
             sockets.append(bound)
             chosen[option] = bound.getsockname()[1]

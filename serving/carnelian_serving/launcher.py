@@ -366,7 +366,8 @@ def describe_exit(status: int) -> str:
 def check_repository(repository: Path, models: Sequence[str]) -> None:
     """Raise ServerError unless the repository holds models, and all that are asked for."""
     if not repository.is_dir():
-        raise ServerError(f"`--repository` must be a folder of models, but {repository} is not there")
+        what = "is a file" if repository.exists() else "is not there"
+        raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
     found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")

@@ -15,6 +15,9 @@ _SYNTAX_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (
 _START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
+_USAGE = "Usage: tritonserver [options]"
+"""Four hundred lines follow: headings, and what is indented. What is neither says which option was wrong."""
+
 # What tritonserver says at every level: on each machine without a GPU, and when the launcher ends it.
 _NOISE = (
     "Unable to allocate pinned system memory",
@@ -38,6 +41,12 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
     Args:
         lines: The log, in order.
     """
+    lines = list(lines)
+    if _USAGE in lines:
+        stated = [
+            line for line in lines if line == line.strip() and not line.endswith(":") and line not in ("", _USAGE)
+        ]
+        return [line.rpartition("tritonserver: ")[2] for line in stated if not is_noise(line)]
     models: dict[str, str] = {}
     errors: list[str] = []
     syntax_error = ""

@@ -357,10 +357,27 @@ def test_ports_must_differ() -> None:
         choose_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port})
 
 
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+    with pytest.raises(ServerError, match=f"`--host` must be an address of this machine, but {host} is none: [^(]+$"):
+        choose_ports(host, {"--http-port": 0})
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--nonsense=1", "unrecognized option '--nonsense=1'"), ("--log-verbose=x", 'Bad option: "--log-verbose".')],
+)
+def test_a_wrong_option_of_tritonserver_is_named(cut_repository: Path, option: str, words: str) -> None:
+    result = run_command(f"--repository={cut_repository}", *FREE_PORTS, "--", option)
+    assert result.returncode == 1
+    assert f"tritonserver ended with status 1 before it was ready:\n  {words}\n" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--repository=nowhere",), "nowhere is not there"),
+        (("--repository=models/cut/config.pbtxt",), "config.pbtxt is a file"),
         (("--repository=empty",), "must hold at least one model folder"),
         (("--repository=odd",), "name must be of ASCII letters, digits, `_`, `-` and `.`, but 'my model' of"),
         (("--repository=models", "--model=cot"), "'cot' is not there; it has cut"),
