@@ -1,6 +1,7 @@
 """Every case of ci/: both Helms, the schemas of three Kubernetes versions, the rules that only an API server checks."""
 
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,6 +182,21 @@ def test_case_files_say_what_they_are_for(case: str, chart: Path) -> None:
     text = (chart / "ci" / f"{case}-values.yaml").read_text()
     assert text.startswith("# ")
     yaml.safe_load(text)
+
+
+def test_another_chart_can_include_it(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+    dependency = {"name": "carnelian", "version": "0.1.0", "condition": "carnelian.enabled"}
+    definition = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(definition))
+    shutil.copytree(chart, tmp_path / "charts" / "carnelian")
+
+    def kinds(*sets: str) -> set[str]:
+        done = call_helm("template", "p", str(tmp_path), *(f"--set={value}" for value in sets))
+        assert done.returncode == 0, done.stderr
+        return {manifest["kind"] for manifest in yaml.safe_load_all(done.stdout) if manifest}
+
+    assert "Deployment" in kinds("carnelian.enabled=true", "carnelian.replicas=2", "global.region=eu")
+    assert kinds("carnelian.enabled=false") == set()
 
 
 def test_the_packaged_chart_renders_the_same(
