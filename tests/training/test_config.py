@@ -78,7 +78,9 @@ def test_overrides_reach_nested_values_before_validation(config_file):
     ("override", "message"),
     [
         ("loop.steps", "must look like a.b=value"),
-        ("name.x=1", "is a value, not a section"),
+        ("name.x=1", "`name` is a value, not a section"),
+        ("model.stages.1.kernel=3", "`model.stages` has positions 0 to 0, but no '1'"),
+        ("model.stages.kernel=3", "`model.stages` has positions 0 to 0, but no 'kernel'"),
         ("name=a/b", "`name` must be fit to name files, without folders, but is 'a/b'"),
         ("name=''", "`name` must be fit to name files"),
         ("optimizer.lrate=1", r"optimizer\.lrate: unknown key \(found 1\)"),
@@ -164,6 +166,16 @@ def test_a_key_that_comes_twice_is_refused(config_file, text):
         load_config(config_file)
     with pytest.raises(ConfigError, match="`seed` must come once"):
         load_config(CONFIGS[0], ("loop={seed: 1, seed: 2}",))
+
+
+def test_overrides_reach_into_lists(config_file):
+    config_file.write_text(
+        "name: tiny\nmodel: {name: quartznet, stages: [&one {filters: 8, kernel: 3}, *one]}\n"
+        "data: {train: [{path: a.jsonl}, {path: b.jsonl}]}\n"
+    )
+    config = load_config(config_file, ("model.stages.1.kernel=5", "data.train.0.path=c.jsonl"))
+    assert [stage.kernel for stage in config.model.stages] == [3, 5]
+    assert [str(manifest.path) for manifest in config.data.train] == ["c.jsonl", "b.jsonl"]
 
 
 def test_what_yaml_merges_may_be_overridden(config_file):

@@ -1,6 +1,7 @@
 """The configuration tree and its loader: one YAML file, only what differs from the defaults, no unknown keys."""
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -247,7 +248,7 @@ def _expand_home(node: Any) -> Any:
 
 
 def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    """Set ``a.b=value`` in a plain tree.
+    """Set ``a.b=value`` in a plain tree; of a list, ``a.0.b=value``.
 
     Raises:
         ConfigError: An override cannot be read, or its place is no section.
@@ -256,16 +257,30 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
         key, separator, value = override.partition("=")
         if not separator:
             raise ConfigError(f"an override must look like a.b=value, but is {override!r}")
+        node: Any = tree
+        path = ""
         *parents, leaf = key.split(".")
-        node = tree
         for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"override {override!r}: `{parent}` is a value, not a section")
+            place = _place(node, parent, path, override)
+            child = copy(node.setdefault(parent, {}) if isinstance(node, dict) else node[place])  # YAML's `*` shares it
+            node[place] = child
+            node, path = child, f"{path}.{parent}".lstrip(".")
+        place = _place(node, leaf, path, override)
         try:
-            node[leaf] = strict_yaml.load(value)
+            node[place] = strict_yaml.load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: the value cannot be read as YAML: {error}") from error
+
+
+def _place(node: Any, key: str, path: str, override: str) -> str | int:
+    """Where a section or a list has what an override calls `key`."""
+    if isinstance(node, dict):
+        return key
+    if not isinstance(node, list):
+        raise ConfigError(f"override {override!r}: `{path}` is a value, not a section")
+    if not (key.isdecimal() and int(key) < len(node)):
+        raise ConfigError(f"override {override!r}: `{path}` has positions 0 to {len(node) - 1}, but no {key!r}")
+    return int(key)
 
 
 def inherit(tree: dict[str, Any]) -> None:
