@@ -53,8 +53,6 @@ def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
     sent = encode_audio(piped)
     assert soundfile.info(io.BytesIO(sent)).subtype_info == "Signed 24 bit PCM"
     np.testing.assert_array_equal(read(sent)[0], read(closed)[0])
-    with pytest.raises(InvalidAudio, match="neither the server nor libsndfile can decode it"):
-        encode_audio(piped[: len(piped) // 2])
 
 
 def test_a_closed_recording_without_samples_keeps_none():
