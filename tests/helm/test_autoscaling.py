@@ -82,6 +82,18 @@ def test_keda_scales_to_zero_with_something_that_wakes_it(render: Render) -> Non
     assert "replicas" not in render(case="keda").one("Deployment")["spec"]
 
 
+def test_keda_may_have_to_say_who_it_is(render: Render) -> None:
+    keda = "autoscaling.keda"
+    values = (f"{keda}.authenticationRef.name=token", f"{keda}.authenticationRef.kind=ClusterTriggerAuthentication")
+    spec = render(*values, f"{keda}.metadata.authModes=bearer", case="keda").one("ScaledObject")["spec"]
+    for trigger in spec["triggers"]:
+        assert trigger["authenticationRef"] == {"name": "token", "kind": "ClusterTriggerAuthentication"}
+        assert trigger["metadata"]["authModes"] == "bearer"
+        assert trigger["metadata"]["serverAddress"].startswith("http://")
+    for trigger in render(case="keda").one("ScaledObject")["spec"]["triggers"]:
+        assert "authenticationRef" not in trigger
+
+
 @pytest.mark.parametrize(
     ("values", "advice"),
     [
