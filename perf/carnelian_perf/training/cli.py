@@ -13,6 +13,7 @@ from carnelian_perf.options import (
     raw_file_option,
     render_option,
     show_page,
+    write_each,
 )
 
 app = typer.Typer()
@@ -81,7 +82,8 @@ def training(
         has_baseline = settings.model.name != "wav2vec2"
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
         render = out or Path("perf/results") / f"{settings.name}_training.json"
-        run(settings, cells, Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads), render)
+        work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
+        write_each(run(settings, cells, work), render)
     show_page(render, render_page(Measurement.read(render), render.name))
 
 

@@ -20,7 +20,7 @@ _OF_TOKENS = (
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each cell, and the published rows of the model."""
     lines = [
-        f"# {measurement.model}: {_objective(measurement)} throughput",
+        f"# {measurement.model}: {_objective(measurement)} throughput\n\n{measurement.say_unfinished()}".strip("\n"),
         "",
         "| | precision | clips per process | processes | utterances/s | utterances per CPU s | audio s/s "
         "| audio s per CPU s | ms/step | CPU ms/step | GFLOP | GB | floor ms | of it | weak scaling |",

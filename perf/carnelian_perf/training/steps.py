@@ -66,10 +66,16 @@ def grid(batches: list[int], precisions: list[str], processes: list[int], *, has
     return cells
 
 
-def measure(config: Config, cells: list[Cell], work: Work) -> list[Result]:
-    """Time the steps of each cell; cells that differ in form alone take turns."""
+def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Result]]:
+    """Time the steps of each cell; cells that differ in form alone take turns.
+
+    Yields:
+        After each turn, of the cells in their order, those that are done or cannot be run.
+    """
     results = [Result(cell=cell, not_run=why_not(cell, config)) for cell in cells]
     runnable = [result for result in results if result.not_run is None]
+    if not runnable:
+        yield results
     for (_, _, processes), group in itertools.groupby(
         runnable, key=lambda r: (r.cell.precision, r.cell.batch, r.cell.processes)
     ):
@@ -78,7 +84,7 @@ def measure(config: Config, cells: list[Cell], work: Work) -> list[Result]:
         else:
             for result in group:
                 _take_together(config, result, work)
-    return results
+        yield [result for result in results if result.not_run or result.wall_s]
 
 
 def _take_turns(config: Config, results: list[Result], work: Work) -> None:
@@ -166,29 +172,33 @@ def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
     return [Item(Clip(Path(f"{i}.wav"), duration_s, text), seed=i) for i, text in enumerate(texts)]
 
 
-def run(config: Config, cells: list[Cell], work: Work, out: Path) -> None:
-    """Measure the cells and write the raw file."""
+def run(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
+    """Measure the cells.
+
+    Yields:
+        What was measured so far, as :func:`measure` does.
+    """
     busy, commit = measure_busy_cores(), find_commit()
-    with torch_threads(work.threads):
-        results = measure(config, cells, work)
-        ran = sorted({result.cell.precision for result in results if result.not_run is None})
-        peaks, bandwidth = {precision: measure_peak(precision) for precision in ran}, measure_bandwidth()
     origin = describe_origin(commit)
     if torch.cuda.is_available():
         origin["machine"]["accelerator"] = torch.cuda.get_device_name()
         origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
-    Measurement(
-        model=config.name,
-        **origin,
-        objective="transcription" if config.pretraining is None else "pre-training",
-        others_busy_cores=busy,
-        compiled=config.loop.compile,
-        work=work,
-        gflop_per_s=peaks,
-        gbyte_per_s=bandwidth,
-        floors=[
-            Floor(precision=p, batch=b, **find_floor(config, work.duration_s, b, p))
-            for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
-        ],
-        results=results,
-    ).write(out)
+    with torch_threads(work.threads):
+        runnable = sorted({cell.precision for cell in cells if why_not(cell, config) is None})
+        peaks, bandwidth = {precision: measure_peak(precision) for precision in runnable}, measure_bandwidth()
+        for results in measure(config, cells, work):
+            yield Measurement(
+                model=config.name,
+                **origin,
+                objective="transcription" if config.pretraining is None else "pre-training",
+                others_busy_cores=busy,
+                compiled=config.loop.compile,
+                work=work,
+                gflop_per_s=peaks,
+                gbyte_per_s=bandwidth,
+                floors=[
+                    Floor(precision=p, batch=b, **find_floor(config, work.duration_s, b, p))
+                    for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
+                ],
+                results=results,
+            )

@@ -48,6 +48,23 @@ def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_pa
     assert raw.with_suffix(".md").read_text() == page
 
 
+def test_cells_that_were_measured_before_a_failure_are_kept(tiny, tmp_path, call, monkeypatch):
+    def fail(config, cell, work, process):
+        if cell.batch == 2:
+            raise KeyboardInterrupt
+        return take_steps(config, cell, work, process)
+
+    monkeypatch.setattr("carnelian_perf.training.steps.take_steps", fail)
+    raw = tmp_path / "raw.json"
+    words = "--batches 1,2 --precisions fp32,fp16 --duration 1 --steps 1"
+    assert call(main, "training", tiny, *words.split(), "--out", raw)[0] != 0
+    kept = Measurement.read(raw)
+    assert [(result.cell.batch, result.not_run is None) for result in kept.results][:2] == [(1, True), (1, True)]
+    assert {result.not_run for result in kept.results[2:]} == {"not run: no GPU"}
+    page = render_page(kept, raw.name)
+    assert "throughput\n\n**Not finished.** " in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -124,7 +141,7 @@ def test_a_cell_that_does_not_fit_is_not_run(monkeypatch):
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("carnelian_perf.training.steps.optimise", refuse)
-    results = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
+    (results,) = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
     assert {result.not_run for result in results} == {"not run: out of memory"}
 
 
