@@ -52,10 +52,16 @@ class Files(_Strict):
     """Open loop: arrivals at these shares of the throughput that the highest concurrency reached."""
 
 
+def _check_address(text: str) -> str:
+    if "/" in text or ":" not in text:
+        raise ValueError("must be host:port, such as localhost:8001")
+    return text
+
+
 class Running(_Strict):
     """A server that runs already."""
 
-    grpc: str
+    grpc: Annotated[str, AfterValidator(_check_address)]
     http: str | None = None
 
 

@@ -184,7 +184,7 @@ def test_what_one_of_several_servers_counts_is_not_kept(make_grid, tmp_path, mon
 
 @pytest.mark.usefixtures("program")
 def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, server, tmp_path):
-    for wrong in ("127.0.0.1:9", server.grpc_url, "nowhere"):
+    for wrong in ("127.0.0.1:9", server.grpc_url, "nowhere.invalid:1"):
         grid = make_grid(server={"grpc": server.grpc_url, "http": wrong}, protocols=["http"], static={})
         with pytest.raises(RuntimeError, match=f"`server.http` of the grid must be .*, but {wrong} does not"):
             run_grid(grid, tmp_path)
