@@ -118,7 +118,7 @@ def test_too_little_to_calibrate_on_is_refused(tmp_path, config, sound, heard):
     line = {"audio_filepath": "a.wav", "duration": len(sound) / 16_000, "text": ""}
     (tmp_path / "little.jsonl").write_text(json.dumps(line))
     with pytest.raises(QuantisationError, match=rf"at least 5 s of sound, but .*little\.jsonl has {heard} s that"):
-        read_clips(tmp_path / "little.jsonl", config)
+        read_features(tmp_path / "little.jsonl", config)
 
 
 def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
