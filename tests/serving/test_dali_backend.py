@@ -36,9 +36,7 @@ def test_a_request_without_samples_passes(client: Any) -> None:
     assert full["DOUBLE"].shape == (1, 4)
 
 
-def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(
-    client: Any,
-) -> None:
+def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(client: Any) -> None:
     requests = [signal(5, 3), signal(6, 9), signal(7, 2)]
     before = client.executions("cut")
     first, bad, last = client.infer_together("cut", requests)

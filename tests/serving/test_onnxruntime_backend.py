@@ -24,9 +24,7 @@ def features(frames: int, rows: int = 1, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed + frames).standard_normal((rows, 4, frames)).astype(np.float32)
 
 
-def test_ragged_requests_run_as_one_batch_with_the_rows_they_have_alone(
-    client: Any,
-) -> None:
+def test_ragged_requests_run_as_one_batch_with_the_rows_they_have_alone(client: Any) -> None:
     clips = [features(frames) for frames in (8, 5, 3, 1)]
     before = client.executions("ragged")
     together = client.infer_together("ragged", [{"FEATURES": clip} for clip in clips])
@@ -94,7 +92,7 @@ BASE = {
 }
 
 
-def read(**changes: object) -> object:
+def read(**changes: object) -> ModelConfig:
     text = json.dumps({**BASE, **changes})
     known = ("num_threads", CONVOLUTION_SEARCH)
     return read_model_config(text, Path(), known_parameters=known, default_filename="model.onnx")
@@ -112,12 +110,7 @@ def read(**changes: object) -> object:
     ],
 )
 def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind: str, expected: list[object]) -> None:
-    message = {
-        "kind": kind,
-        "data_type": "TYPE_INT32",
-        "target_name": ["SHAPE"],
-        "source_input": ["X"],
-    }
+    message = {"kind": kind, "data_type": "TYPE_INT32", "target_name": ["SHAPE"], "source_input": ["X"]}
     (tensor,) = read_batch_inputs(read(batch_input=[message]))
     made = tensor([(2, 4, 9), (1, 4, 5)])
     assert made.dtype == np.int32
