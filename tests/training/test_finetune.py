@@ -77,9 +77,9 @@ def test_new_labels_do_not_drown_what_the_old_ones_know(tiny_config):
     assert heard[0].transcripts == heard[1].transcripts
 
 
-def test_more_frames_of_the_head_repeat_the_old_ones(tiny_config, source):
+def test_more_frames_of_the_head_repeat_the_old_ones(tiny_config, changed, source):
     config = with_init(tiny_config, source)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, head_frames=2))
+    config = changed(config, model={"head_frames": 2})
     head = started(config).head.weight.unflatten(0, (2, -1))
     assert torch.equal(head[0], head[1])
 

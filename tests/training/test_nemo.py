@@ -347,7 +347,7 @@ def test_the_way_back_gives_the_same_file(tmp_path, name):
     assert sources.read(tmp_path / "back.nemo", "same")[0] == config
 
 
-def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, call):
+def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, changed, call):
     model = checkpoint.build_model(tiny_config)
     checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})
     target = tmp_path / "to" / "t.nemo"
@@ -355,11 +355,11 @@ def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, c
     assert status == 0
     assert "`features.edges` is 'reflect', but NeMo has 'zero'" in out
     assert sources.read(target)[0].model == tiny_config.model
-    two = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, head_frames=2))
+    two = changed(tiny_config, model={"head_frames": 2})
     with pytest.raises(CheckpointError, match="head_frames` must be 1"):
         nemo.write(tmp_path / "two.nemo", two, {})
     (stem, *others) = tiny_config.model.stages
     stages = (dataclasses.replace(stem, repeat=2), *others)
-    strided = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, stages=stages))
+    strided = changed(tiny_config, model={"stages": stages})
     with pytest.raises(CheckpointError, match=r"`model\.stages\.0` must not have a stride and repeated"):
         nemo.write(tmp_path / "strided.nemo", strided, {})

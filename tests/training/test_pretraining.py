@@ -129,8 +129,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, t
         load_model(tmp_path / "whole" / "tiny.pt")
 
 
-def test_a_run_that_pre_trains_goes_on_pre_training(config, tmp_path):
-    once = dataclasses.replace(config, loop=dataclasses.replace(config.loop, steps=1))
+def test_a_run_that_pre_trains_goes_on_pre_training(config, changed, tmp_path):
+    once = changed(config, loop={"steps": 1})
     train(once, tmp_path)
     with pytest.raises(ConfigError, match="cannot be resumed, for `pretraining` may not go: take another --out"):
         train(dataclasses.replace(once, pretraining=None), tmp_path)

@@ -21,15 +21,11 @@ def losses(folder) -> list[float]:
     return [record["loss"] for record in records if "loss" in record]
 
 
-def with_loop(config, **changes):
-    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes))
-
-
-def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_config, bad_clips, tmp_path):
+def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_config, changed, bad_clips, tmp_path):
     good = read_manifest(tiny_config.data.dev)
     write_manifest(tmp_path / "mixed.jsonl", [*good, *bad_clips.values()])
     manifest = ManifestConfig(path=tmp_path / "mixed.jsonl")
-    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, train=(manifest,), batch_s=4))
+    config = changed(tiny_config, data={"train": (manifest,), "batch_s": 4})
     train(config, tmp_path / "whole")
     assert np.isfinite(losses(tmp_path / "whole")).all()
     train(config, tmp_path / "parts")
@@ -43,15 +39,11 @@ def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_con
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def with_data(config, **changes):
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
-
-
-def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_config, tmp_path, monkeypatch):
+def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_config, changed, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("a dev clip went away")
 
-    config = with_loop(tiny_config, steps=3)
+    config = changed(tiny_config, loop={"steps": 3})
     with monkeypatch.context() as failing:
         failing.setattr("carnelian_training.recognition.evaluate", fail)
         with pytest.raises(RuntimeError, match="went away"):
@@ -88,47 +80,47 @@ def test_the_best_weights_have_the_least_wer_and_then_cer():
     assert error_of({"dev_cer": 0.1}) < error_of({"dev_cer": 0.2})
 
 
-def test_an_epoch_of_bad_clips_alone_ends_the_run(tiny_config, bad_clips, tmp_path):
+def test_an_epoch_of_bad_clips_alone_ends_the_run(tiny_config, changed, bad_clips, tmp_path):
     write_manifest(tmp_path / "bad.jsonl", bad_clips.values())
-    config = with_data(tiny_config, train=(ManifestConfig(path=tmp_path / "bad.jsonl"),))
+    config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "bad.jsonl"),)})
     with pytest.raises(RuntimeError, match="one clip at least must be usable"):
         train(config, tmp_path / "run")
 
 
-def test_bad_dev_clips_end_a_run_before_it_begins(tiny_config, bad_clips, tmp_path):
+def test_bad_dev_clips_end_a_run_before_it_begins(tiny_config, changed, bad_clips, tmp_path):
     write_manifest(tmp_path / "dev.jsonl", [*read_manifest(tiny_config.data.dev), *bad_clips.values()])
     with pytest.raises(RuntimeError, match=r"dev\.jsonl must name sound clips, but 9 are bad") as error:
-        train(with_data(tiny_config, dev=tmp_path / "dev.jsonl"), tmp_path / "run")
+        train(changed(tiny_config, data={"dev": tmp_path / "dev.jsonl"}), tmp_path / "run")
     assert "truncated.wav: " in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dev_manifest_is_looked_at_before_any_step_of_a_resumed_run_too(tiny_config, tmp_path):
-    train(with_loop(tiny_config, steps=1), tmp_path / "run")
+def test_a_dev_manifest_is_looked_at_before_any_step_of_a_resumed_run_too(tiny_config, changed, tmp_path):
+    train(changed(tiny_config, loop={"steps": 1}), tmp_path / "run")
     (tmp_path / "empty.jsonl").touch()
-    longer = with_loop(tiny_config, steps=4)
+    longer = changed(tiny_config, loop={"steps": 4})
     for folder in ("run", "new"):
         with pytest.raises(ValueError, match=r"at least one clip to evaluate on, but .*empty\.jsonl has none"):
-            train(with_data(longer, dev=tmp_path / "empty.jsonl"), tmp_path / folder)
+            train(changed(longer, data={"dev": tmp_path / "empty.jsonl"}), tmp_path / folder)
         with pytest.raises(
             ValueError, match=r"`data\.dev`: .*absent\.jsonl must be a manifest, JSON lines, but: No such"
         ):
-            train(with_data(longer, dev=tmp_path / "absent.jsonl"), tmp_path / folder)
+            train(changed(longer, data={"dev": tmp_path / "absent.jsonl"}), tmp_path / folder)
     assert len(losses(tmp_path / "run")) == 1
     assert not (tmp_path / "new").exists()
 
 
-def test_a_training_manifest_that_is_not_there_is_named_with_its_key_and_its_place(tiny_config, tmp_path):
+def test_a_training_manifest_that_is_not_there_is_named_with_its_key_and_its_place(tiny_config, changed, tmp_path):
     train_on = (*tiny_config.data.train, ManifestConfig(path=Path("absent.jsonl")))
     expected = (
         rf"`data\.train\.1\.path`: absent\.jsonl must be a manifest.*working directory, {re.escape(str(Path.cwd()))}\)"
     )
     with pytest.raises(ValueError, match=expected):
-        train(with_data(tiny_config, train=train_on), tmp_path / "run")
+        train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
 
 
-def test_without_a_dev_manifest_the_last_weights_are_kept_and_the_log_says_so(tiny_config, tmp_path, caplog):
-    train(with_data(tiny_config, dev=None), tmp_path)
+def test_without_a_dev_manifest_the_last_weights_are_kept_and_the_log_says_so(tiny_config, changed, tmp_path, caplog):
+    train(changed(tiny_config, data={"dev": None}), tmp_path)
     assert "`data.dev` is null: tiny.pt will be the last weights, not the best" in caplog.text
     last, kept = (checkpoint.load(tmp_path / name)[1] for name in ("tiny-00000006.pt", "tiny.pt"))
     assert kept["results"] == {"step": 6}
@@ -136,24 +128,23 @@ def test_without_a_dev_manifest_the_last_weights_are_kept_and_the_log_says_so(ti
     assert all(torch.equal(tensor, kept["weights"][name]) for name, tensor in last["weights"].items())
 
 
-def test_a_bad_clip_is_named_once_and_counted_in_every_epoch(tiny_config, bad_clips, tmp_path, caplog):
+def test_a_bad_clip_is_named_once_and_counted_in_every_epoch(tiny_config, changed, bad_clips, tmp_path, caplog):
     write_manifest(tmp_path / "mixed.jsonl", [*read_manifest(tiny_config.data.dev), bad_clips["text"]])
-    config = with_data(tiny_config, train=(ManifestConfig(path=tmp_path / "mixed.jsonl"),), batch_s=100)
-    train(with_loop(config, steps=3, evaluate_every_steps=3, log_every_steps=1), tmp_path / "run")
+    config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "mixed.jsonl"),), "batch_s": 100})
+    train(changed(config, loop={"steps": 3, "evaluate_every_steps": 3, "log_every_steps": 1}), tmp_path / "run")
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["skipped_clips"] for record in records if "loss" in record] == [1, 2, 3]
     assert caplog.text.count("text.wav: ") == 1
 
 
-def test_the_loss_falls(tiny_config, tmp_path):
-    optimizer = dataclasses.replace(tiny_config.optimizer, lr=0.02)
-    config = dataclasses.replace(tiny_config, optimizer=optimizer)
-    train(with_loop(config, steps=40, evaluate_every_steps=40), tmp_path)
+def test_the_loss_falls(tiny_config, changed, tmp_path):
+    config = changed(tiny_config, optimizer={"lr": 0.02}, loop={"steps": 40, "evaluate_every_steps": 40})
+    train(config, tmp_path)
     assert losses(tmp_path)[-1] < 0.5 * losses(tmp_path)[0]
 
 
-def test_only_the_newest_checkpoints_are_kept_beside_the_best(tiny_config, tmp_path):
-    train(with_loop(tiny_config, evaluate_every_steps=1, keep_last=2), tmp_path)
+def test_only_the_newest_checkpoints_are_kept_beside_the_best(tiny_config, changed, tmp_path):
+    train(changed(tiny_config, loop={"evaluate_every_steps": 1, "keep_last": 2}), tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["tiny-00000005.pt", "tiny-00000006.pt", "tiny.pt"]
 
 
@@ -168,8 +159,8 @@ def test_an_empty_manifest_cannot_be_evaluated(tiny_config, tmp_path):
         evaluate(checkpoint.build_model(tiny_config), tiny_config, tmp_path / "empty.jsonl")
 
 
-def test_a_finished_run_stays_as_it_is(tiny_config, tmp_path):
-    config = with_loop(tiny_config, evaluate_every_steps=1, log_every_steps=1)
+def test_a_finished_run_stays_as_it_is(tiny_config, changed, tmp_path):
+    config = changed(tiny_config, loop={"evaluate_every_steps": 1, "log_every_steps": 1})
     train(config, tmp_path)
     before = sorted(path.name for path in tmp_path.glob("*.pt")), losses(tmp_path)
     train(config, tmp_path)
