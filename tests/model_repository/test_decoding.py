@@ -42,7 +42,8 @@ def test_served_is_offline(sdk, options):
     models = {"language_model": DEPLOYED / "english.klm", "neural_language_model": DEPLOYED / "english.onnx"}
     decoder = Decoder(config.labels, frame_duration_s(config), **models)
     weights = read_weights(ROOT / "demo" / "lm_weights.json")
-    offline = evaluate(network, config, CLIPS, decoder=decoder, options=options, defaults=weights)
+    wanted = decoder.read_options(options, decoder.change_options(weights))
+    offline = evaluate(network, config, CLIPS, decoder=decoder, options=wanted)
     paths = [clip.audio_filepath for clip in read_manifest(CLIPS)]
     served = [outcome.text for outcome in sdk.transcribe_many(paths, **options)]
     assert served == list(offline.transcripts)

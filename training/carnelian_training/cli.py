@@ -108,9 +108,10 @@ def evaluate(
         from carnelian_training.language_models.weights import read_weights
 
         config, network, text_decoder = load_recogniser(paths[0], language_model, neural_language_model)
-        defaults = read_weights(lm_weights) if lm_weights else {}
+        defaults = text_decoder.change_options(read_weights(lm_weights) if lm_weights else {})
+        wanted = text_decoder.read_options(decoding, defaults)
         with joined() as process:
-            evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, decoding, defaults)
+            evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, wanted)
         if not process.leads:
             return
         warn_of_characters(evaluation.clips, config.labels)
@@ -150,9 +151,10 @@ def transcribe(
     check_apart(manifest, target)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)
-    defaults = read_weights(lm_weights) if lm_weights else {}
+    defaults = text_decoder.change_options(read_weights(lm_weights) if lm_weights else {})
+    wanted = text_decoder.read_options(decoding, defaults)
     with joined() as process:
-        clips = run(network.to(process.device), config, manifest, process, text_decoder, decoding, defaults)
+        clips = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
     if not process.leads:
         return
     kept = [clip for clip in clips if clip.extra["confidence"] >= min_confidence]

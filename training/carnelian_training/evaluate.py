@@ -165,8 +165,7 @@ def evaluate(
     manifest: Path,
     process: Process | None = None,
     decoder: ctc.Decoder | None = None,
-    options: Mapping[str, Any] | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    options: ctc.Options | None = None,
 ) -> Evaluation:
     """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
 
@@ -176,20 +175,19 @@ def evaluate(
         manifest: NeMo JSON lines.
         process: this one among several, all of which must call; each hears its share of the batches, none twice.
         decoder: of the model's labels; None for one without a language model.
-        options: of the decoder, where they differ from its defaults.
-        defaults: where those differ from :class:`ctc.Options`, as a served model's may.
+        options: that the decoder has read; None for its defaults.
 
     Raises:
-        ValueError: The file is not a manifest, or holds no word to compare with; or the options are wrong.
+        ValueError: The file is not a manifest, or holds no word to compare with.
     """
     decoder = decoder or ctc.Decoder(config.labels, frame_duration_s(config))
-    wanted = decoder.read_options(options or {}, decoder.change_options(defaults or {}))
+    options = options or ctc.Options()
     process = process or Process(next(model.parameters()).device)
     clips = clips_to_evaluate(manifest)
     heard: dict[int, str] = {}
     too_short: dict[int, str] = {}
     for share, log_probs in score(model, config, clips, process):
-        hypotheses = decoder.decode(log_probs, [wanted] * len(share))
+        hypotheses = decoder.decode(log_probs, [options] * len(share))
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
         too_short |= {share[k]: why for k, why in find_too_short([clips[i] for i in share], log_probs).items()}
     heard, too_short = process.union(heard), process.union(too_short)

@@ -4,10 +4,8 @@ In: a model and a manifest, whose transcripts are not looked at; several process
 with the model's own transcripts.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
@@ -24,8 +22,7 @@ def transcribe(
     manifest: Path,
     process: Process,
     decoder: ctc.Decoder,
-    options: Mapping[str, Any],
-    defaults: Mapping[str, Any],
+    options: ctc.Options,
 ) -> list[Clip]:
     """The clips of a manifest, in its order, with what was heard as `text`, its `confidence` and whose it is.
 
@@ -35,20 +32,18 @@ def transcribe(
         manifest: NeMo JSON lines.
         process: this one among several, all of which must call.
         decoder: of the model's labels.
-        options: of the decoder, where they differ from `defaults`.
-        defaults: of the decoder, where they differ from :class:`ctc.Options`.
+        options: that the decoder has read.
 
     Raises:
-        ValueError: The file is not a manifest, or names no clips; or the options are wrong.
+        ValueError: The file is not a manifest, or names no clips.
         RuntimeError: Clips cannot be decoded or are not what their lines say; all are named, before any is heard.
     """
-    wanted = decoder.read_options(options, decoder.change_options(defaults))
     clips = read_clips(manifest)
     if process.leads:
         check_sound(clips, manifest, config.data.num_threads)
     heard: dict[int, tuple[str, float]] = {}
     for share, log_probs in score(model, config, clips, process):
-        hypotheses = decoder.decode(log_probs, [wanted] * len(share))
+        hypotheses = decoder.decode(log_probs, [options] * len(share))
         heard |= {i: (found.text, found.confidence) for i, found in zip(share, hypotheses, strict=True)}
     heard = process.union(heard)
     return [_labelled(clip, *heard[i], config.name) for i, clip in enumerate(clips)]
