@@ -53,7 +53,7 @@ def serve(
     ] = None,
     start_timeout: Annotated[float, typer.Option(help="Seconds that loading the models may take.", min=1)] = 180,
     exit_timeout: Annotated[
-        int, typer.Option(help="Seconds that requests in flight may take when the server stops.", min=1)
+        int, typer.Option(help="Seconds that what the models are at may take when the server stops.", min=1)
     ] = 30,
     log_level: Annotated[LogLevel, typer.Option(help="How much of Triton's log to show.")] = LogLevel.warning,
 ) -> None:

@@ -99,7 +99,7 @@ class Server:
             threads: Threads of each ONNX Runtime and DALI instance, over what the configs say.
             log_level: What of Triton's log reaches `on_log`.
             ready_timeout_s: How long loading may take.
-            exit_timeout_s: How long requests that are in flight when the server is stopped may take.
+            exit_timeout_s: How long what the models are at when the server is stopped may take.
             triton_options: Further options of `tritonserver`, as they are.
             on_log: Called with each line of the log, from another thread; None keeps the log in memory only.
         """
@@ -215,7 +215,10 @@ class Server:
                     ) from None
 
     def stop(self) -> None:
-        """Ask the server to finish what is in flight and end; kill what does not. May be called twice."""
+        """Ask the server to end; kill what does not. May be called twice.
+
+        Triton finishes what its models are at. What has stages of an ensemble before it is answered with UNAVAILABLE.
+        """
         process, self._process = self._process, None
         if process is not None:
             # Triton waits for a crashed instance in vain, and for as long as it can.
