@@ -308,6 +308,15 @@ def test_an_alphabet_without_a_space_may_have_a_delimiter_without_a_row(tmp_path
     assert sources.read(folder)[0].labels == ("中", *LABELS[1:])
 
 
+def test_a_language_model_that_is_left_aside_is_told(tmp_path, caplog):
+    folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")
+    sources.read(folder)
+    assert caplog.text == ""
+    (folder / "language_model").mkdir()
+    sources.read(folder)
+    assert "x/language_model, with which transformers decodes, is left aside" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["x.pt", "x.nemo", "x/model.safetensors", "x/pytorch_model.bin"])
 def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
     folder = shutil.copytree(REFERENCES / "wav2vec2_base", tmp_path / "x")

@@ -97,6 +97,12 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     }
     if any(name.startswith("lm_head.") for name in tensors):
         alphabet = _alphabet(path, options, len(tensors.get("lm_head.weight", ())))
+        if (path / "language_model").is_dir():  # of `Wav2Vec2ProcessorWithLM`
+            logger.warning(
+                "%s/language_model, with which transformers decodes, is left aside: its n-grams can be given to the "
+                "decoder (`carnelian-export --lm`)",
+                path,
+            )
         return tree | {"labels": list(alphabet.labels)}, tensors, alphabet
     if any(name.startswith("quantizer.") for name in tensors):
         return tree | {"pretraining": carry(PRETRAINING, options)}, tensors, None
