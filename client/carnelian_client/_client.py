@@ -6,6 +6,7 @@ A call goes through `_settings` (encode the clip), `_retry` (again, while there 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,7 +78,7 @@ class CarnelianClient:
             api_key=api_key,
         )
         self._transport = Transport(url, tls, self._settings.metadata)
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def transcribe(
         self,
@@ -109,7 +110,8 @@ class CarnelianClient:
         self._check_open()
         deadline = self._settings.deadline(timeout_s)
         request = self._settings.request(audio, model, request_id, options)
-        retrying = tenacity.Retrying(**retry_arguments(self._settings.retry, deadline))
+        sleep = tenacity.sleep_using_event(self._closed)
+        retrying = tenacity.Retrying(sleep=sleep, **retry_arguments(self._settings.retry, deadline))
         return retrying(self._transport.infer, request, deadline)
 
     @overload
@@ -237,7 +239,7 @@ class CarnelianClient:
 
     def close(self) -> None:
         """Close the connection. Calls in flight in other threads end with an error."""
-        self._is_closed = True
+        self._closed.set()
         self._transport.close()
 
     def __enter__(self) -> CarnelianClient:
@@ -252,5 +254,5 @@ class CarnelianClient:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise RuntimeError("the client is closed; make a new one.")

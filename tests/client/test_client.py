@@ -261,11 +261,14 @@ def test_closing_ends_calls_in_flight(endpoint, triton, wav, answers):
 def test_closing_ends_calls_between_two_attempts(start_endpoint, wav):
     endpoint = start_endpoint()
     endpoint.stop()
-    client = CarnelianClient(endpoint.url, retry=RetryPolicy(num_attempts=1000, longest_wait_s=0.2))
+    retry = RetryPolicy(num_attempts=1000, first_wait_s=60, longest_wait_s=60)
+    client = CarnelianClient(endpoint.url, timeout_s=600, retry=retry)
     closer = threading.Timer(0.5, client.close)
     closer.start()
+    start = time.monotonic()
     with pytest.raises(TransportError, match="closed"):
         client.transcribe(wav)
+    assert time.monotonic() - start < 5
     closer.join()
 
 
