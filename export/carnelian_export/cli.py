@@ -92,7 +92,7 @@ def export(
 
     from carnelian_export.repository import Decoding, write_model
 
-    defaults = (read_weights(lm_weights) if lm_weights else {}) | split_assignments(options or ())
+    defaults = read_weights(lm_weights) | split_assignments(options or ())
     decoding = Decoding(language_model, defaults, calibration, neural_language_model)
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)

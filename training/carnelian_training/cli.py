@@ -108,8 +108,7 @@ def evaluate(
         from carnelian_training.language_models.weights import read_weights
 
         config, network, text_decoder = load_recogniser(paths[0], language_model, neural_language_model)
-        defaults = text_decoder.change_options(read_weights(lm_weights) if lm_weights else {})
-        wanted = text_decoder.read_options(decoding, defaults)
+        wanted = text_decoder.read_options(decoding, text_decoder.change_options(read_weights(lm_weights)))
         with joined() as process:
             evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, wanted)
         if not process.leads:
@@ -151,8 +150,7 @@ def transcribe(
     check_apart(manifest, target)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)
-    defaults = text_decoder.change_options(read_weights(lm_weights) if lm_weights else {})
-    wanted = text_decoder.read_options(decoding, defaults)
+    wanted = text_decoder.read_options(decoding, text_decoder.change_options(read_weights(lm_weights)))
     with joined() as process:
         clips = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
     if not process.leads:
@@ -191,7 +189,7 @@ def _compare(
     from carnelian_training.comparison import compare, render_comparison, write_comparison
     from carnelian_training.language_models.weights import read_weights
 
-    rows = list(compare(network, config, manifests, decoder, read_weights(lm_weights) if lm_weights else {}, server))
+    rows = list(compare(network, config, manifests, decoder, read_weights(lm_weights), server))
     typer.echo(render_comparison(rows))
     if out is not None:
         write_comparison(out, rows)

@@ -111,12 +111,14 @@ def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str,
         partial.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
 
-def read_weights(path: Path) -> dict[str, Any]:
-    """The options in a file that `carnelian-train weigh` wrote.
+def read_weights(path: Path | None) -> dict[str, Any]:
+    """The options in a file that `carnelian-train weigh` wrote; of no file, none.
 
     Raises:
         ValueError: The file is not one of `weigh`.
     """
+    if path is None:
+        return {}
     try:
         return dict(json.loads(path.read_text())["options"])
     except (ValueError, KeyError, TypeError) as error:
