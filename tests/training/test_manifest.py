@@ -83,10 +83,7 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         (json.dumps(LINE | {"duration": True}), "found True"),
         (json.dumps(LINE | {"offset": -1}), "`offset` must be a number of seconds into the file, found -1"),
         (json.dumps(LINE | {"duration": float("nan")}), "found nan"),
-        (
-            json.dumps(LINE | {"text": None}),
-            "a string (empty without one), found None",
-        ),
+        (json.dumps(LINE | {"text": None}), "a string (empty without one), found None"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, found):

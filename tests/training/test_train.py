@@ -100,7 +100,7 @@ def test_a_dev_manifest_is_looked_at_before_any_step_of_a_resumed_run_too(tiny_c
     (tmp_path / "empty.jsonl").touch()
     longer = changed(tiny_config, loop={"steps": 4})
     for folder in ("run", "new"):
-        with pytest.raises(ValueError, match=r"at least one clip to evaluate on, but .*empty\.jsonl has none"):
+        with pytest.raises(ValueError, match=r"at least one clip, but .*empty\.jsonl has none"):
             train(changed(longer, data={"dev": tmp_path / "empty.jsonl"}), tmp_path / folder)
         with pytest.raises(
             ValueError, match=r"`data\.dev`: .*absent\.jsonl must be a manifest, JSON lines, but: No such"
@@ -155,7 +155,7 @@ def test_nothing_to_train_on_is_an_error(tiny_config, tmp_path):
 
 def test_an_empty_manifest_cannot_be_evaluated(tiny_config, tmp_path):
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match=r"at least one clip .*empty\.jsonl"):
+    with pytest.raises(ValueError, match=r"at least one clip, but .*empty\.jsonl"):
         evaluate(checkpoint.build_model(tiny_config), tiny_config, tmp_path / "empty.jsonl")
 
 

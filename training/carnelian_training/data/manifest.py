@@ -58,14 +58,14 @@ def read_manifest_leniently(path: Path) -> tuple[list[Clip], list[str]]:
 
 
 def read_clips(manifest: Path) -> list[Clip]:
-    """Read a manifest to evaluate on.
+    """Read a manifest that must not be empty.
 
     Raises:
         ValueError: The file is not a manifest, or names no clips.
     """
     clips = read_manifest(manifest)
     if not clips:
-        raise ValueError(f"a manifest must name at least one clip to evaluate on, but {manifest} has none")
+        raise ValueError(f"a manifest must name at least one clip, but {manifest} has none")
     return clips
 
 
