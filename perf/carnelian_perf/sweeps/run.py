@@ -24,8 +24,6 @@ from carnelian_perf.sweeps.results import RESULT, Result, read_grid_of, write_gr
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
-
-
 SEVERAL_SERVERS = (
     "several servers answer at `server.grpc`: latencies and throughput are of all, and there are no times by stage and "
     "no batch sizes, which each server counts alone; for those name a single one"
@@ -221,15 +219,15 @@ def _check_http(url: str) -> None:
     """See that the server answers there too: perf_analyzer would say so of every cell, and not how to mend it."""
     try:
         with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2/health/ready", timeout=10) as answer:
-            ready = answer.status == 200
+            if answer.status == 200:
+                return
         reason = "it is not Triton's"
     except (OSError, ValueError, http.client.HTTPException) as error:
-        ready, reason = False, str(error) or type(error).__name__
-    if not ready:
-        raise RuntimeError(
-            f"`server.http` of the grid must be host:port of the HTTP endpoint of a server that is ready, but {url} "
-            f"does not answer as one: {reason}"
-        )
+        reason = str(error) or type(error).__name__
+    raise RuntimeError(
+        f"`server.http` of the grid must be host:port of the HTTP endpoint of a server that is ready, but {url} "
+        f"does not answer as one: {reason}"
+    )
 
 
 def _measure(sweep: Sweep, cell: Cell) -> Result:
