@@ -5,6 +5,7 @@ error of any of its samples, and the pipeline object is dead after it.
 """
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def encoded(clip: Clip) -> Encoded:
     Raises:
         OSError: The file cannot be read.
         RuntimeError: A segment begins behind the file's end, or libsndfile cannot read it, or an MP3 file; its words.
-            Or the file is FLAC that was written to a pipe.
+            Or the file was written to a pipe, as FLAC or as MP3 of varying bit rate, and does not say how long it is.
     """
     if clip.offset is None:
         data = np.fromfile(clip.audio_filepath, np.uint8)
@@ -42,6 +43,11 @@ def encoded(clip: Clip) -> Encoded:
         if not head.startswith((b"ID3", b"\xff")):  # MPEG's tag, or the first bits of its frames
             return data
     with soundfile.SoundFile(clip.audio_filepath) as file:
+        if file.format == "MP3" and _length_is_guessed(clip.audio_filepath):
+            raise RuntimeError(
+                "MP3 of varying bit rate must say how long it is, but this file, as if written to a pipe, does not: "
+                "libsndfile would guess, and cut it; convert it"
+            )
         lead, frames = 0, -1
         if clip.offset is not None:
             start = round(clip.offset * file.samplerate)
@@ -53,6 +59,33 @@ def encoded(clip: Clip) -> Encoded:
             file.seek(start - lead)
             frames = lead + round(clip.duration * file.samplerate)
         return _wav(file.read(frames, dtype="float32", always_2d=True)[lead:], file.samplerate)
+
+
+def _length_is_guessed(path: Path) -> bool:
+    """Whether the bit rate of an MP3 file varies in its first 64 KiB, and no header in front counts its frames."""
+    with path.open("rb") as file:
+        head = file.read(10)
+        tag_bytes = 10 + sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=False))
+        file.seek(tag_bytes if head.startswith(b"ID3") else 0)
+        data = file.read(1 << 16)
+    if any(header in data[:200] for header in (b"Xing", b"Info", b"VBRI")):
+        return False
+    found, place = set(), 0
+    while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] & 0xE6 == 0xE2:  # frames of layer III
+        version, bit_rate, rate = data[place + 1] >> 3 & 3, data[place + 2] >> 4, data[place + 2] >> 2 & 3
+        if version == 1 or bit_rate in (0, 15) or rate == 3:  # no version; any bit rate, or none; no rate
+            break
+        is_mpeg1 = version == 3
+        kilobits_per_s = (_MPEG1_KBIT_S if is_mpeg1 else _MPEG2_KBIT_S)[bit_rate - 1]
+        rate_hz = (44100, 48000, 32000)[rate] // {3: 1, 2: 2, 0: 4}[version]
+        found.add(bit_rate)
+        place += (144_000 if is_mpeg1 else 72_000) * kilobits_per_s // rate_hz + (data[place + 2] >> 1 & 1)
+    return len(found) > 1
+
+
+_MPEG1_KBIT_S = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MPEG2_KBIT_S = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+"""Of layer III, by a frame header's index from 1; MPEG-2 and 2.5."""
 
 
 def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:
