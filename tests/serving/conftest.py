@@ -198,6 +198,25 @@ def cut():
     length = fn.external_source(name="LENGTH", dtype=types.INT32, ndim=1)
     return fn.slice(signal, start=0, shape=length, axes=[0]), signal * 2
 """
+HEARD_CONFIG = """
+backend: "dali"
+max_batch_size: 1
+input { name: "AUDIO" data_type: TYPE_UINT8 dims: [ -1 ] }
+output { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+parameters { key: "memory_mib" value { string_value: "64" } }
+"""
+HEARD_PIPELINE = """
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin.triton import autoserialize
+
+
+@autoserialize
+@pipeline_def(batch_size=1, num_threads=1, device_id=None)
+def hear():
+    audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
+    return fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)[0]
+"""
 SCALAR_PIPELINE = CUT_PIPELINE.replace(
     "fn.slice(signal, start=0, shape=length, axes=[0])",
     "fn.reductions.sum(signal) + fn.reductions.sum(length)",
@@ -213,6 +232,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(repository, "large", LARGE_CONFIG, {"model.onnx": large_onnx()})
     write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "bounded", BOUNDED_CONFIG, {"dali.py": CUT_PIPELINE})
+    write_model(repository, "heard", HEARD_CONFIG, {"dali.py": HEARD_PIPELINE})
     write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})
     with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
         yield running

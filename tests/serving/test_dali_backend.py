@@ -90,3 +90,12 @@ def test_an_input_beyond_what_an_instance_may_allocate_is_refused_alone(client: 
             client.infer("bounded", SIGNAL=np.ones((rows, mib << 18), np.float32), LENGTH=np.ones((rows, 1), np.int32))
         answer = client.infer("bounded", SIGNAL=np.ones((1, 1 << 18), np.float32), LENGTH=np.ones((1, 1), np.int32))
         assert answer["CUT"].tolist() == [[1]]
+
+
+def test_a_large_file_of_no_known_format_is_refused_alone(client: Any) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(400), 16_000, format="WAV")
+    for mib in (40, 60):
+        assert client.infer("heard", AUDIO=np.frombuffer(file.getvalue(), np.uint8)[None])["SIGNAL"].shape == (1, 400)
+        with pytest.raises(InferenceServerException, match="too little memory for an input of this length"):
+            client.infer("heard", AUDIO=np.zeros((1, mib << 20), np.uint8))

@@ -17,11 +17,14 @@ import numpy as np
 
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.dali import admission
-from carnelian_serving.backends.dali.pipeline import PipelineRunner, load_serialized
+from carnelian_serving.backends.dali.pipeline import TOO_LITTLE_MEMORY, PipelineRunner, load_serialized
 from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
 from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = ("num_threads", "memory_mib", *admission.PARAMETERS)
+INPUT_COPIES = 3
+"""DALI makes two of an input. libsndfile makes a third of a file whose format it does not know, and crashes where there
+is no memory for it: a film of 300 MB would end the server."""
 LEAST_MEMORY_MIB = 16
 """With next to nothing an instance fails in its warm-up, or crashes, and so does tritonserver 2.51 then."""
 
@@ -64,6 +67,7 @@ class TritonPythonModel:
         self._check_pipeline()
         self._admission = admission.read_admission(self._config)
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
+        self._most_input_bytes = (memory_mib << 20) // INPUT_COPIES
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests as one batch, or turn them all away."""
@@ -80,6 +84,8 @@ class TritonPythonModel:
         samples_of = {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
         self._pipeline.make_ready()  # threads count against the bound
         held_bytes = sum(array.nbytes for arrays in inputs.values() for array in arrays)
+        if self._most_bytes and held_bytes > self._most_input_bytes:
+            raise ValueError(TOO_LITTLE_MEMORY)
         with _bounded(self._most_bytes + held_bytes) if self._most_bytes else contextlib.nullcontext():
             outputs = self._pipeline.run(samples_of)
         rows: Rows = {}

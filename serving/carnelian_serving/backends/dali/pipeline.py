@@ -25,6 +25,7 @@ _OPERATOR_ERROR = re.compile(
     r"(?=\nC\+\+ context:|\nCurrent pipeline object|$)",
     re.DOTALL,
 )
+TOO_LITTLE_MEMORY = "too little memory for an input of this length, or of the length that it claims; send less at once"
 
 
 class PipelineRunner:
@@ -106,7 +107,7 @@ def summarise_error(text: str) -> str:
     match = _OPERATOR_ERROR.search(text)
     words = match["words"].strip() if match else text
     if words == "std::bad_alloc":
-        words = "too little memory for an input of this length, or of the length that it claims; send less at once"
+        words = TOO_LITTLE_MEMORY
     return f"DALI operator {match['operator']}: {words}" if match else words
 
 
