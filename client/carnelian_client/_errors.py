@@ -179,7 +179,11 @@ _WORDINGS = (
         "or send a shorter clip, or a compressed form such as FLAC",
     ),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
-    _wording("larger than max", InvalidAudio, "send a shorter clip, or a compressed form such as FLAC"),
+    _wording(
+        "larger than max|too little memory for an input",
+        InvalidAudio,
+        "send a shorter clip, or a compressed form such as FLAC",
+    ),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
     _wording("too long|too short", InvalidAudio),

@@ -88,6 +88,7 @@ ANSWERS = [
         InvalidOption,
     ),
     ("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)", InvalidAudio),
+    ("UNKNOWN", "too little memory for an input of this length, or of the length that it claims", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit (20567 vs. 16384)", ServerError),
     ("RESOURCE_EXHAUSTED", "quota", ServerBusy),
     ("INTERNAL", "in ensemble 'm', CUDA out of memory", ServerError),
