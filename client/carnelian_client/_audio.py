@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     import numpy.typing as npt
+    import soundfile
 
     from ._types import Audio
 
@@ -31,6 +34,10 @@ MAX_CHANNELS = 64
 MAX_RATE_HZ = 2**24 - 1
 """A WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
 BLOCK_FRAMES = 1 << 16
+_SHORT_BLOCK_FRAMES = 1152
+"""Of a read that may end in an error, which loses the block."""
+_LONGEST_TAIL_BYTES = 1 << 16
+"""Of what is no audio behind it, and what a decoder reads ahead."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _FLAC_SUBTYPES = {
@@ -181,16 +188,43 @@ def _measured(data: bytes) -> bytes:
     return data
 
 
+class _Unmeasured(io.BytesIO):
+    """A file that claims to be far larger than it is.
+
+    libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
+    Where that varies it stops long before the end.
+    """
+
+    _is_at_end = False
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._is_at_end = whence == io.SEEK_END
+        return super().seek(offset, whence)
+
+    def tell(self) -> int:
+        return super().tell() + (self._is_at_end << 40)
+
+
+def _counts_no_frames(data: bytes) -> bool:
+    """Whether the bytes may be of an MP3 file as encoders write it to a pipe, which cannot go back to its head."""
+    start = 0
+    if data[:3] == b"ID3":
+        start = 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+    head = data[start : start + 200]
+    return head[:1] == b"\xff" and not any(count in head for count in (b"Xing", b"Info", b"VBRI"))
+
+
 def _transcode(data: bytes, clip: str) -> bytes:
     """Decode and encode without loss, block by block."""
     try:
         import soundfile
     except ModuleNotFoundError:
         raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}", clip=clip) from None
+    file = _Unmeasured(data) if _counts_no_frames(data) else io.BytesIO(data)
     sink = io.BytesIO()
     num_bytes = 0
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as source:
+        with soundfile.SoundFile(file) as source:
             # Else soundfile seeks after each read, and an MP3 goes on without the bits that its next frame shares.
             source.seekable = lambda: False
             flac = _FLAC_SUBTYPES.get(source.subtype)
@@ -199,8 +233,7 @@ def _transcode(data: bytes, clip: str) -> bytes:
                 form = {"format": "FLAC", "subtype": flac}
             # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
             with soundfile.SoundFile(sink, "w", source.samplerate, source.channels, **form) as target:
-                # Not `source.blocks()`, which repeats its last block where a header claims more than there is.
-                while len(block := source.read(BLOCK_FRAMES, dtype="float32")):
+                for block in _read_blocks(source, file):
                     target.write(block)
                     num_bytes += block.nbytes
                     if num_bytes > MAX_DECODED_BYTES:
@@ -216,3 +249,24 @@ def _transcode(data: bytes, clip: str) -> bytes:
             clip=clip,
         ) from error
     return sink.getvalue()
+
+
+def _read_blocks(source: soundfile.SoundFile, file: io.BytesIO) -> Iterator[npt.NDArray[np.float32]]:
+    """Read an open file to its end, which of one that counts no frames may be half a frame, or a tag."""
+    import soundfile
+
+    size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else BLOCK_FRAMES
+    num_blocks = 0
+    # Not `source.blocks()`, which repeats its last block where a header claims more than there is.
+    while True:
+        try:
+            block = source.read(size, dtype="float32")
+        except soundfile.LibsndfileError:
+            is_at_end = len(file.getbuffer()) - io.BytesIO.tell(file) < _LONGEST_TAIL_BYTES
+            if isinstance(file, _Unmeasured) and num_blocks and is_at_end:
+                return
+            raise
+        if not len(block):
+            return
+        yield block
+        num_blocks += 1

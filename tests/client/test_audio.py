@@ -98,6 +98,30 @@ def test_mp3_of_many_blocks_is_decoded_as_one():
     np.testing.assert_allclose(read(encode_audio(sink.getvalue()))[0], read(sink.getvalue())[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("loud_first", [True, False])
+@pytest.mark.parametrize("tail", ["whole", "cut", "tagged"])
+def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first):
+    """It counts no frames, and libsndfile guesses their number by the bit rate of the first."""
+    loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
+    sink = io.BytesIO()
+    sound = np.concatenate([loud, quiet] if loud_first else [quiet, loud])
+    soundfile.write(sink, sound, RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.6)
+    counted = sink.getvalue()
+    assert b"Xing" in counted[:200]
+    piped = counted[counted.index(counted[:2], 100) :]
+    assert soundfile.info(io.BytesIO(piped)).frames < len(sound) / 2
+    piped = {"whole": piped, "cut": piped[:-50], "tagged": piped + b"APETAGEX" + bytes(3000)}[tail]
+    assert len(read(encode_audio(piped))[0]) == pytest.approx(len(sound), abs=1500)
+
+
+def test_mp3_that_is_damaged_in_the_middle_is_refused():
+    sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, 120 * RATE), "MP3")
+    piped = sound[sound.index(sound[:2], 100) :]
+    middle = len(piped) // 3
+    with pytest.raises(InvalidAudio, match="can decode it"):
+        encode_audio(piped[:middle] + bytes(5000) + piped[middle:])
+
+
 def test_a_small_file_may_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("carnelian_client._audio.MAX_DECODED_BYTES", 4 * 2**20)
     whole = encode_audio(file_of(np.zeros(2**20), "MP3"))
