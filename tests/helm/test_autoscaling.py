@@ -164,8 +164,9 @@ def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
     wait_for(lambda value: value < target)
 
 
-def test_the_table_is_that_of_the_raw_file(chart: Path) -> None:
-    script = runpy.run_path(str(chart / "docs" / "pressure.py"))
-    rows = json.loads((chart / "docs" / "pressure.json").read_text())["rows"]
-    text = (chart / "docs" / "autoscaling.md").read_text()
+@pytest.mark.parametrize(("raw", "page"), [("pressure", "autoscaling"), ("overload", "sizing")])
+def test_the_table_is_that_of_the_raw_file(chart: Path, raw: str, page: str) -> None:
+    script = runpy.run_path(str(chart / "docs" / f"{raw}.py"))
+    rows = json.loads((chart / "docs" / f"{raw}.json").read_text())["rows"]
+    text = (chart / "docs" / f"{page}.md").read_text()
     assert "\n".join(map(script["render_row"], rows)) in text

@@ -1,0 +1,153 @@
+"""What becomes of requests that come faster than a server works: python helm/carnelian/docs/overload.py, from the root.
+
+Serves model_repository/ with several bounds on what may wait behind the features, and sends each server the demo's
+speech, cut to 16.7 s, at 71 clips a second. Writes overload.json beside this file and prints the table of sizing.md.
+"""
+
+import asyncio
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from carnelian_perf.cuts import cut_equal
+from carnelian_serving.launcher import Server
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = "quartznet_demo"
+BOUNDS = (0, 128, 32)  # 0: none
+CLIPS = 1200
+CLIPS_PER_S = 71.0
+CLIP_S = 16.7
+
+
+def write_repository(folder: Path, bound: int) -> Path:
+    """Copies the models, with another bound."""
+    repository = folder / f"models_{bound}"
+    shutil.copytree(ROOT / "model_repository", repository)
+    path = repository / f"{MODEL}_features" / "config.pbtxt"
+    config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    if bound:
+        config.parameters["max_pending_requests"].string_value = str(bound)
+    else:
+        del config.parameters["max_pending_requests"], config.parameters["pending_models"]
+    path.write_text(text_format.MessageToString(config))
+    return repository
+
+
+async def send(url: str, clips: list[np.ndarray], count: int) -> tuple[list[float], int]:
+    """Sends clips at the rate, whatever the answers; returns the seconds of each answer, and how many were refused."""
+    took: list[float] = []
+    refused = 0
+
+    async def call(client: triton_aio.InferenceServerClient, number: int) -> None:
+        nonlocal refused
+        clip = clips[number % len(clips)]
+        audio = triton.InferInput("AUDIO", clip.shape, "UINT8")
+        audio.set_data_from_numpy(clip)
+        began = time.monotonic()
+        try:
+            await client.infer(MODEL, [audio])
+        except InferenceServerException as error:
+            if "Exceeds maximum queue size" not in str(error):
+                raise
+            refused += 1
+        else:
+            took.append(time.monotonic() - began)
+
+    async with triton_aio.InferenceServerClient(url) as client:
+        began, calls = time.monotonic(), []
+        for number in range(count):
+            await asyncio.sleep(began + number / CLIPS_PER_S - time.monotonic())
+            calls.append(asyncio.create_task(call(client, number)))
+        await asyncio.gather(*calls)
+    return took, refused
+
+
+class Memory:
+    """The most memory that a server has held meanwhile, proportional to what its processes share."""
+
+    def __init__(self, pid: int) -> None:
+        """Looks four times a second."""
+        self._process = psutil.Process(pid)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.most_mib = 0.0
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.25):
+            held = [process.memory_full_info().pss for process in (self._process, *self._process.children(True))]
+            self.most_mib = max(self.most_mib, sum(held) / 2**20)
+
+
+def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, float]:
+    """One row."""
+    repository = write_repository(folder, bound)
+    with Server(repository, models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
+        asyncio.run(send(server.grpc_url, clips, 30))
+        with Memory(server.pid) as memory:
+            began = time.monotonic()
+            took, refused = asyncio.run(send(server.grpc_url, clips, CLIPS))
+            elapsed = time.monotonic() - began
+    return {
+        "bound": bound,
+        "within_3_s": sum(seconds <= 3 for seconds in took),
+        "within_10_s": sum(seconds <= 10 for seconds in took),
+        "later": sum(seconds > 10 for seconds in took),
+        "refused": refused,
+        "p50_s": statistics.median(took),
+        "seconds": elapsed,
+        "most_mib": memory.most_mib,
+    }
+
+
+def render_row(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    counts = (row[name] for name in ("within_3_s", "within_10_s", "later", "refused"))
+    cells = (row["bound"] or "none", *counts, f"{row['p50_s']:.1f}", f"{row['seconds']:.0f}", f"{row['most_mib']:.0f}")
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main() -> None:
+    """Measures, writes, prints."""
+    cuts = cut_equal(ROOT / "demo" / "clips" / "manifest.jsonl", CLIP_S, 8, "flac")
+    clips = [np.frombuffer(cut.file, np.uint8)[None] for cut in cuts]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [measure(Path(folder), bound, clips) for bound in BOUNDS]
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
+        "load_average": os.getloadavg(),
+        "clips": CLIPS,
+        "clips_per_s": CLIPS_PER_S,
+        "clip_s": CLIP_S,
+        "rows": rows,
+    }
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    print(*map(render_row, rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
