@@ -36,8 +36,8 @@ MAX_RATE_HZ = 2**24 - 1
 BLOCK_FRAMES = 1 << 16
 _SHORT_BLOCK_FRAMES = 1152
 """Of a read that may end in an error, which loses the block."""
-_LONGEST_TAIL_BYTES = 1 << 16
-"""Of what is no audio behind it, and what a decoder reads ahead."""
+_MOST_FRAME_BYTES = 1 << 12
+"""No frame of MPEG audio is half as long."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _FLAC_SUBTYPES = {
@@ -197,6 +197,13 @@ class _Unmeasured(io.BytesIO):
 
     _is_at_end = False
 
+    def may_end(self) -> bool:
+        """Whether what has not been read is no audio: frames begin with the same two bytes, each of them."""
+        with self.getbuffer() as data:
+            start = _first_frame(data)
+            first_bytes, rest = bytes(data[start : start + 2]), bytes(data[super().tell() :])
+        return rest.count(first_bytes) * _MOST_FRAME_BYTES <= len(rest)
+
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._is_at_end = whence == io.SEEK_END
         return super().seek(offset, whence)
@@ -207,11 +214,16 @@ class _Unmeasured(io.BytesIO):
 
 def _counts_no_frames(data: bytes) -> bool:
     """Whether the bytes may be of an MP3 file as encoders write it to a pipe, which cannot go back to its head."""
-    start = 0
-    if data[:3] == b"ID3":
-        start = 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+    start = _first_frame(data)
     head = data[start : start + 200]
     return head[:1] == b"\xff" and not any(count in head for count in (b"Xing", b"Info", b"VBRI"))
+
+
+def _first_frame(data: bytes | memoryview) -> int:
+    """Where an MP3 file begins, behind a tag."""
+    if data[:3] != b"ID3":
+        return 0
+    return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
 
 
 def _transcode(data: bytes, clip: str) -> bytes:
@@ -262,8 +274,7 @@ def _read_blocks(source: soundfile.SoundFile, file: io.BytesIO) -> Iterator[npt.
         try:
             block = source.read(size, dtype="float32")
         except soundfile.LibsndfileError:
-            is_at_end = len(file.getbuffer()) - io.BytesIO.tell(file) < _LONGEST_TAIL_BYTES
-            if isinstance(file, _Unmeasured) and num_blocks and is_at_end:
+            if isinstance(file, _Unmeasured) and num_blocks and file.may_end():
                 return
             raise
         if not len(block):

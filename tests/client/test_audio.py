@@ -99,7 +99,7 @@ def test_mp3_of_many_blocks_is_decoded_as_one():
 
 
 @pytest.mark.parametrize("loud_first", [True, False])
-@pytest.mark.parametrize("tail", ["whole", "cut", "tagged"])
+@pytest.mark.parametrize("tail", ["whole", "cut", "tagged", "pictured"])
 def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first):
     """It counts no frames, and libsndfile guesses their number by the bit rate of the first."""
     loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
@@ -110,12 +110,19 @@ def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first):
     assert b"Xing" in counted[:200]
     piped = counted[counted.index(counted[:2], 100) :]
     assert soundfile.info(io.BytesIO(piped)).frames < len(sound) / 2
-    piped = {"whole": piped, "cut": piped[:-50], "tagged": piped + b"APETAGEX" + bytes(3000)}[tail]
+    picture = np.random.default_rng(0).bytes(200_000)
+    piped = {
+        "whole": piped,
+        "cut": piped[:-50],
+        "tagged": piped + b"APETAGEX" + bytes(3000),
+        "pictured": piped + b"APETAGEX" + bytes(3000) + picture,
+    }[tail]
     assert len(read(encode_audio(piped))[0]) == pytest.approx(len(sound), abs=1500)
 
 
-def test_mp3_that_is_damaged_in_the_middle_is_refused():
-    sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, 120 * RATE), "MP3")
+@pytest.mark.parametrize("seconds", [3, 120])
+def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds):
+    sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, seconds * RATE), "MP3")
     piped = sound[sound.index(sound[:2], 100) :]
     middle = len(piped) // 3
     with pytest.raises(InvalidAudio, match="can decode it"):
