@@ -61,7 +61,7 @@ class AsyncCarnelianClient:
         )
         self._opened: AsyncTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     async def transcribe(
         self,
@@ -91,7 +91,7 @@ class AsyncCarnelianClient:
                 request_id=request_id,
             )
         request = await reading
-        retrying = tenacity.AsyncRetrying(**retry_arguments(self._settings.retry, deadline))
+        retrying = tenacity.AsyncRetrying(sleep=self._wait, **retry_arguments(self._settings.retry, deadline))
         return await retrying(transport.infer, request, deadline)
 
     @overload
@@ -199,7 +199,7 @@ class AsyncCarnelianClient:
 
     async def close(self) -> None:
         """Close the connection. Calls in flight end with an error."""
-        self._is_closed = True
+        self._closed.set()
         if self._opened is not None:
             await self._opened.close()
 
@@ -215,11 +215,19 @@ class AsyncCarnelianClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
 
+    async def _wait(self, seconds: float) -> None:
+        """Let time pass before another attempt; closing the client ends it."""
+        closing = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait({closing}, timeout=seconds)
+        finally:
+            closing.cancel()
+
     def _transport(self) -> AsyncTransport:
         """The channel, opened by the first call: gRPC ties it to the loop that runs then."""
         from ._transport import AsyncTransport
 
-        if self._is_closed:
+        if self._closed.is_set():
             raise RuntimeError("the client is closed; make a new one.")
         loop = asyncio.get_running_loop()
         if self._loop not in (None, loop):

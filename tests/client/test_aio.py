@@ -30,9 +30,9 @@ BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue s
 def run(endpoint):
     """Run a coroutine function with an open client."""
 
-    def run(use):
+    def run(use, *, retry=FAST, timeout_s=5):
         async def main():
-            async with AsyncCarnelianClient(endpoint.url, retry=FAST, timeout_s=5) as client:
+            async with AsyncCarnelianClient(endpoint.url, retry=retry, timeout_s=timeout_s) as client:
                 return await use(client)
 
         return asyncio.run(main())
@@ -203,12 +203,13 @@ def test_closing_ends_calls_between_two_attempts(run, triton, wav):
         task = asyncio.create_task(client.transcribe(wav))
         while not triton.requests:
             await asyncio.sleep(0.001)
+        await asyncio.sleep(0.2)  # the answer comes, and the wait begins
         await client.close()
         with pytest.raises(TransportError, match="closed"):
-            await task
+            await asyncio.wait_for(task, 5)
 
     triton.answer = lambda request, context: context.abort(grpc.StatusCode.UNAVAILABLE, BUSY[1])
-    run(use)
+    run(use, retry=RetryPolicy(num_attempts=1000, first_wait_s=60, longest_wait_s=60), timeout_s=600)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before, a task does not say that it was cancelled")
