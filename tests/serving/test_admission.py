@@ -44,9 +44,10 @@ def test_requests_are_turned_away_while_as_many_wait_as_may(
     with serve(narrow_repository) as server:
         client = connect(server.grpc_url)
         alone = client.infer("quartznet_demo_pcm", **noise(2))["TRANSCRIPT"]
-        answers = client.infer_at_once("quartznet_demo_pcm", [noise(20)] * 60)
+        # More than two batches of 32: the first is worked on, and the second may pass before any wait.
+        answers = client.infer_at_once("quartznet_demo_pcm", [noise(10)] * 120)
         turned_away = [answer for answer in answers if isinstance(answer, Exception)]
-        assert LIMIT <= len(answers) - len(turned_away) < 60
+        assert LIMIT <= len(answers) - len(turned_away) < 120
         for error in turned_away:
             assert "Exceeds maximum queue size: 2 requests wait already for quartznet_demo_acoustic and" in str(error)
             assert error.status() == "StatusCode.UNAVAILABLE"
@@ -59,9 +60,11 @@ def test_requests_are_turned_away_while_as_many_wait_as_may(
 
 def test_a_server_without_metrics_turns_nobody_away(narrow_repository: Path, connect: Callable[..., Any]) -> None:
     with serve(narrow_repository, "--allow-metrics=false") as server:
+        started = list(server.log)  # a limit of two is met by the warm-up, before there are any metrics
         answers = connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(5)] * 40)
         assert not [answer for answer in answers if isinstance(answer, Exception)]
-        assert any("cannot be read, so no request is turned away" in line for line in server.log)
+        said = [line for line in server.log if line not in started]
+        assert any("cannot be read, so no request is turned away" in line for line in said)
 
 
 @pytest.mark.parametrize(
