@@ -36,7 +36,7 @@ CLIP_S = 16.7
 
 
 def write_repository(folder: Path, bound: int) -> Path:
-    """Copies the models, with another bound."""
+    """Copy the models, with another bound."""
     repository = folder / f"models_{bound}"
     shutil.copytree(ROOT / "model_repository", repository)
     path = repository / f"{MODEL}_features" / "config.pbtxt"
@@ -50,7 +50,7 @@ def write_repository(folder: Path, bound: int) -> Path:
 
 
 async def send(url: str, clips: list[np.ndarray], count: int) -> tuple[list[float], int]:
-    """Sends clips at the rate, whatever the answers; returns the seconds of each answer, and how many were refused."""
+    """Send clips at the rate, whatever the answers; return the seconds of each answer, and how many were refused."""
     took: list[float] = []
     refused = 0
 
@@ -82,7 +82,7 @@ class Memory:
     """The most memory that a server has held meanwhile, proportional to what its processes share."""
 
     def __init__(self, pid: int) -> None:
-        """Looks four times a second."""
+        """Look four times a second."""
         self._process = psutil.Process(pid)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -131,7 +131,7 @@ def render_row(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, writes, prints."""
+    """Measure, write, print."""
     cuts = cut_equal(ROOT / "demo" / "clips" / "manifest.jsonl", CLIP_S, 8, "flac")
     clips = [np.frombuffer(cut.file, np.uint8)[None] for cut in cuts]
     with tempfile.TemporaryDirectory() as folder:

@@ -30,13 +30,13 @@ COUNTER = re.compile(r'^(\w+)\{model="(\w+)"(?:,version="1")?\} (\S+)$', re.M)
 
 
 def read_counters(url: str) -> dict[tuple[str, str], float]:
-    """Reads (name, model) -> value."""
+    """Read (name, model) -> value."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         return {(name, model): float(value) for name, model, value in COUNTER.findall(answer.read().decode())}
 
 
 async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) -> list[float]:
-    """Calls from so many callers for so long; returns the seconds of each answer."""
+    """Call from so many callers for so long; return the seconds of each answer."""
     took: list[float] = []
     end = time.monotonic() + seconds
 
@@ -86,7 +86,7 @@ def render_row(row: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Measures, writes, prints."""
+    """Measure, writes, prints."""
     paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
     clips = [np.fromfile(path, np.uint8)[None] for path in paths]
     with Server(ROOT / "model_repository", models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
