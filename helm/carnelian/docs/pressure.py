@@ -86,7 +86,7 @@ def render_row(row: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Measure, writes, prints."""
+    """Measure, write, print."""
     paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
     clips = [np.fromfile(path, np.uint8)[None] for path in paths]
     with Server(ROOT / "model_repository", models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
