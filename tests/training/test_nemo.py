@@ -273,6 +273,15 @@ def test_a_model_that_was_saved_inside_of_a_wrapper_is_read_too(tmp_path, prefix
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
+def test_a_model_that_is_there_beside_its_wrapper_is_refused(tmp_path):
+    def doubled(_, tensors):
+        name = next(iter(tensors))
+        tensors[f"module.{name}"] = tensors[name] + 1
+
+    with pytest.raises(CheckpointError, match=r"there with a wrapper's name and without: [\w.]+$"):
+        sources.read(rewritten(REFERENCES / "jasper.nemo", tmp_path / "doubled.nemo", doubled))
+
+
 def test_unmasked_convolutions_are_read_with_a_warning(tmp_path, caplog):
     def unmasked(tree, tensors):
         tree["encoder"]["conv_mask"] = False

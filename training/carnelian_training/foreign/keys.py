@@ -4,6 +4,7 @@ All of these toolkits build a network of the same modules in the same order, und
 list of layers, activations and dropout included, so a name holds a position: `encoder.encoder.3.mconv.5.conv.weight`.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,8 @@ def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
     """Weights by their plain names, all of them tensors of plain numbers.
 
     Raises:
-        CheckpointError: Some are not: arrays of other packages, sparse and quantised ones; each is named.
+        CheckpointError: Some are not: arrays of other packages, sparse and quantised ones; or they are
+            there twice, as of a network beside its wrapper. Each is named.
     """
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")
@@ -133,6 +135,12 @@ def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
     if wrong:
         raise CheckpointError(
             f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
+        )
+    twice = [name for name, count in Counter(map(plain_name, found)).items() if count > 1]
+    if twice:
+        raise CheckpointError(
+            f"{path}: each of its weights must be there once, but these are there with a wrapper's name and without: "
+            f"{', '.join(twice)}"
         )
     return {plain_name(name): tensor for name, tensor in found.items()}
 
