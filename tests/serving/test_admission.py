@@ -67,6 +67,15 @@ def test_a_server_without_metrics_turns_nobody_away(narrow_repository: Path, con
         assert any("cannot be read, so no request is turned away" in line for line in said)
 
 
+def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Callable[..., Any]) -> None:
+    config = narrow_repository / "quartznet_demo_features" / "config.pbtxt"
+    config.write_text(config.read_text().replace("quartznet_demo_acoustic,quartznet_demo_ctc", "quartznet_acoustic"))
+    with serve(narrow_repository) as server:
+        before = len(server.log)  # lines of the warm-up, which comes before metrics
+        connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(2)] * 4)
+        assert any("the server has no model of `pending_models`" in line for line in server.log[before:])
+
+
 @pytest.mark.parametrize(
     ("parameters", "advice"),
     [

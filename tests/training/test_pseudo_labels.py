@@ -2,9 +2,11 @@ import functools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from carnelian_training.cli import main
-from carnelian_training.data.manifest import read_manifest, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -44,6 +46,22 @@ def test_clips_that_the_model_is_not_sure_of_are_left_out_and_counted(unlabelled
     _, printed, _ = command(DEMO, unlabelled, "--out", tmp_path / "sure.jsonl", "--min-confidence", confidences[2])
     assert "4 of 6 clips" in printed
     assert min(clip.extra["confidence"] for clip in read_manifest(tmp_path / "sure.jsonl")) == confidences[2]
+
+
+def test_clips_in_which_nothing_is_heard_are_left_out_and_counted(unlabelled, tmp_path, command):
+    soundfile.write(tmp_path / "hush.wav", np.random.default_rng(0).uniform(-0.1, 0.1, 1600), 16_000)
+    hush = Clip(audio_filepath=tmp_path / "hush.wav", duration=0.1, text="")
+    write_manifest(tmp_path / "more.jsonl", [*read_manifest(unlabelled), hush])
+    _, printed, _ = command(DEMO, tmp_path / "more.jsonl", "--out", tmp_path / "heard.jsonl")
+    assert "6 of 7 clips" in printed
+    assert "nothing was heard in 1" in printed
+    assert all(clip.text for clip in read_manifest(tmp_path / "heard.jsonl"))
+
+
+def test_a_manifest_that_cannot_be_written_is_refused_before_any_clip_is_heard(unlabelled, tmp_path, command):
+    status, _, err = command(DEMO, unlabelled, "--out", unlabelled / "heard.jsonl")
+    assert status == 2
+    assert "must be a file that can be written" in err
 
 
 def test_bad_clips_are_named_before_any_is_heard(bad_clips, tmp_path, command):

@@ -1,6 +1,7 @@
 """`carnelian-train`: fit a model, evaluate it, publish it, import one; prepare, check and synthesise corpora."""
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,15 @@ DecoderOptions = Annotated[
 ]
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
+
+
+def _check_writable(path: Path | None) -> Path | None:
+    """Refuse, before hours of work, what could not be written afterwards."""
+    if path is not None:
+        there = next(place for place in (path, *path.resolve().parents) if place.exists())
+        if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
+            raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
+    return path
 
 
 @app.command(rich_help_panel=MODELS)
@@ -69,7 +79,9 @@ def evaluate(
     lm_weights: LmWeights = None,
     options: DecoderOptions = None,
     mistakes: Annotated[int, typer.Option(help="How many mistakes of each kind to list.", min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.", callback=_check_writable)
+    ] = None,
 ) -> None:
     """Print WER and CER on a manifest, by source where the manifest names sources.
 
@@ -129,7 +141,10 @@ def evaluate(
 def transcribe(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; their transcripts are not looked at.")],
-    target: Annotated[Path, typer.Option("--out", help="The manifest to write, what was heard as `text`.")],
+    target: Annotated[
+        Path,
+        typer.Option("--out", help="The manifest to write, what was heard as `text`.", callback=_check_writable),
+    ],
     decoder: Decoder = None,
     language_model: LanguageModel = None,
     neural_language_model: NeuralLanguageModel = None,
@@ -139,7 +154,8 @@ def transcribe(
 ) -> None:
     """Write down what a model hears in clips without transcripts, to train on (pseudo-labels).
 
-    `torchrun` shares the clips out among processes. Each line says how sure the model is, as `confidence`.
+    Clips in which it hears nothing are left out. `torchrun` shares the clips out among processes. Each line says how sure
+    the model is, as `confidence`.
     """
     from carnelian_training.checkpoint import check_apart
     from carnelian_training.data.manifest import write_manifest
@@ -155,9 +171,10 @@ def transcribe(
         clips = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
     if not process.leads:
         return
-    kept = [clip for clip in clips if clip.extra["confidence"] >= min_confidence]
+    heard = [clip for clip in clips if clip.text]
+    kept = [clip for clip in heard if clip.extra["confidence"] >= min_confidence]
     write_manifest(target, kept)
-    hours, silent = sum(clip.duration for clip in kept) / 3600, sum(not clip.text for clip in kept)
+    hours, silent = sum(clip.duration for clip in kept) / 3600, len(clips) - len(heard)
     typer.echo(f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}")
 
 

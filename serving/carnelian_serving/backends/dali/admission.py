@@ -56,8 +56,8 @@ class Admission:
         """How many wait at most: those that waited when Triton was asked last, and all that have passed since."""
         self._refused = _Refused(model)
 
-    def is_open(self, num_requests: int) -> bool:
-        """Return whether so many further requests, which came as one batch, may pass. They count from now on."""
+    def admit(self, num_requests: int) -> bool:
+        """Return whether a batch of so many requests may pass; if so, they count as waiting from now on."""
         if self._most_pending >= self._limit:
             self._most_pending = self._pending.count()
         if self._most_pending >= self._limit:
@@ -86,7 +86,7 @@ class _PendingRequests:
         self._url = urllib.parse.urlsplit(url or "")
 
     def count(self) -> int:
-        """Return the sum of their lengths; 0 where the server keeps no metrics."""
+        """Return the sum of their lengths; 0 where the server keeps no metrics, or has no such models."""
         if not self._url.hostname:
             return 0
         connection = http.client.HTTPConnection(self._url.hostname, self._url.port, timeout=_TIMEOUT_S)
@@ -98,7 +98,10 @@ class _PendingRequests:
             return 0
         finally:
             connection.close()
-        return sum(int(match) for match in self._pattern.findall(text))
+        lengths = self._pattern.findall(text)
+        if not lengths:
+            pb_utils.Logger.log_warn(f"no request is turned away: the server has no model of `{STAGES}`")
+        return sum(map(int, lengths))
 
 
 class _Refused:

@@ -71,7 +71,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests as one batch, or turn them all away."""
-        if self._admission is not None and not self._admission.is_open(len(requests)):
+        if self._admission is not None and not self._admission.admit(len(requests)):
             return [self._admission.refuse() for _ in requests]
         return execute(self._config, requests, self._run, error_code="UNKNOWN")
 
