@@ -154,8 +154,8 @@ def transcribe(
 ) -> None:
     """Write down what a model hears in clips without transcripts, to train on (pseudo-labels).
 
-    Clips in which it hears nothing are left out. `torchrun` shares the clips out among processes. Each line says how sure
-    the model is, as `confidence`.
+    Clips in which it hears nothing are left out. `torchrun` shares the clips out among processes. Each line says how
+    sure the model is, as `confidence`.
     """
     from carnelian_training.checkpoint import check_apart
     from carnelian_training.data.manifest import write_manifest
