@@ -131,17 +131,17 @@ def is_one_server(url: str, model: str) -> bool:
     return all(before[0] < after[0] or before == after for before, after in pairwise(seen))
 
 
-def await_statistics(client: Any, model: str, before: StageStatistics) -> StageStatistics:
-    """Ask again until a stage has answered more requests than `before`: Triton counts a request after its answer.
+def await_statistics(client: Any, model: str, before: StageStatistics, num_requests: int = 1) -> StageStatistics:
+    """Ask again until a stage has counted so many requests more than `before`: Triton counts one after its answer.
 
     Raises:
-        LoadError: It has counted nothing in all the time that a request may take.
+        LoadError: It has not counted them in all the time that a request may take.
     """
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while time.monotonic() < deadline:
-        if (now := read_statistics(client, model)).requests.count > before.requests.count:
+        if (now := read_statistics(client, model)).requests.count >= before.requests.count + num_requests:
             return now
-    raise LoadError(f"{model} must count the requests that it answers, but has counted none in {REQUEST_TIMEOUT_S:g} s")
+    raise LoadError(f"{model} must count the requests that it answers, but has not in {REQUEST_TIMEOUT_S:g} s")
 
 
 def _ask_statistics(client: Any, model: str) -> Any:

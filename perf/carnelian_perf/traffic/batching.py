@@ -14,7 +14,7 @@ from tritonclient import grpc
 
 from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED, Clip, shuffle_order
-from carnelian_perf.load import Answer, drive, read_statistics
+from carnelian_perf.load import Answer, await_statistics, drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.batching_results import Measurement, Run
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
@@ -99,12 +99,14 @@ def _measure_once(
     stages = [f"{plan.model}_{stage}" for stage in ("acoustic", "features")]
     others_busy_cores = measure_busy_cores()
     with grpc.InferenceServerClient(server.grpc_url) as client:
-        drive(client, plan.model, plan.clips, order[: plan.concurrency], plan.concurrency)  # warms up
+        idle = [read_statistics(client, stage) for stage in stages]
+        warm_up = order[: plan.concurrency]
+        drive(client, plan.model, plan.clips, warm_up, plan.concurrency)
+        before = [await_statistics(client, *at, len(warm_up)) for at in zip(stages, idle, strict=True)]
         cpu_s = measure_cpu_s(server.pid)
-        before = [read_statistics(client, stage) for stage in stages]
         answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
-        after = [read_statistics(client, stage) for stage in stages]
         cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
+        after = [await_statistics(client, *at, len(order)) for at in zip(stages, before, strict=True)]
     acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
     run = Run(
         candidate=candidate.name,

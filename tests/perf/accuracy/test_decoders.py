@@ -81,7 +81,7 @@ def test_statistics_of_no_model_are_an_error_in_words(server):
 def test_a_server_that_counts_no_request_is_an_error_in_words(server, monkeypatch):
     monkeypatch.setattr(decoders, "ask", lambda *_: None)
     monkeypatch.setattr(load, "REQUEST_TIMEOUT_S", 0.1)
-    with pytest.raises(LoadError, match=r"quartznet_demo_ctc must count .* but has counted none in 0\.1 s"):
+    with pytest.raises(LoadError, match=r"quartznet_demo_ctc must count .* but has not in 0\.1 s"):
         measure_stage(server.grpc_url, "quartznet_demo", [np.zeros((4, 29), np.float32)])
 
 

@@ -16,7 +16,8 @@ def run_features(folder, signals):
     message = json_format.MessageToJson(
         read_config(folder), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    config = read_model_config(message, folder / "1", known_parameters=(), default_filename="model.dali")
+    known = ("max_pending_requests", "pending_models")
+    config = read_model_config(message, folder / "1", known_parameters=known, default_filename="model.dali")
     runner = PipelineRunner(load_serialized(config), max_batch_size=4, num_threads=1, device_id=None)
     lengths = [np.array([len(signal)], np.int32) for signal in signals]
     features, feature_lengths = runner.run({"SIGNAL": signals, "SIGNAL_LENGTH": lengths})
