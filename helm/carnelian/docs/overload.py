@@ -9,7 +9,6 @@ import datetime
 import json
 import os
 import platform
-import shutil
 import statistics
 import tempfile
 import threading
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from carnelian_perf.cuts import cut_equal
+from carnelian_perf.repository import copy_model, read_config, write_config
+from carnelian_perf.server.memory import take_sample
 from carnelian_serving.launcher import Server
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,14 +36,14 @@ CLIP_S = 16.7
 def write_repository(folder: Path, bound: int) -> Path:
     """Copy the models, with another bound."""
     repository = folder / f"models_{bound}"
-    shutil.copytree(ROOT / "model_repository", repository)
-    path = repository / f"{MODEL}_features" / "config.pbtxt"
-    config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    copy_model(ROOT / "model_repository", repository, MODEL)
+    features = repository / f"{MODEL}_features"
+    config = read_config(features)
     if bound:
         config.parameters["max_pending_requests"].string_value = str(bound)
     else:
         del config.parameters["max_pending_requests"], config.parameters["pending_models"]
-    path.write_text(text_format.MessageToString(config))
+    write_config(features, config)
     return repository
 
 
@@ -81,9 +79,9 @@ async def send(url: str, clips: list[np.ndarray], count: int) -> tuple[list[floa
 class Memory:
     """The most memory that a server has held meanwhile, proportional to what its processes share."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, server: Server) -> None:
         """Look four times a second."""
-        self._process = psutil.Process(pid)
+        self._server = server
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self.most_mib = 0.0
@@ -98,8 +96,7 @@ class Memory:
 
     def _look(self) -> None:
         while not self._done.wait(0.25):
-            held = [process.memory_full_info().pss for process in (self._process, *self._process.children(True))]
-            self.most_mib = max(self.most_mib, sum(held) / 2**20)
+            self.most_mib = max(self.most_mib, take_sample(self._server, 0).pss / 2**20)
 
 
 def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, float]:
@@ -107,7 +104,7 @@ def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, floa
     repository = write_repository(folder, bound)
     with Server(repository, models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
         asyncio.run(send(server.grpc_url, clips, 30))
-        with Memory(server.pid) as memory:
+        with Memory(server) as memory:
             began = time.monotonic()
             took, refused = asyncio.run(send(server.grpc_url, clips, CLIPS))
             elapsed = time.monotonic() - began
