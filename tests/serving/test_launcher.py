@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import typer
 from carnelian_serving.addresses import choose_ports, read_addresses
@@ -26,15 +25,11 @@ from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
     Installation,
-    InstallationError,
     find_installation,
-    find_libpython,
-    find_native,
-    prepare_wheel,
 )
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES
-from carnelian_serving.shared_memory import SHARED_MEMORY, check_room, describe_shortage
+from carnelian_serving.shared_memory import SHARED_MEMORY
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -62,10 +57,6 @@ def group_members(group: int) -> list[str]:
 def regions(launcher_pid: int) -> set[Path]:
     """Returns the shared memory regions of a launcher's servers."""
     return set(SHARED_MEMORY.glob(f"carnelian-{launcher_pid}-*"))
-
-
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
@@ -151,12 +142,6 @@ def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Ca
         connect(server.grpc_url).infer("cut", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.full((1, 1), 2, np.int32))
         with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
             assert "nv_inference_request_summary_us" in answer.read().decode()
-
-
-def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository: Path) -> None:
-    done = run_command(str(cut_repository))
-    assert done.returncode == 2
-    assert "must begin with" in done.stderr
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
@@ -341,204 +326,8 @@ def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> No
     assert group_members(server) == []
 
 
-def test_a_taken_port_is_named_with_its_option(cut_repository: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        arguments = (f"--repository={cut_repository}", *FREE_PORTS, f"--grpc-port={port}")
-        result = run_command(*arguments)
-    assert result.returncode == 1
-    assert f"`--grpc-port` must be a free port, but {port} on 127.0.0.1 cannot be had" in result.stderr
-    assert "`--grpc-port 0` takes any" in result.stderr
-
-
-def test_ports_must_differ() -> None:
-    [port] = choose_ports("127.0.0.1", {"--http-port": 0}).values()
-    with pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"):
-        choose_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port})
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
-    with pytest.raises(ServerError, match=f"`--host` must be an address of this machine, but {host} is none: [^(]+$"):
-        choose_ports(host, {"--http-port": 0})
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [("--nonsense=1", "unrecognized option '--nonsense=1'"), ("--log-verbose=x", 'Bad option: "--log-verbose".')],
-)
-def test_a_wrong_option_of_tritonserver_is_named(cut_repository: Path, option: str, words: str) -> None:
-    result = run_command(f"--repository={cut_repository}", *FREE_PORTS, "--", option)
-    assert result.returncode == 1
-    assert f"tritonserver ended with status 1 before it was ready:\n  {words}\n" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--repository=nowhere",), "nowhere is not there"),
-        (("--repository=models/cut/config.pbtxt",), "config.pbtxt is a file"),
-        (("--repository=empty",), "must hold at least one model folder"),
-        (("--repository=odd",), "name must be of ASCII letters, digits, `_`, `-` and `.`, but 'my model' of"),
-        (("--repository=models", "--model=cot"), "'cot' is not there; it has cut"),
-    ],
-)
-def test_a_wrong_repository_is_named(
-    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.chdir(cut_repository.parent)
-    Path("empty").mkdir()
-    Path("odd/my model").mkdir(parents=True)
-    result = run_command(*arguments, *FREE_PORTS)
-    assert result.returncode == 1
-    assert words in result.stderr
-
-
-def test_the_command_imports_nothing_heavy() -> None:
-    heavy = "{'numpy', 'onnxruntime', 'nvidia.dali', 'pytriton'} & set(sys.modules)"
-    script = f"import sys, carnelian_serving.cli; sys.exit(str({heavy}) if {heavy} else 0)"
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_wrong_use_ends_with_status_2() -> None:
-    assert run_command("--log-level=loud").returncode == 2
-    assert run_command("--threads=0").returncode == 2
-
-
-CUT_WITHOUT_LENGTH = """
-backend: "dali"
-max_batch_size: 4
-input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
-COPY_CONFIG = """
-backend: "onnxruntime"
-max_batch_size: 4
-input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
-"""
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 1
-input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
-input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
-ensemble_scheduling {
-  step {
-    model_name: "cut" model_version: -1
-    input_map { key: "SIGNAL" value: "SIGNAL" }
-    input_map { key: "LENGTH" value: "LENGTH" }
-    output_map { key: "CUT" value: "CUT" }
-    output_map { key: "DOUBLE" value: "DOUBLE" }
-  }
-}
-"""
-
-
-def copy_onnx(columns: str | int) -> bytes:
-    """A graph from X to Y = X, [rows, columns]."""
-    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", columns]) for name in "XY")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["X"], ["Y"])], "copy", [x], [y])
-    opset = onnx.helper.make_opsetid("", 17)
-    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
-
-
-def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model: Callable[..., Path]) -> None:
-    pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
-    add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
-    add_model(cut_repository, "short", CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
-    add_model(cut_repository, "broken", CUT_WITHOUT_LENGTH, {"dali.py": "raise KeyError('mel')"})
-    add_model(cut_repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
-    add_model(cut_repository, "vague", COPY_CONFIG, {"model.onnx": copy_onnx("columns")})
-    add_model(cut_repository, "narrow", COPY_CONFIG, {"model.onnx": copy_onnx(1)})
-    add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
-    tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
-    add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
-    add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
-    with (
-        pytest.raises(ServerError) as caught,
-        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
-    ):
-        pass
-    message = str(caught.value)
-    assert "model 'typo' could not be loaded" in message
-    assert 'has no field named "max_batch_sise"' in message
-    assert "model 'short' could not be loaded" in message
-    assert "must have the 2 outputs of the pipeline" in message
-    assert "model 'broken' could not be loaded" in message
-    assert "KeyError: 'mel'" in message
-    assert "model 'absent' could not be loaded" in message
-    assert "neither" in message
-    assert "output 'Y' of 'vague' must have the shape [-1, 2] in the graph, but has [-1, -1]" in message
-    assert "input 'X' of 'narrow' must have the shape [-1, 2] in the graph, but has [-1, 1]" in message
-    assert "model 'exact'" not in message
-    assert "parameter 'memory_mib' of 'tight' must be 0, for no bound, or at least 16, but is -1" in message
-    assert "model 'foreign' could not be loaded" in message
-    assert "tensorrt" in message
-    assert "model 'cut'" not in message
-
-
-def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(
-    cut_repository: Path, add_model: Callable[..., Path], connect: Callable[[str], Any]
-) -> None:
-    add_model(cut_repository, "both", ENSEMBLE, {"ensemble.txt": ""})
-    add_model(cut_repository, "unloadable", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
-    with Server(cut_repository, models=["both"], http_port=0, grpc_port=0, metrics_port=0) as server:
-        assert connect(server.grpc_url).ready_models() == {"both", "cut"}
-
-
 def test_metrics_are_served(tiny_server: Server, client: Any) -> None:
     client.infer("ragged", FEATURES=np.ones((1, 4, 3), np.float32))
     with urllib.request.urlopen(tiny_server.metrics_url, timeout=5) as answer:
         text = answer.read().decode()
     assert 'nv_inference_request_success{model="ragged",version="1"}' in text
-
-
-def test_little_shared_memory_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ServerError, match=r"but 8\.0 MiB are free; in a container, start it with --shm-size"):
-        check_room(8 * 2**20)
-
-
-def test_shared_memory_that_long_clips_would_fill_is_said(
-    cut_repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log: list[str] = []
-    monkeypatch.setattr("carnelian_serving.launcher.find_free_bytes", lambda: 48 * 2**20)  # one instance needs 50
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append):
-        pass
-    assert any("/dev/shm should have 50 MiB for 1 Python-based instances" in line for line in log)
-    assert describe_shortage(350 * 2**20, 7) == ""
-
-
-def test_a_scratch_where_nothing_may_run_is_refused(mount_tmpfs: Callable[..., Path]) -> None:
-    with pytest.raises(InstallationError, match="may not run there"):
-        prepare_wheel(mount_tmpfs("noexec"))
-
-
-def test_an_environment_whose_path_stubs_cannot_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.prefix", "/home/josé/.venv")
-    with pytest.raises(InstallationError, match="paths as ASCII"):
-        prepare_wheel(tmp_path)
-
-
-def test_a_missing_libpython_is_told_with_its_package(tmp_path: Path) -> None:
-    with pytest.raises(InstallationError, match=r"apt-get install libpython3\.99"):
-        find_libpython("3.99", [tmp_path])
-    library = tmp_path / "libpython3.99.so.1.0"
-    library.touch()
-    assert find_libpython("3.99", [tmp_path]) == library
-
-
-def test_a_native_installation_needs_every_backend(tmp_path: Path) -> None:
-    binary = tmp_path / "bin" / "tritonserver"
-    binary.parent.mkdir()
-    binary.touch()
-    for name in ("dali", "onnxruntime", "python"):
-        assert find_native(str(binary), tmp_path / "elsewhere") is None
-        (tmp_path / "backends" / name).mkdir(parents=True)
-        (tmp_path / "backends" / name / f"libtriton_{name}.so").touch()
-    assert find_native(str(binary), tmp_path / "elsewhere") == binary
-    assert find_native(None, tmp_path) == binary
