@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from carnelian_training.config import Config
-from carnelian_training.data.loading import Item, load
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.plan import Item
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static

@@ -9,8 +9,9 @@ import pytest
 import soundfile
 from carnelian_client import Transcript
 from carnelian_training.checkpoint import load_model
-from carnelian_training.data.loading import Item, load
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.plan import Item
 from carnelian_training.evaluate import evaluate
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,9 @@ import torch
 from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
 from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.data.defects import Limits
-from carnelian_training.data.loading import Item, load, plan_epoch
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest
+from carnelian_training.data.plan import Item, plan_epoch
 from carnelian_training.features import FeatureSettings
 
 ZERO, SEED = np.float32(0), np.int64(1)

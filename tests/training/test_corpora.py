@@ -11,8 +11,9 @@ import soundfile
 from carnelian_training.cli import main
 from carnelian_training.corpora import download, librispeech
 from carnelian_training.corpora.perturb import perturb
-from carnelian_training.data.loading import Item, load
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.plan import Item
 from carnelian_training.features import FeatureSettings
 from carnelian_training.replacement import WriteError
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import ConfigError, config_from_dict, config_to_dict
-from carnelian_training.data.loading import Item, load
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.plan import Item
 from carnelian_training.data.span_masks import SpanMaskConfig, channel_mask, time_mask
 from carnelian_training.evaluate import evaluate
 from carnelian_training.models.hourglass import HourglassConfig

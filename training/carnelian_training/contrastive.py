@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from carnelian_training.config import Config
-from carnelian_training.data.loading import Batch, Item, group, load
+from carnelian_training.data.loading import Batch, load
 from carnelian_training.data.manifest import read_clips
+from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ

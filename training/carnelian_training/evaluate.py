@@ -18,8 +18,9 @@ import torch
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.data.loading import Item, group, load
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, write_manifest
+from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork

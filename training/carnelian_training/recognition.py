@@ -10,8 +10,9 @@ from carnelian_training import contrastive
 from carnelian_training.best import error_of
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
-from carnelian_training.data.loading import Item, deal, load, plan_epoch, trainable
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_clips, read_manifest
+from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
 from carnelian_training.data.validate import check_for_evaluation, check_sound
 from carnelian_training.evaluate import evaluate
 from carnelian_training.models.network import CtcNetwork

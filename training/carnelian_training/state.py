@@ -2,7 +2,7 @@
 
 Checkpoints are written between two steps of the optimiser, so there are no half-accumulated gradients to keep. Nothing
 is drawn from a generator that runs on: draws follow from the seed, the step and the process (`train.optimise`) or the
-clip (`data.loading.Item.seed`). So there is no state of a generator to keep either, and a run may go on with another
+clip (`data.plan.Item.seed`). So there is no state of a generator to keep either, and a run may go on with another
 number of processes.
 """
 

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from carnelian_training.config import Config
 from carnelian_training.data.augment import spec_augment, warp_frequency
-from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.loading import Batch
+from carnelian_training.data.plan import Item
 from carnelian_training.data.span_masks import channel_mask, time_mask
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.precision import autocast

@@ -18,8 +18,9 @@ from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
-from carnelian_training.data.loading import Item, load
+from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import clips_to_evaluate
+from carnelian_training.data.plan import Item
 from carnelian_training.evaluate import count_errors, frame_duration_s
 
 from carnelian_perf.accuracy.pairs import compare

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
-from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
+from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.hourglass import HourglassConfig

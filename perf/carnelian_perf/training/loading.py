@@ -11,7 +11,8 @@ from typing import Literal
 from carnelian_training import checkpoint
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
-from carnelian_training.data.loading import Batch, load, plan_epoch, trainable
+from carnelian_training.data.loading import Batch, load
+from carnelian_training.data.plan import plan_epoch, trainable
 from carnelian_training.optim import build_optimizer
 from carnelian_training.recognition import read_training_clips
 from carnelian_training.transcription import ctc_loss

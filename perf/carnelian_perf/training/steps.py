@@ -20,8 +20,9 @@ from typing import Any, cast
 
 import torch
 from carnelian_training.config import Config
-from carnelian_training.data.loading import Batch, Item
+from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
+from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig

@@ -28,7 +28,7 @@ from carnelian_training.data.defects import (
     sound_defect,
     text_defect,
 )
-from carnelian_training.data.loading import Item, group, read_clip, run_surviving
+from carnelian_training.data.loading import read_clip, run_surviving
 from carnelian_training.data.manifest import (
     Clip,
     clips_to_evaluate,
@@ -36,6 +36,7 @@ from carnelian_training.data.manifest import (
     warn_of_characters,
     write_manifest,
 )
+from carnelian_training.data.plan import Item, group
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 SECONDS_AT_ONCE = 300.0

@@ -1,0 +1,137 @@
+"""Which clips an epoch holds, how each will be heard, and which of them make a step.
+
+In: clips of a manifest. Out: lists of :class:`Item`, one per step. They depend on the seed and the epoch alone, so a
+run can stop after any step and go on exactly there.
+"""
+
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from carnelian_training.config import AugmentConfig, Config
+from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds
+from carnelian_training.data.defects import Limits, alignment_defect, duration_defect, planned_frames, text_defect
+from carnelian_training.data.manifest import Clip
+from carnelian_training.distributed import is_first
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One clip as it will be heard: `speed` 1.1 is ten per cent faster and higher."""
+
+    clip: Clip
+    speed: float = 1.0
+    seed: int = 0
+    """What else is random about this clip in this epoch is drawn from here, whatever its batch and its process."""
+    disturbance: Disturbance = UNDISTURBED
+    line: Clip | None = None
+    """The clip of the manifest that `clip` is cut out of, if it is."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds after the change of speed."""
+        return self.clip.duration / self.speed
+
+    @property
+    def title(self) -> str:
+        """How the log calls it."""
+        return (self.line or self.clip).title
+
+
+def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
+    """The clips that can be learnt from, by their manifest; what is left out is counted in the log, by reason.
+
+    Left out: clips outside the configured durations or too short for an output frame, characters outside the labels,
+    and transcripts that CTC cannot align even at the fastest speed. Nothing is read but the manifest; `load` sees
+    to what the files hold.
+    """
+    limits = Limits.of(config)
+    left_out: Counter[str] = Counter()
+    unknown: dict[str, set[str]] = {}  # characters, by reason
+    kept = []
+    for clip in clips:
+        if duration_defect(clip, limits):
+            reason = "duration"
+        elif defect := text_defect(clip, limits):
+            reason = defect.partition(":")[0]
+            unknown.setdefault(reason, set()).update(set(clip.text) - (limits.labels or set()))
+        elif defect := alignment_defect(clip, planned_frames(clip, limits), limits):
+            reason = defect.partition(":")[0]
+        else:
+            kept.append(clip)
+            continue
+        left_out[reason] += 1
+    if is_first():
+        for reason, count in left_out.items():
+            characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
+            logger.warning("left out %d of %d clips: %s%s", count, len(clips), reason, characters)
+    return kept
+
+
+def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[Item]]:
+    """Draw what augments each clip, group clips of about equal length under the budget of seconds, shuffle the groups.
+
+    The groups, one per step of the optimiser, depend on the seed and the epoch alone.
+
+    Raises:
+        ConfigError: A folder of noises or rooms holds no sound file.
+    """
+    draw = random.Random(f"{config.loop.seed}/{epoch}")
+    sounds = Sounds.find(config.augment)
+    items = [Item(clip, _draw_speed(config.augment, draw), draw.getrandbits(63)) for clip in clips]
+    items = [replace(item, disturbance=sounds.draw(config.augment, draw)) for item in items]
+    if config.pretraining is not None:
+        items = [crop(item, config.pretraining.crop_s, draw) for item in items]
+    # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
+    blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
+    batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
+    draw.shuffle(batches)
+    return batches
+
+
+def crop(item: Item, longest_s: float, draw: random.Random) -> Item:
+    """A random stretch of a clip, if it is longer than `longest_s` after the change of speed; else the clip."""
+    cut_s = longest_s * item.speed
+    if item.clip.duration <= cut_s:
+        return item
+    offset = (item.clip.offset or 0.0) + draw.uniform(0.0, item.clip.duration - cut_s)
+    return replace(item, clip=replace(item.clip, duration=cut_s, offset=offset), line=item.clip)
+
+
+def _draw_speed(config: AugmentConfig, draw: random.Random) -> float:
+    if draw.random() >= config.speed_probability:
+        return 1.0
+    return draw.choice(config.speed_factors) if config.speed_factors else draw.uniform(*config.speed)
+
+
+def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
+    """Cut a sequence into batches of at most `batch_s` seconds, padding included; a longer clip comes alone."""
+    batches: list[list[Item]] = []
+    longest = 0.0
+    for item in items:
+        longest = max(longest, item.duration_s)
+        if not batches or longest * (len(batches[-1]) + 1) > batch_s:
+            batches.append([])
+            longest = item.duration_s
+        batches[-1].append(item)
+    return batches
+
+
+def deal(
+    batch: Sequence[Item], device_batch_s: float | None, *, rank: int = 0, world_size: int = 1
+) -> list[list[Item]]:
+    """The share of process `rank` in the clips of a step, in as few parts of at most `device_batch_s` as it takes.
+
+    All processes get equally many parts, and together every clip once; where there are fewer clips than processes,
+    some parts are empty. A clip longer than `device_batch_s` comes alone.
+    """
+    longest = max(item.duration_s for item in batch)
+    most = len(batch) if device_batch_s is None else max(1, int(device_batch_s / longest))  # clips in a part
+    parts = max(1, math.ceil(len(batch) / (world_size * most)))
+    # Every n-th of a sorted batch: all parts take about equally long.
+    return [list(batch[part * world_size + rank :: parts * world_size]) for part in range(parts)]
