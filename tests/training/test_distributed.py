@@ -13,7 +13,7 @@ import yaml
 from carnelian_training.config import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.loop_config import OptimizerConfig
-from carnelian_training.state import checkpoints
+from carnelian_training.run_checkpoints import checkpoints
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 SCRIPT = Path(__file__).parent / "run_steps.py"

@@ -20,8 +20,9 @@ from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.recognition import Recognition
 from carnelian_training.replacement import WriteError
+from carnelian_training.run_checkpoints import checkpoints, newest, resume, write
 from carnelian_training.run_folder import held
-from carnelian_training.state import checkpoints, new_state, newest, resume, write
+from carnelian_training.state import new_state
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,6 @@ clip (`data.plan.Item.seed`). So there is no state of a generator to keep either
 number of processes.
 """
 
-import fnmatch
-import glob
-import logging
-import math
 import os
 import shutil
 import time
@@ -22,26 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from carnelian_training import checkpoint, finetune
-from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import ConfigError, config_to_dict, flat
 from carnelian_training.distributed import Process
 from carnelian_training.ema import Average
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.optim import build_optimizer
 from carnelian_training.precision import allow_tf32
-from carnelian_training.run_config import OF_TRAINING, RunConfig
-
-logger = logging.getLogger(__name__)
-
-STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a pattern for `glob`
-# What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
-FIXED = ("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay")
-# Exceptions to these.
-FREE = (
-    *(f"model.*{word}" for word in OF_TRAINING),
-    *("text.context_share", "text.device_streams"),
-)
+from carnelian_training.run_config import RunConfig
 
 
 @dataclass
@@ -246,134 +229,3 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
 def checkpoint_every_steps(config: RunConfig) -> int:
     """`loop.checkpoint_every_steps`, or what it is by default."""
     return config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps
-
-
-def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
-    """The checkpoints of a run by step, oldest first; the best one is not among them."""
-    return sorted(directory.glob(f"{glob.escape(config.name)}{STEP_SUFFIX}"))
-
-
-def resume(state: State, config: RunConfig, directory: Path) -> bool:
-    """Go on from the newest checkpoint of `directory` that can be resumed; False if there is none.
-
-    Raises:
-        CheckpointError: There are checkpoints, but none can be resumed.
-        ConfigError: The configuration has changed where it may not; each change is named.
-    """
-    found = newest(directory, config) if state.process.leads else None
-    name = state.process.broadcast("" if found is None else found.name)
-    if not name:
-        return False
-    before, content = checkpoint.load(directory / name)
-    check_resumable(before, config, directory / name)
-    state.restore(content)
-    dev, dev_before = (getattr(getattr(one, "data", None), "dev", None) for one in (config, before))
-    if state.rated_by is None and dev != dev_before:
-        state.best_error = math.inf  # of a run that began before there was a digest
-    if config.init.checkpoint not in (None, before.init.checkpoint):
-        logger.warning(
-            "`init.checkpoint` changes nothing in a run that is under way: to start from it, take another --out"
-        )
-    logger.info("resuming %s at step %d", directory / name, state.step)
-    return True
-
-
-def newest(directory: Path, config: RunConfig) -> Path | None:
-    """The newest checkpoint that can be resumed, if there is one; the log names those that cannot.
-
-    Raises:
-        CheckpointError: There are checkpoints, but none can be resumed.
-        ConfigError: There are some of another run, whose metrics a new one would replace, or weights under
-            this one's name, without the checkpoints of the run that they are of.
-    """
-    saved = checkpoints(directory, config)
-    others = sorted(directory.glob(f"*{STEP_SUFFIX}"))
-    if others and not saved:
-        raise ConfigError(
-            f"{directory} must be the folder of one run, but {others[-1].name} is not one of `{config.name}`: "
-            "take another --out, or that `name` to resume it"
-        )
-    best = directory / f"{config.name}.pt"
-    if best.exists() and not saved and not _is_early(best, config):
-        raise ConfigError(
-            f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
-            "another `name`, or move it away"
-        )
-    for path in reversed(saved):
-        try:
-            _, content = checkpoint.load(path)
-            if not content.get("training"):
-                raise CheckpointError(f"{path} must hold the state of a run to be resumed, but has weights alone")
-        except CheckpointError as error:
-            logger.warning("%s\nfalling back to the checkpoint before it", error)
-            continue
-        return path
-    if saved:
-        raise CheckpointError(
-            f"none of {len(saved)} checkpoints in {directory} can be resumed; to start anew, remove them"
-        )
-    return None
-
-
-def _is_early(best: Path, config: RunConfig) -> bool:
-    """Whether a run wrote its best weights and was killed before its first checkpoint was due: then it starts anew."""
-    try:
-        step = checkpoint.load(best)[1].get("results", {}).get("step")
-    except CheckpointError:
-        return False
-    return step is not None and step <= checkpoint_every_steps(config)
-
-
-def check_resumable(before: RunConfig, now: RunConfig, path: Path) -> None:
-    """Log what has changed since a checkpoint.
-
-    Raises:
-        ConfigError: It may not change; each change is named.
-    """
-    before_pretrains, now_pretrains = (getattr(config, "pretraining", None) is not None for config in (before, now))
-    if before_pretrains != now_pretrains:
-        raise ConfigError(
-            f"{path} cannot be resumed, for `pretraining` may not {'go' if before_pretrains else 'come'}: take another "
-            "--out, and `init.checkpoint` to start from these weights"
-        )
-    old, new = flat(config_to_dict(before)), flat(config_to_dict(now))
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    lines = {key: f"  {key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed}
-    wrong = [key for key in changed if _matches(key, FIXED) and not _matches(key, FREE)]
-    if wrong:
-        advice = "take another --out, and `init.checkpoint` to start from these weights"
-        message = f"{path} cannot be resumed, for these may not change ({advice}):"
-        raise ConfigError("\n".join([message, *(lines[key] for key in wrong)]))
-    if changed:
-        logger.warning("\n".join(["the configuration has changed since the checkpoint:", *lines.values()]))
-
-
-def _matches(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatch(key, pattern) for pattern in patterns)
-
-
-def write(state: State, config: RunConfig, directory: Path) -> None:
-    """Write a checkpoint and remove old ones, but not milestones; every process has to call it.
-
-    What a run that was killed while it wrote has left goes too.
-    """
-    state.settle(config)
-    memory = state.whole_memory()
-    state.saved_at = time.monotonic()
-    state.milestones.update(config.loop.milestones)
-    if not state.process.leads:
-        return
-
-    def path(step: int) -> Path:
-        return directory / f"{config.name}-{step:08d}.pt"
-
-    state.save(path(state.step), config, memory)
-    # Later ones are damaged, or the run would have gone on from them.
-    until_now = [found for found in checkpoints(directory, config) if found <= path(state.step)]
-    milestones = set(map(path, state.milestones))
-    for old in until_now[: -config.loop.keep_last]:
-        if old not in milestones:
-            old.unlink()
-    for suffix in (STEP_SUFFIX, ".pt"):
-        for partial in directory.glob(f".[0-9]*.{glob.escape(config.name)}{suffix}"):
-            partial.unlink(missing_ok=True)

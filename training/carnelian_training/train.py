@@ -29,9 +29,10 @@ from carnelian_training.optim import clip_gradients, learning_rate
 from carnelian_training.recognition import Recognition
 from carnelian_training.replacement import replaced
 from carnelian_training.report import Report
+from carnelian_training.run_checkpoints import resume, write
 from carnelian_training.run_config import RunConfig
 from carnelian_training.run_folder import held
-from carnelian_training.state import State, new_state, resume, write
+from carnelian_training.state import State, new_state
 from carnelian_training.task import Item, Objective, Share, Task
 from carnelian_training.transcription import Transcription
 
