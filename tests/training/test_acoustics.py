@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from carnelian_training.config import AugmentConfig, ConfigError, NoiseConfig, ReverberationConfig
+from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load

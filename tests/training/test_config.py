@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from carnelian_training.config import ConfigError, config_from_dict, config_to_dict, load_config
+from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config

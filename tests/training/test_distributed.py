@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from carnelian_training.config import config_to_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.loop_config import OptimizerConfig
 from carnelian_training.run_checkpoints import checkpoints

@@ -9,7 +9,7 @@ import torch
 import yaml
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import config_to_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.foreign import inert, sources
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.masked import strided

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import ConfigError
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.foreign import fairseq, inert, sources
 from carnelian_training.foreign.fairseq import _literal
 from carnelian_training.models.hourglass import HourglassConfig

@@ -6,12 +6,9 @@ import torch
 import yaml
 from carnelian_training import checkpoint, finetune
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import (
-    ConfigError,
-    config_from_dict,
-    config_to_dict,
-    load_config,
-)
+from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.evaluate import evaluate
 from carnelian_training.loop_config import FreezeConfig, InitConfig
 from carnelian_training.optim import build_optimizer

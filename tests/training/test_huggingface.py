@@ -11,7 +11,7 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
-from carnelian_training.config import config_to_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.foreign import huggingface, sources
 from carnelian_training.foreign.alphabet import fold
 from carnelian_training.models.hourglass import HourglassConfig

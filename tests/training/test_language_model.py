@@ -12,7 +12,8 @@ import pytest
 import torch
 from carnelian_training.checkpoint import CheckpointError, build_network, load, load_language_model, load_model, save
 from carnelian_training.cli import main
-from carnelian_training.config import ConfigError, config_to_dict
+from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import Process
 from carnelian_training.finetune import start_from_checkpoint
 from carnelian_training.language_models.perplexity import (

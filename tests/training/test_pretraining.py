@@ -12,7 +12,9 @@ import pytest
 import torch
 from carnelian_training import contrastive, finetune
 from carnelian_training.checkpoint import CheckpointError, build_model, load, load_model
-from carnelian_training.config import ConfigError, config_from_dict, config_to_dict
+from carnelian_training.config import config_from_dict
+from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, crop, trainable
 from carnelian_training.distributed import Process

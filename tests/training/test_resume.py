@@ -15,7 +15,8 @@ import torch
 import yaml
 from carnelian_training import checkpoint, train
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import ConfigError, config_to_dict
+from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.recognition import Recognition

@@ -7,7 +7,8 @@ from itertools import islice
 
 import pytest
 import torch
-from carnelian_training.config import config_from_dict, config_to_dict
+from carnelian_training.config import config_from_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.models.blocks import Block

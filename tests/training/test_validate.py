@@ -5,7 +5,7 @@ import pytest
 import soundfile
 import yaml
 from carnelian_training.cli import main
-from carnelian_training.config import config_to_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 
 

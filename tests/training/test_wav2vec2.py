@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model, load_model
-from carnelian_training.config import ConfigError, config_from_dict, config_to_dict
+from carnelian_training.config import config_from_dict
+from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.data.plan import Item

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carnelian_training.config import Config, config_to_dict
+from carnelian_training.config import Config
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork

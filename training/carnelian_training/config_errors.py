@@ -13,6 +13,10 @@ WORDS = {
 }
 
 
+class ConfigError(ValueError):
+    """The configuration is wrong; the message lists every mistake with its path."""
+
+
 def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
     """One line for each mistake: where, what must hold and, unless it is a whole section, what was found.
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from carnelian_training.config import Config, config_from_dict, config_to_dict, flat, inherit, load_tree, validated
+from carnelian_training.config import Config, config_from_dict
+from carnelian_training.config_tree import config_to_dict, flat, inherit, load_tree, validated
 from carnelian_training.distributed import is_first
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.transformer_xl import TransformerXlConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from carnelian_training.config import ConfigError
+from carnelian_training.config_errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

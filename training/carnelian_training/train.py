@@ -19,7 +19,7 @@ import yaml
 from torch import Tensor
 
 from carnelian_training import checkpoint, contrastive, finetune
-from carnelian_training.config import config_to_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.interruption import Interruption
 from carnelian_training.language_models.config import LanguageModelConfig

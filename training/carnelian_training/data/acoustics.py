@@ -18,7 +18,8 @@ import soundfile
 import soxr
 import torch
 
-from carnelian_training.config import AugmentConfig, ConfigError
+from carnelian_training.config import AugmentConfig
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)

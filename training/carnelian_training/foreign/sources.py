@@ -10,7 +10,8 @@ from torch import Tensor
 
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.config import Config, apply_overrides, config_from_dict
+from carnelian_training.config import Config, config_from_dict
+from carnelian_training.config_tree import apply_overrides
 from carnelian_training.foreign import dle, fairseq, huggingface, inert, nemo
 from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.models.network import CtcNetwork
