@@ -17,7 +17,7 @@ import grpc.experimental.gevent as grpc_gevent
 grpc_gevent.init_gevent()  # before a channel is made: gRPC's threads would block all users
 
 from carnelian_client import CarnelianClient, CarnelianClientError, RetryPolicy  # noqa: E402
-from carnelian_perf.clips import Clip, cut_clips, load_clips  # noqa: E402
+from carnelian_perf.clips import WavClip, cut_clips, load_clips  # noqa: E402
 from locust import User, events, task  # noqa: E402
 
 DEMO_MANIFEST = Path(__file__).parents[1] / "demo/clips/manifest.jsonl"
@@ -40,7 +40,7 @@ class Totals:
 
     audio_s = 0.0
     began = 0.0
-    clips: list[Clip] = []  # noqa: RUF012  one list for all users
+    clips: list[WavClip] = []  # noqa: RUF012  one list for all users
 
 
 @events.init.add_listener

@@ -10,7 +10,7 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.precision import DTYPES
 
 from carnelian_export.engine import EngineRun, build_engine
-from carnelian_export.parity import Clip, Scores, check_distributions, check_parity, compare, make_inputs
+from carnelian_export.parity import ClipFeatures, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
 from carnelian_export.quantise import quantise, read_features
 from carnelian_export.shaped import build_shaped, export_shaped
@@ -54,7 +54,7 @@ def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_siz
         run = EngineRun(plan)
         for position in range(len(profiles)):
 
-            def score(clips: list[Clip], lengths: list[int], position: int = position) -> Scores:
+            def score(clips: list[ClipFeatures], lengths: list[int], position: int = position) -> Scores:
                 tensors = {name: torch.from_numpy(value) for name, value in make_inputs(clips, lengths).items()}
                 found = run(tensors, position)
                 return found[OUTPUTS[0]].numpy(), found[OUTPUTS[1]].numpy()
@@ -79,7 +79,7 @@ def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto) ->
     module = build_shaped(network, torch.bfloat16)
 
     @torch.inference_mode()
-    def score(clips: list[Clip], lengths: list[int]) -> Scores:
+    def score(clips: list[ClipFeatures], lengths: list[int]) -> Scores:
         inputs = make_inputs(clips, lengths)
         log_probs, ends = module(*(torch.from_numpy(inputs[name]) for name in SHAPED_INPUTS))
         return log_probs.numpy(), ends.numpy()

@@ -16,10 +16,10 @@ from carnelian_export.gaps import LOUDEST
 from carnelian_export.profiles import SHAPED_INPUTS
 from carnelian_export.to_onnx import OUTPUTS
 
-Clip = npt.NDArray[np.float32]
-"""FEATURES of a clip: [num_mels, frames], or [samples]."""
+ClipFeatures = npt.NDArray[np.float32]
+"""FEATURES of one: [num_mels, frames], or [samples]."""
 Scores = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
-Scorer = Callable[[list[Clip], list[int]], Scores]
+Scorer = Callable[[list[ClipFeatures], list[int]], Scores]
 """From clips and FEATURE_LENGTH to LOG_PROBS and LOG_PROB_LENGTH."""
 
 
@@ -67,7 +67,7 @@ def check_parity(path: Path, network: CtcNetwork, precision: str = "fp32") -> fl
     return compare(lambda clips, lengths: run(session, clips, lengths), network, precision, f"{path} in ONNX Runtime")
 
 
-def check_distributions(path: Path, network: CtcNetwork, clips: Sequence[Clip]) -> float:
+def check_distributions(path: Path, network: CtcNetwork, clips: Sequence[ClipFeatures]) -> float:
     """Compare a graph in integers with its network on real clips.
 
     Returns:
@@ -146,7 +146,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
 
 
 @torch.inference_mode()
-def score(network: CtcNetwork, clip: Clip, length: int) -> tuple[npt.NDArray[np.float32], int]:
+def score(network: CtcNetwork, clip: ClipFeatures, length: int) -> tuple[npt.NDArray[np.float32], int]:
     """One clip alone in PyTorch: its FEATURES -> log-probabilities [frames', labels], and frames'."""
     if length == 0:
         return np.zeros((0, 1), np.float32), 0
@@ -156,7 +156,7 @@ def score(network: CtcNetwork, clip: Clip, length: int) -> tuple[npt.NDArray[np.
     return log_probs[0, :end].numpy(), end
 
 
-def run(session: onnxruntime.InferenceSession, clips: list[Clip], lengths: list[int]) -> Scores:
+def run(session: onnxruntime.InferenceSession, clips: list[ClipFeatures], lengths: list[int]) -> Scores:
     """A ragged batch in ONNX Runtime: clips [num_mels, frames] or [samples] -> LOG_PROBS and LOG_PROB_LENGTH."""
     wanted = {tensor.name for tensor in session.get_inputs()}
     feeds = {name: value for name, value in make_inputs(clips, lengths).items() if name in wanted}
@@ -164,7 +164,7 @@ def run(session: onnxruntime.InferenceSession, clips: list[Clip], lengths: list[
     return log_probs, log_prob_lengths
 
 
-def make_inputs(clips: list[Clip], lengths: list[int]) -> dict[str, npt.NDArray[Any]]:
+def make_inputs(clips: list[ClipFeatures], lengths: list[int]) -> dict[str, npt.NDArray[Any]]:
     """The tensors that Triton makes of clips that came in a request each: those of :data:`SHAPED_INPUTS`."""
     sizes = [clip.size for clip in clips]
     values = (

@@ -22,7 +22,7 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from carnelian_export.folding import fold_batch_norms
-from carnelian_export.parity import Clip, make_inputs
+from carnelian_export.parity import ClipFeatures, make_inputs
 from carnelian_export.to_onnx import INPUTS, RaggedAcoustic, trace_ragged
 
 MOST_CLIPS = 64
@@ -39,7 +39,7 @@ class QuantisationError(ValueError):
     """There are no clips to measure scales on, or the architecture cannot be quantised."""
 
 
-def read_features(manifest: Path, config: Config) -> list[Clip]:
+def read_features(manifest: Path, config: Config) -> list[ClipFeatures]:
     """FEATURES of at most :data:`MOST_CLIPS` clips from all over a manifest, [num_mels, frames] each.
 
     Raises:
@@ -62,7 +62,7 @@ def read_features(manifest: Path, config: Config) -> list[Clip]:
     return features
 
 
-def quantise(network: CtcNetwork, clips: Sequence[Clip]) -> onnx.ModelProto:
+def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
     """The ragged graph with 8-bit weights, a scale for each channel, and 8-bit activations, a scale for each tensor.
 
     Args:
@@ -143,8 +143,8 @@ def _is_not_preprocessing_advice(record: logging.LogRecord) -> bool:
 class _Clips(CalibrationDataReader):  # type: ignore[misc]
     """Clips one by one, as ONNX Runtime's calibration asks for them."""
 
-    def __init__(self, clips: Sequence[Clip]) -> None:
-        self._clips: Iterator[Clip] = iter(clips)
+    def __init__(self, clips: Sequence[ClipFeatures]) -> None:
+        self._clips: Iterator[ClipFeatures] = iter(clips)
 
     def get_next(self) -> dict[str, npt.NDArray[np.generic]] | None:
         clip = next(self._clips, None)

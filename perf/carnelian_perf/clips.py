@@ -31,7 +31,7 @@ SHORTEST_CUT_S = 0.1
 
 
 @dataclass(frozen=True)
-class Clip:
+class WavClip:
     """A clip as a request sends it."""
 
     wav: bytes
@@ -40,7 +40,7 @@ class Clip:
     """Feature frames of its samples."""
 
 
-def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
+def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
     """Make clips whose durations are drawn log-normally, of the manifest's clips one after the other.
 
     Raises:
@@ -57,7 +57,7 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
     return clips
 
 
-def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[Clip]:
+def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
     """Take clips of a manifest whole: its own durations, `num_clips` of them drawn by a fixed seed.
 
     Raises:
@@ -105,7 +105,7 @@ def _servable(path: Path) -> list[Path]:
     return paths
 
 
-def _encode(samples: npt.NDArray[np.float32]) -> Clip:
+def _encode(samples: npt.NDArray[np.float32]) -> WavClip:
     file = io.BytesIO()
     soundfile.write(file, samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    return Clip(file.getvalue(), len(samples) / SAMPLE_RATE_HZ, len(samples) // HOP_SAMPLES + 1)
+    return WavClip(file.getvalue(), len(samples) / SAMPLE_RATE_HZ, len(samples) // HOP_SAMPLES + 1)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient import grpc
 
-from carnelian_perf.clips import Clip
+from carnelian_perf.clips import WavClip
 from carnelian_perf.raw_file import Split
 
 REQUEST_TIMEOUT_S = 120.0
@@ -152,7 +152,7 @@ def _ask_statistics(client: Any, model: str) -> Any:
 
 
 def drive(
-    client: Any, model: str, clips: Sequence[Clip], order: Sequence[int], concurrency: int
+    client: Any, model: str, clips: Sequence[WavClip], order: Sequence[int], concurrency: int
 ) -> tuple[list[Answer], float]:
     """Send clips in an order, `concurrency` at a time.
 
@@ -233,12 +233,12 @@ def ask(
     return result, time.perf_counter() - started
 
 
-def ask_file(client: Any, model: str, clip: Clip, outputs: Sequence[str], of_what: str) -> tuple[Any, float]:
+def ask_file(client: Any, model: str, clip: WavClip, outputs: Sequence[str], of_what: str) -> tuple[Any, float]:
     """Send one clip as a file, as :func:`ask` does."""
     return ask(client, model, {"AUDIO": np.frombuffer(clip.wav, np.uint8)[np.newaxis]}, outputs, of_what)
 
 
-def _send(client: Any, model: str, clip: Clip, index: int) -> Answer:
+def _send(client: Any, model: str, clip: WavClip, index: int) -> Answer:
     result, latency_s = ask_file(
         client, model, clip, ("TRANSCRIPT", PROCESSED_FRAMES), f"clip {index} ({clip.duration_s:.1f} s)"
     )

@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx
-from carnelian_export.parity import Clip, open_graph, run
+from carnelian_export.parity import ClipFeatures, open_graph, run
 from carnelian_export.quantise import quantise, read_features
 from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
@@ -87,7 +88,7 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> S
     clips = clips_to_evaluate(manifest)
     batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
     for clip, batch in zip(clips, batches, strict=True):
-        features: Clip = batch.features[0, :, : int(batch.lengths[0])].numpy()
+        features: ClipFeatures = batch.features[0, :, : int(batch.lengths[0])].numpy()
         scores, cpu_s = [], []
         for session in sessions:
             start = time.process_time()
@@ -136,6 +137,6 @@ def summarise(pairs: Sequence[Pair]) -> Summary:
     )
 
 
-def _transcribe(config: Config, log_probs: Clip) -> str:
+def _transcribe(config: Config, log_probs: npt.NDArray[np.float32]) -> str:
     found = Decoder(config.labels, frame_duration_s(config)).decode([log_probs], [Options()])
     return found[0].text

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import Clip, shuffle_order
+from carnelian_perf.clips import WavClip, shuffle_order
 from carnelian_perf.load import ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.server.memory_results import SERVER, SUBJECT, Facts, Measurement, Process, Sample
@@ -35,7 +35,7 @@ class Plan:
 
     repository: Path
     model: str
-    clips: Sequence[Clip]
+    clips: Sequence[WavClip]
     source: str
     """Where the clips are from, in words."""
     num_requests: int

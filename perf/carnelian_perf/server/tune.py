@@ -20,7 +20,7 @@ from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import SEED, Clip, shuffle_order
+from carnelian_perf.clips import SEED, WavClip, shuffle_order
 from carnelian_perf.load import LoadError, ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import copy_model, read_config, write_config
@@ -54,7 +54,7 @@ class Plan:
 
     repository: Path
     model: str
-    clips: Sequence[Clip]
+    clips: Sequence[WavClip]
     source: str
     """Where the clips are from, in words."""
     objective: Objective

@@ -13,7 +13,7 @@ from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import SEED, Clip, shuffle_order
+from carnelian_perf.clips import SEED, WavClip, shuffle_order
 from carnelian_perf.load import Answer, await_statistics, drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.batching_results import Measurement, Run
@@ -32,7 +32,7 @@ class Plan:
     model: str
     padded: onnx.ModelProto
     """The model's network for padded batches."""
-    clips: Sequence[Clip]
+    clips: Sequence[WavClip]
     source: str
     """Where the clips are from, in words."""
     concurrency: int

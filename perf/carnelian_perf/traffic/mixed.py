@@ -23,7 +23,7 @@ from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, Clip, shuffle_order
+from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, shuffle_order
 from carnelian_perf.load import drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
@@ -64,7 +64,7 @@ class Plan:
     model: str
     padded: onnx.ModelProto
     """The model's network for padded batches."""
-    clips: Sequence[Clip]
+    clips: Sequence[WavClip]
     source: str
     target_ms: float
     """Of the 95th percentile."""
@@ -137,13 +137,13 @@ def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]
     return [index for index in range(len(plan.clips)) if len({t for found in seen for t in found.get(index, ())}) > 1]
 
 
-def pad_clip(clip: Clip, seconds: int = CLIENT_PADDING_S) -> Clip:
+def pad_clip(clip: WavClip, seconds: int = CLIENT_PADDING_S) -> WavClip:
     """Add silence up to the next multiple of `seconds`, as clients do where the server cannot batch unequal clips."""
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
     size = -(-len(samples) // (seconds * SAMPLE_RATE_HZ)) * seconds * SAMPLE_RATE_HZ
     file = io.BytesIO()
     soundfile.write(file, np.pad(samples, (0, size - len(samples))), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    return Clip(file.getvalue(), clip.duration_s, clip.frames)
+    return WavClip(file.getvalue(), clip.duration_s, clip.frames)
 
 
 def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[System]:
@@ -153,7 +153,7 @@ def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[Sy
     return order
 
 
-def _clips_of(plan: Plan, system: System) -> Sequence[Clip]:
+def _clips_of(plan: Plan, system: System) -> Sequence[WavClip]:
     return [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
 
 
@@ -185,7 +185,7 @@ def _measure_once(
     plan: Plan,
     server: Server,
     system: System,
-    clips: Sequence[Clip],
+    clips: Sequence[WavClip],
     rate: float | None,
     round_number: int,
     step: int,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tritonclient import grpc
 
-from carnelian_perf.clips import Clip
+from carnelian_perf.clips import WavClip
 from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer
 
 
@@ -35,7 +35,9 @@ def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float
     return times
 
 
-def drive_open(client: Any, model: str, clips: Sequence[Clip], order: Sequence[int], due_s: Sequence[float]) -> Outcome:
+def drive_open(
+    client: Any, model: str, clips: Sequence[WavClip], order: Sequence[int], due_s: Sequence[float]
+) -> Outcome:
     """Send clips at their times.
 
     Args:

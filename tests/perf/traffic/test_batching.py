@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from carnelian_perf.clips import Clip, cut_clips
+from carnelian_perf.clips import WavClip, cut_clips
 from carnelian_perf.load import LoadError
 from carnelian_perf.traffic.batching import Plan, measure
 from carnelian_perf.traffic.candidates import CANDIDATES
@@ -48,6 +48,6 @@ def test_variants_give_equal_transcripts_and_count_their_work(make_plan):
 
 
 def test_clip_that_fails_ends_the_measurement_and_is_named(make_plan):
-    broken = Clip(b"no audio", 1.0, 101)
+    broken = WavClip(b"no audio", 1.0, 101)
     with pytest.raises(LoadError, match=r"clip 0 \(1.0 s\)"):
         list(measure(make_plan([broken], CANDIDATES[-1:])))
