@@ -273,6 +273,17 @@ def test_a_model_that_was_saved_inside_of_a_wrapper_is_read_too(tmp_path, prefix
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
+def test_batch_norms_need_not_have_counted_their_batches(tmp_path):
+    def uncounted(tree, tensors):
+        for name in [name for name in tensors if name.endswith("num_batches_tracked")]:
+            del tensors[name]
+
+    _, model = sources.load_model(rewritten(REFERENCES / "quartznet.nemo", tmp_path / "old.nemo", uncounted))
+    _, counted = sources.load_model(REFERENCES / "quartznet.nemo")
+    features, lengths = torch.randn(1, 64, 50), torch.tensor([50])
+    torch.testing.assert_close(model(features, lengths), counted(features, lengths))
+
+
 def test_a_model_that_is_there_beside_its_wrapper_is_refused(tmp_path):
     def doubled(_, tensors):
         name = next(iter(tensors))

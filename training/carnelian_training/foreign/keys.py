@@ -91,6 +91,9 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
         CheckpointError: Tensors are missing, unexpected or misshapen; each is named as it is called there.
     """
     table = names(config, naming)
+    # Checkpoints of before PyTorch 0.4.1, and of some converters, do not count; nothing here needs the count.
+    counts = {theirs for theirs in table.values() if theirs.endswith(".num_batches_tracked")}
+    found = {**dict.fromkeys(counts, torch.zeros((), dtype=torch.int64)), **found}
     with torch.device("meta"):
         wanted = build_model(config).state_dict()
     mistakes = [f"  {theirs}: missing" for theirs in sorted(set(table.values()) - found.keys())]
