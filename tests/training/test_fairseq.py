@@ -51,6 +51,23 @@ def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
     assert not caplog.messages
 
 
+def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, caplog):
+    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content |= {
+        "cfg": inert.plain(content["cfg"]),
+        "task_state": None,
+        "output_labels": "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n",
+    }
+    torch.save(content | {"ema_model": None}, tmp_path / "without.pt")
+    _, weights = sources.read(tmp_path / "without.pt")
+    assert not caplog.messages
+    average = {name: tensor + 1 for name, tensor in content["model"].items()}
+    torch.save(content | {"ema_model": average}, tmp_path / "with.pt")
+    _, beside = sources.read(tmp_path / "with.pt")
+    assert all(torch.equal(weights[name], beside[name]) for name in weights)
+    assert "`ema_model`, which is left aside" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("section", "option", "value"),
     [

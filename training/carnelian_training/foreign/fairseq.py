@@ -149,6 +149,10 @@ def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path)
     Raises:
         CheckpointError: Tensors do not fit; each is named.
     """
+    if content.get("ema_model"):  # of NVIDIA's
+        logger.warning(
+            "%s holds an average of its weights, `ema_model`, which is left aside as NVIDIA's own inference does", path
+        )
     has_hourglass = any(".hourglass_layers." in name for name in content["model"])
     naming = replace(FAIRSEQ_FINE_TUNED if alphabet else FAIRSEQ, has_hourglass=has_hourglass)
     return take(content["model"], config, naming, alphabet, path)
