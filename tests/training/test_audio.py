@@ -63,7 +63,7 @@ def test_mp3_whose_length_libsndfile_would_guess_is_refused(tmp_path):
     assert min(batch.lengths) >= 360
     for offset in (None, 1.0):
         piped = Item(Clip(tmp_path / "VARIABLE_pipe.mp3", 1.0, "a", offset=offset))
-        with pytest.raises(RuntimeError, match="must say how long it is"):
+        with pytest.raises(RuntimeError, match=r"must say how long it is.*: libsndfile.*`ffmpeg -i IN OUT\.flac`"):
             list(load([[piped]], FeatureSettings(), 1))
 
 
@@ -87,5 +87,5 @@ def test_flac_that_was_written_to_a_pipe_is_refused_before_dali_sees_it(tmp_path
     data[21] &= 0xF0
     data[22:26] = bytes(4)
     path.write_bytes(data)
-    with pytest.raises(RuntimeError, match="FLAC must count its samples"):
+    with pytest.raises(RuntimeError, match=r"FLAC must count its samples.*`ffmpeg -i IN OUT\.flac`"):
         encoded(Clip(path, 0.1, "a"))

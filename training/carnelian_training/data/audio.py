@@ -18,6 +18,7 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
+_ADVICE = "write it anew, for example with `ffmpeg -i IN OUT.flac`"
 
 
 def encoded(clip: Clip) -> Encoded:
@@ -38,7 +39,7 @@ def encoded(clip: Clip) -> Encoded:
         # Of 0 libsndfile makes 2^63 - 1, and DALI (2.4) then decodes into too little memory.
         if head == b"fLaC" and not (data[21:22] & 15).any() and not data[22:26].any():
             raise RuntimeError(
-                "FLAC must count its samples, but this file, as if written to a pipe, does not; convert it"
+                f"FLAC must count its samples, but this file, as if written to a pipe, does not; {_ADVICE}"
             )
         if not head.startswith((b"ID3", b"\xff")):  # MPEG's tag, or the first bits of its frames
             return data
@@ -46,7 +47,7 @@ def encoded(clip: Clip) -> Encoded:
         if file.format == "MP3" and _length_is_guessed(clip.audio_filepath):
             raise RuntimeError(
                 "MP3 of varying bit rate must say how long it is, but this file, as if written to a pipe, does not: "
-                "libsndfile would guess, and cut it; convert it"
+                f"libsndfile would guess, and cut it; {_ADVICE}"
             )
         lead, frames = 0, -1
         if clip.offset is not None:
