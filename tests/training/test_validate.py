@@ -54,8 +54,9 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
     for clip, words in expected.items():
         assert any(f"{clip}: " in line and words in line for line in lines), (clip, words)
     assert not any("good.flac:" in line for line in lines)
-    assert "1 clips without a defect" in lines[-1]
-    assert "4 unreadable" in lines[-1]
+    assert "1 clips without a defect" in lines[-2]
+    assert "4 unreadable" in lines[-2]
+    assert lines[-1] == f"{manifest} was judged by the English labels: a YAML file that names it brings its own"
 
 
 def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, call):
@@ -75,6 +76,7 @@ def test_a_configuration_brings_manifests_labels_and_limits(manifest, tiny_confi
     status, out, _ = call(main, "validate", tmp_path / "own.yaml")
     assert status == 1
     assert "outside the labels" not in out
+    assert "judged by" not in out
     assert "music.wav" not in out
     assert out.count("nan.wav") == 2  # in training and dev
     assert out.count("dense.wav") == 1  # evaluation aligns nothing

@@ -104,6 +104,8 @@ def validate(
         typer.echo(
             f"{check.manifest}: {len(report.sound)} clips without a defect, {hours:.2f} h; defects: {kinds or 'none'}"
         )
+        if report.kinds["text"] and check.manifest in paths:
+            typer.echo(f"{check.manifest} was judged by the English labels: a YAML file that names it brings its own")
         if write:
             typer.echo(f"wrote {report.write_clean()}")
         is_sound = is_sound and not report.defects
