@@ -54,6 +54,12 @@ def tiny_config():
     )
 
 
+@pytest.fixture
+def hf_folder(tmp_path):
+    """A copy of references/wav2vec2_base, a folder of Hugging Face's, to change."""
+    return shutil.copytree(Path(__file__).parent / "references" / "wav2vec2_base", tmp_path / "x")
+
+
 @pytest.fixture(scope="session")
 def changed():
     """A configuration with some fields of its sections replaced, as in `changed(config, loop={"steps": 3})`."""

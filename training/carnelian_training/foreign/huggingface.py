@@ -6,7 +6,6 @@ The recogniser's special tokens are dropped from its head, so log-probabilities 
 
 import json
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from torch import Tensor
 from carnelian_training.checkpoint import CheckpointError, check_is_fetched
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
+from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
+from carnelian_training.foreign.huggingface_alphabet import read_alphabet, read_json
 from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.foreign.options import Options, carry
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     Raises:
         CheckpointError: It is no such folder, or has options that ours have not.
     """
-    options = _json(path / "config.json")
+    options = read_json(path / "config.json")
     fixed = HUBERT if options.get("model_type") == HUBERT["model_type"] else FIXED
     wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in fixed.items() if options.get(k, v) != v]
     if "model_type" not in options or wrong:
@@ -96,7 +96,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, options)},
     }
     if any(name.startswith("lm_head.") for name in tensors):
-        alphabet = _alphabet(path, options, len(tensors.get("lm_head.weight", ())))
+        alphabet = read_alphabet(path, options, len(tensors.get("lm_head.weight", ())))
         if (path / "language_model").is_dir():  # of `Wav2Vec2ProcessorWithLM`
             logger.warning(
                 "%s/language_model, with which transformers decodes, is left aside: its n-grams can be given to the "
@@ -121,23 +121,13 @@ def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | Non
     return take(tensors, config, HUGGING_FACE_HUBERT if is_hubert else HUGGING_FACE, alphabet, path)
 
 
-def _json(path: Path) -> Options:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} must be JSON of a Hugging Face folder, but cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} must hold a mapping, but holds {type(found).__name__}")
-    return found
-
-
 def _tensors(path: Path) -> dict[str, Tensor]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (path / name).is_file():
             return _weights_file(path / name)
         index = path / f"{name}.index.json"
         if index.is_file():  # of the shards of a large model: each tensor's file
-            shards = _json(index).get("weight_map")
+            shards = read_json(index).get("weight_map")
             if not isinstance(shards, dict):
                 raise CheckpointError(f"{index} must hold `weight_map`, each tensor's file, but does not")
             # By its last part: a shard lies beside its index, and nowhere else.
@@ -166,10 +156,10 @@ def _features(path: Path) -> Options:
     """Of `preprocessor_config.json`, or of the `processor_config.json` that `transformers` 5 writes in its place."""
     file = path / "preprocessor_config.json"
     if file.is_file():
-        options = _json(file)
+        options = read_json(file)
     else:
         file = path / "processor_config.json"
-        options = _json(file).get("feature_extractor", {}) if file.is_file() else {}
+        options = read_json(file).get("feature_extractor", {}) if file.is_file() else {}
     if "do_normalize" not in options:
         logger.warning(
             "%s must say in preprocessor_config.json whether samples are normalised (`do_normalize`), but does not; "
@@ -180,92 +170,6 @@ def _features(path: Path) -> Options:
     if rate_hz != SAMPLE_RATE_HZ or size != 1:
         raise CheckpointError(f"{file} must say {SAMPLE_RATE_HZ} Hz and one feature, but says {rate_hz} Hz and {size}")
     return {"name": WaveformSettings.name, "normalise": options.get("do_normalize", True)}
-
-
-def _alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
-    """The labels of `vocab.json` and of the tokens that were added to it, and the blank, in a head of `num_rows`."""
-    file = path / "vocab.json"
-    tokens = _json(file)
-    if any(isinstance(row, dict) for row in tokens.values()):
-        raise CheckpointError(f"{file} must be of one language, but is of {', '.join(tokens)}")
-    tokenizer = _tokenizer(path)
-    added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
-    tokens |= _json_if_there(path / "added_tokens.json") | added
-    wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
-    if wrong:
-        raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
-    named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
-    delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
-    # The second is what transformers 5 calls the first, and names in transformers 4.
-    extra = tokenizer.get("extra_special_tokens") or []
-    extra = extra.values() if isinstance(extra, dict) else extra
-    others = [*(tokenizer.get("additional_special_tokens") or []), *extra]
-    special = {*named.values(), *map(_content, others)}
-    blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
-    if tokens.get(delimiter, 0) >= num_rows:  # of an alphabet without one: transformers 5 adds it to every tokenizer
-        del tokens[delimiter]
-    kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
-    alphabet = fold(kept, blank, str(file), delimiter)
-    counts = Counter(alphabet.rows)
-    places = zip([*alphabet.labels, "the blank"], alphabet.rows, strict=True)
-    if wrong := {label: row for label, row in places if counts[row] > 1 or row not in range(num_rows)}:
-        raise CheckpointError(
-            f"{file} must hold each token's own row, of the {num_rows} of the head, but holds {wrong}"
-        )
-    if unnamed := sorted(set(range(num_rows)) - set(tokens.values())):
-        logger.warning(
-            "%s must name all %d rows of the head, but does not name %s, which are left out", file, num_rows, unnamed
-        )
-    return alphabet
-
-
-def _tokenizer(path: Path) -> Options:
-    """What `special_tokens_map.json` and `tokenizer_config.json` say together.
-
-    Raises:
-        CheckpointError: They contradict each other about the blank or the space.
-    """
-    special, config = (_json_if_there(path / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
-    for name in ("pad_token", "word_delimiter_token"):
-        if not special.get(name) or not config.get(name):
-            continue
-        if (one := _content(special[name])) != (other := _content(config[name])):
-            raise CheckpointError(
-                f"{path} must have one `{name}`, but special_tokens_map.json says {one!r} and tokenizer_config.json "
-                f"{other!r}, and transformers follows one or the other: correct the wrong one"
-            )
-    return special | config
-
-
-def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path) -> int:
-    """The blank's row: that of the padding token, which the loss takes from `config.json`, decoding from the tokenizer.
-
-    Raises:
-        CheckpointError: The two differ, or neither says.
-    """
-    row = tokens.get(pad, configured)
-    if row is None:
-        raise CheckpointError(
-            f"{path} must say which row of the head is the blank: config.json has no `pad_token_id`, and no token is "
-            f"{pad!r}, the tokenizer's padding"
-        )
-    if configured not in (None, row):
-        name = next((token for token, other in tokens.items() if other == configured), "no token")
-        raise CheckpointError(
-            f"{path} must have one blank, but config.json says that it is row {configured} (`pad_token_id`), {name!r}, "
-            f"and the tokenizer's padding {pad!r} is row {row}: correct `pad_token_id` there, if transformers decodes "
-            "this model well"
-        )
-    return row
-
-
-def _content(token: Any) -> str:
-    """The text of a token, which may be an entry of `{content, special, ...}`."""
-    return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _json_if_there(path: Path) -> Options:
-    return _json(path) if path.is_file() else {}
 
 
 _READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")

@@ -1,0 +1,118 @@
+"""The tokens of a folder of Hugging Face's `transformers` as an alphabet of ours, from all the files that say them."""
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
+from carnelian_training.foreign.options import Options
+
+logger = logging.getLogger(__name__)
+
+
+def read_alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
+    """The labels of `vocab.json` and of the tokens that were added to it, and the blank, in a head of `num_rows`.
+
+    Raises:
+        CheckpointError: The files contradict each other or the head, or have more than characters.
+    """
+    file = path / "vocab.json"
+    tokens = read_json(file)
+    if any(isinstance(row, dict) for row in tokens.values()):
+        raise CheckpointError(f"{file} must be of one language, but is of {', '.join(tokens)}")
+    tokenizer = _tokenizer(path)
+    added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
+    tokens |= _read_if_there(path / "added_tokens.json") | added
+    wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
+    if wrong:
+        raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
+    named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
+    delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
+    # The second is what transformers 5 calls the first, and names in transformers 4.
+    extra = tokenizer.get("extra_special_tokens") or []
+    extra = extra.values() if isinstance(extra, dict) else extra
+    others = [*(tokenizer.get("additional_special_tokens") or []), *extra]
+    special = {*named.values(), *map(_content, others)}
+    blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
+    if tokens.get(delimiter, 0) >= num_rows:  # of an alphabet without one: transformers 5 adds it to every tokenizer
+        del tokens[delimiter]
+    kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
+    alphabet = fold(kept, blank, str(file), delimiter)
+    counts = Counter(alphabet.rows)
+    places = zip([*alphabet.labels, "the blank"], alphabet.rows, strict=True)
+    if wrong := {label: row for label, row in places if counts[row] > 1 or row not in range(num_rows)}:
+        raise CheckpointError(
+            f"{file} must hold each token's own row, of the {num_rows} of the head, but holds {wrong}"
+        )
+    if unnamed := sorted(set(range(num_rows)) - set(tokens.values())):
+        logger.warning(
+            "%s must name all %d rows of the head, but does not name %s, which are left out", file, num_rows, unnamed
+        )
+    return alphabet
+
+
+def _tokenizer(path: Path) -> Options:
+    """What `special_tokens_map.json` and `tokenizer_config.json` say together.
+
+    Raises:
+        CheckpointError: They contradict each other about the blank or the space.
+    """
+    special, config = (_read_if_there(path / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
+    for name in ("pad_token", "word_delimiter_token"):
+        if not special.get(name) or not config.get(name):
+            continue
+        if (one := _content(special[name])) != (other := _content(config[name])):
+            raise CheckpointError(
+                f"{path} must have one `{name}`, but special_tokens_map.json says {one!r} and tokenizer_config.json "
+                f"{other!r}, and transformers follows one or the other: correct the wrong one"
+            )
+    return special | config
+
+
+def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path) -> int:
+    """The blank's row: that of the padding token, which the loss takes from `config.json`, decoding from the tokenizer.
+
+    Raises:
+        CheckpointError: The two differ, or neither says.
+    """
+    row = tokens.get(pad, configured)
+    if row is None:
+        raise CheckpointError(
+            f"{path} must say which row of the head is the blank: config.json has no `pad_token_id`, and no token is "
+            f"{pad!r}, the tokenizer's padding"
+        )
+    if configured not in (None, row):
+        name = next((token for token, other in tokens.items() if other == configured), "no token")
+        raise CheckpointError(
+            f"{path} must have one blank, but config.json says that it is row {configured} (`pad_token_id`), {name!r}, "
+            f"and the tokenizer's padding {pad!r} is row {row}: correct `pad_token_id` there, if transformers decodes "
+            "this model well"
+        )
+    return row
+
+
+def _content(token: Any) -> str:
+    """The text of a token, which may be an entry of `{content, special, ...}`."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def read_json(path: Path) -> Options:
+    """A file of such a folder, which holds a mapping.
+
+    Raises:
+        CheckpointError: It is not there, or no mapping.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} must be JSON of a Hugging Face folder, but cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} must hold a mapping, but holds {type(found).__name__}")
+    return found
+
+
+def _read_if_there(path: Path) -> Options:
+    return read_json(path) if path.is_file() else {}
