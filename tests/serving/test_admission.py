@@ -73,7 +73,7 @@ def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Call
     with serve(narrow_repository) as server:
         before = len(server.log)  # lines of the warm-up, which comes before metrics
         client = connect(server.grpc_url)
-        urllib.request.urlopen(server.metrics_url, timeout=10).close()  # their port opens after that of gRPC
+        urllib.request.urlopen(server.metrics_url, timeout=10).close()  # their port opens last
         for _ in range(LIMIT + 1):  # alone, so that they form no batch that may pass whole
             client.infer("quartznet_demo_pcm", **noise(2))
     assert any("the server has no model of `pending_models`" in line for line in server.log[before:])
