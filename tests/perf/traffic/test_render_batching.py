@@ -26,6 +26,6 @@ def test_writes_table_and_plot_beside_the_raw_file(measurement, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_readme_shows_the_published_table():
+def test_the_docs_show_the_published_table():
     measurement = Measurement.read(PERF / "results/quartznet_demo_batching.json")
-    assert render_table(measurement) in (PERF / "README.md").read_text()
+    assert render_table(measurement) in (PERF / "docs/batching.md").read_text()
