@@ -74,6 +74,8 @@ def transcribe(
     """
     from ._client import CarnelianClient
 
+    if as_json and output not in (OutputFormat.TEXT, OutputFormat.JSON):
+        raise typer.BadParameter(f"--json must come without another --format, but that is {output.value}; drop one")
     kind = "json" if as_json else output.value
     if kind in ("srt", "vtt") and len(files) > 1 and out is None:
         raise typer.BadParameter(

@@ -155,6 +155,7 @@ def test_a_refused_certificate_is_one_line_too(transcribe, endpoint, clip):
         ["a.wav", "--attempts", "0"],
         ["a/clip.wav", "b/clip.flac", "--format", "ctm"],
         ["a b.wav", "a_b.wav", "--format", "ctm"],
+        ["a.wav", "--json", "--format", "srt"],
         ["a.wav", "--cert", "cert.pem"],
         ["a.wav", "--ca", "missing.pem"],
         ["a.wav", "--loud"],
