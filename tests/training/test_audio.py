@@ -28,6 +28,19 @@ def test_a_segment_is_what_it_cuts_out(tmp_path):
         torch.testing.assert_close(batch.features[0], batch.features[1])
 
 
+@pytest.mark.parametrize("subtype", ["GSM610", "G721_32", "IMA_ADPCM", "ULAW"])
+def test_a_segment_of_a_telephone_call_is_what_the_whole_file_has_there(tmp_path, subtype):
+    """In some of their codecs libsndfile cannot jump, and no segment was read."""
+    path = tmp_path / "call.wav"
+    soundfile.write(path, np.random.default_rng(0).uniform(-0.1, 0.1, 160_000), 8000, subtype=subtype)
+    whole, _ = soundfile.read(path, dtype="float32")
+    for offset in (0.0, 1.0, 17.5):
+        data = encoded(Clip(path, 2.0, "a", offset=offset))
+        samples, rate_hz = soundfile.read(io.BytesIO(data.tobytes()), dtype="float32")
+        assert rate_hz == 8000
+        np.testing.assert_array_equal(samples, whole[round(8000 * offset) :][:16_000])
+
+
 def test_mp3_files_are_read(tmp_path):
     tone = np.sin(2 * np.pi * 440 * np.arange(66150) / 22050).astype(np.float32) * 0.5
     for name in ("tone.mp3", "tone.wav"):

@@ -18,6 +18,7 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
+_AT_ONCE = 1 << 16  # frames
 _ADVICE = "write it anew, for example with `ffmpeg -i IN OUT.flac`"
 
 
@@ -57,9 +58,18 @@ def encoded(clip: Clip) -> Encoded:
                 raise RuntimeError(f"begins {clip.offset:g} s into a file that lasts {lasts_s:.2f} s")
             # A frame of MP3 may need bits of those before it, which a decoder that begins there does not have.
             lead = min(start, file.samplerate) if file.format == "MP3" else 0
-            file.seek(start - lead)
+            _go_to(file, start - lead)
             frames = lead + round(clip.duration * file.samplerate)
         return _wav(file.read(frames, dtype="float32", always_2d=True)[lead:], file.samplerate)
+
+
+def _go_to(file: soundfile.SoundFile, start: int) -> None:
+    """Go to a frame; where libsndfile cannot jump, as in GSM 6.10 of telephone calls, by decoding what is before it."""
+    if file.seekable():
+        file.seek(start)
+        return
+    for done in range(0, start, _AT_ONCE):
+        file.buffer_read(min(_AT_ONCE, start - done), dtype="int16")
 
 
 def _length_is_guessed(path: Path) -> bool:
