@@ -120,7 +120,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
             _output("LOG_PROB_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
-        dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it costs what it gathers (perf/docs/batching.md)
+        dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it would not pay (perf/docs/batching.md)
         model_warmup=_warm_up("FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
         parameters={
             # Nearly every batch has a new shape. ONNX Runtime would keep a plan of its memory for each, and on a GPU
