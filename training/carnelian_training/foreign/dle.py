@@ -89,36 +89,10 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
             "labels": list(LABELS),
             "features": FEATURES,
         }
-    if yaml_file.suffix == ".toml":
-        raise CheckpointError(
-            f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none"
-        )
-    try:
-        tree = yaml.safe_load(yaml_file.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{yaml_file}: cannot be read as YAML: {error}") from error
-    where = str(yaml_file)
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"{where}: must hold a mapping, but holds {type(tree).__name__}")
-    options = section(section(tree, "input_val", where), "filterbank_features", f"{where}, `input_val`")
-    check(
-        options,
-        fixed=_FEATURES_FIXED,
-        carried=_FEATURES_CARRIED,
-        ignored=_FEATURES_IGNORED,
-        where=f"{where}, `filterbank_features`",
+    tree, where = _read_yaml(yaml_file), str(yaml_file)
+    features = _features(
+        section(section(tree, "input_val", where), "filterbank_features", f"{where}, `input_val`"), where
     )
-    window = samples(options.get("window_size", 0.02), SAMPLE_RATE_HZ)
-    features = FEATURES | {
-        "window_samples": window,
-        "hop_samples": samples(options.get("window_stride", 0.01), SAMPLE_RATE_HZ),
-        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
-        "num_mels": options.get("n_filt", 64),
-        "preemphasis": options.get("preemph", 0.97) or 0.0,
-        "low_hz": options.get("lowfreq") or 0.0,
-        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
-        "log_guard": max(float(options.get("dither", DITHER)) ** 2, LOG_GUARD),
-    }
     family = "quartznet" if "quartznet" in tree else "jasper"
     encoder = section(section(tree, family, where), "encoder", f"{where}, `{family}`")
     fixed = {"activation": "relu", "frame_splicing": 1}
@@ -135,6 +109,42 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
         )
     model = model_tree(encoder.get("blocks"), features["num_mels"], "kernel_size", f"{where}, `encoder.blocks`")
     return {"model": model, "labels": tree.get("labels"), "features": features}
+
+
+def _read_yaml(yaml_file: Path) -> Options:
+    if yaml_file.suffix == ".toml":
+        raise CheckpointError(
+            f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none"
+        )
+    try:
+        tree = yaml.safe_load(yaml_file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{yaml_file}: cannot be read as YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{yaml_file}: must hold a mapping, but holds {type(tree).__name__}")
+    return tree
+
+
+def _features(options: Options, where: str) -> Options:
+    """The `features` of ours that compute DLE's `filterbank_features`."""
+    check(
+        options,
+        fixed=_FEATURES_FIXED,
+        carried=_FEATURES_CARRIED,
+        ignored=_FEATURES_IGNORED,
+        where=f"{where}, `filterbank_features`",
+    )
+    window = samples(options.get("window_size", 0.02), SAMPLE_RATE_HZ)
+    return FEATURES | {
+        "window_samples": window,
+        "hop_samples": samples(options.get("window_stride", 0.01), SAMPLE_RATE_HZ),
+        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
+        "num_mels": options.get("n_filt", 64),
+        "preemphasis": options.get("preemph", 0.97) or 0.0,
+        "low_hz": options.get("lowfreq") or 0.0,
+        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
+        "log_guard": max(float(options.get("dither", DITHER)) ** 2, LOG_GUARD),
+    }
 
 
 def _blocks(found: dict[str, Tensor]) -> list[Options]:

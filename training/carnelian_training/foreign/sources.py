@@ -14,7 +14,11 @@ from carnelian_training.config import Config, config_from_dict
 from carnelian_training.config_tree import apply_overrides
 from carnelian_training.foreign import dle, fairseq, huggingface, inert, nemo
 from carnelian_training.foreign.keys import plain_tensors
+from carnelian_training.foreign.options import Options
 from carnelian_training.models.network import CtcNetwork
+
+Weights = Callable[[Config], dict[str, Tensor]]
+"""Those of a network of a configuration."""
 
 
 def read(
@@ -40,9 +44,27 @@ def read(
         CheckpointError: It cannot be read, has options that ours have not, or tensors that do not fit.
         ConfigError: What it describes is no network of ours; every mistake is named.
     """
-    where = str(path)
     checkpoint.check_is_fetched(path)
-    weights: Callable[[Config], dict[str, Tensor]]
+    tree, weights, taken = _interpret(path, dle_config, is_raw, labels)
+    given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
+    if wrong := [option for option, is_given in given.items() if is_given and option not in taken]:
+        raise CheckpointError(
+            f"{path} must be read without {', '.join(wrong)}: --labels is for recognisers of fairseq, --raw and "
+            "--dle-config are for Jasper and QuartzNet of DLE"
+        )
+    # Absolute: the folder that one is in, `.`, has a name.
+    tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
+    apply_overrides(tree, overrides)
+    config = config_from_dict(tree, str(path))
+    return config, weights(config)
+
+
+def _interpret(
+    path: Path, dle_config: Path | None, is_raw: bool, labels: Path | None
+) -> tuple[Options, Weights, set[str]]:
+    """What a checkpoint says of a configuration, its weights, and the options of :func:`read` that it may come with."""
+    where = str(path)
+    weights: Weights
     taken: set[str] = set()
     if path.is_dir():
         tree, tensors, alphabet = huggingface.read(path)
@@ -70,17 +92,7 @@ def read(
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
             taken = {"--raw", "--dle-config"}
-    given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
-    if wrong := [option for option, is_given in given.items() if is_given and option not in taken]:
-        raise CheckpointError(
-            f"{path} must be read without {', '.join(wrong)}: --labels is for recognisers of fairseq, --raw and "
-            "--dle-config are for Jasper and QuartzNet of DLE"
-        )
-    # Absolute: the folder that one is in, `.`, has a name.
-    tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
-    apply_overrides(tree, overrides)
-    config = config_from_dict(tree, where)
-    return config, weights(config)
+    return tree, weights, taken
 
 
 def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]:
