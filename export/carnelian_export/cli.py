@@ -90,7 +90,8 @@ def export(
     from carnelian_training.foreign.sources import load_model
     from carnelian_training.language_models.weights import read_weights
 
-    from carnelian_export.repository import Decoding, write_model
+    from carnelian_export.repository import write_model
+    from carnelian_export.stages import Decoding
 
     defaults = read_weights(lm_weights) | split_assignments(options or ())
     decoding = Decoding(language_model, defaults, calibration, neural_language_model)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from carnelian_training.features import SAMPLE_RATE_HZ
 from google.protobuf import text_format
@@ -220,6 +221,11 @@ def to_text(config: pb.ModelConfig) -> str:
     """The text of a `config.pbtxt`."""
     text: str = text_format.MessageToString(config)
     return _HEADER + text
+
+
+def read_config(path: Path) -> pb.ModelConfig:
+    """Parse a `config.pbtxt`."""
+    return text_format.Parse(path.read_text(), pb.ModelConfig())
 
 
 def warmup_lengths(hop_samples: int) -> dict[str, int]:

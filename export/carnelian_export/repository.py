@@ -1,52 +1,29 @@
-"""A recogniser's folders in a Triton repository: two ensembles, three stages, and the shared audio_decode."""
+"""A recogniser's folders put into a Triton repository: whole or not at all, and never over another release."""
 
-import json
 import logging
 import os
 import re
 import shutil
-import struct
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
-from carnelian_training.evaluate import frame_duration_s
 from carnelian_training.interruption import Interruption
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.replacement import written
-from carnelian_training.waveform import WaveformSettings
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.acoustic import write_acoustic
-from carnelian_export.model_configs import (
-    AUDIO_DECODE,
-    STAGES,
-    SUFFIXES,
-    TensorSizes,
-    build_configs,
-    to_text,
-    warmup_lengths,
-)
-from carnelian_export.profiles import MAX_AUDIO_S
+from carnelian_export.model_configs import AUDIO_DECODE, SUFFIXES, read_config
+from carnelian_export.stages import CALIBRATION, VERSION, Decoding, RepositoryError, write_stages
 from carnelian_export.target import Target
-from carnelian_export.tuning import apply_tuning
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH_SIZE = 32
-MAX_ATTENDING = 8
-"""Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
-
-SOURCES = Path(__file__).parent / "models"
-VERSION = "1"
 # What makes two exports the same release: a server that serves one may find the other in its place.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
-CALIBRATION = "calibration.json"
 OPTIONS = {
     "language_model": "--lm",
     "neural_language_model": "--neural-lm",
@@ -54,49 +31,6 @@ OPTIONS = {
     **dict.fromkeys(("instance_group", "dynamic_batching", "intra_op_thread_count", "num_threads"), "--tuning"),
 }
 """What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the others."""
-_ENSEMBLE_README = (
-    "An ensemble has no files. Git would drop this folder without this one, and Triton needs the folder.\n"
-)
-
-
-class RepositoryError(ValueError):
-    """The model must not be written into this repository under this name; the message says why."""
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How a served model decodes unless a request says otherwise."""
-
-    language_model: Path | None = None
-    """ARPA or KenLM binary; copied beside the decoder."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """Of `ctc.Options`, where they differ from its defaults."""
-    calibration: Path | None = None
-    """What `carnelian-perf words` wrote for this network."""
-    neural_language_model: Path | None = None
-    """For rescoring: ONNX, of `carnelian-export --out`; copied beside the decoder."""
-
-    def parameters(self, labels: Sequence[str]) -> dict[str, str]:
-        """What the `_ctc` stage's configuration holds: every option, and the language models' files.
-
-        Raises:
-            LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels.
-            OptionError: There is no such option, or not with this value.
-        """
-        decoder = ctc.Decoder(
-            labels, 1.0, language_model=self.language_model, neural_language_model=self.neural_language_model
-        )
-        options = decoder.change_options(self.options)
-        parameters = {key: str(value).lower() for key, value in asdict(options).items() if key != "hotwords"}
-        if options.hotwords:
-            parameters["hotwords"] = json.dumps(options.hotwords)
-        return parameters | {key: path.name for key, path in self.language_models.items()}
-
-    @property
-    def language_models(self) -> dict[str, Path]:
-        """Those that there are, by the decoder's name for them."""
-        models = {"language_model": self.language_model, "neural_language_model": self.neural_language_model}
-        return {name: path for name, path in models.items() if path}
 
 
 def write_model(
@@ -141,7 +75,7 @@ def write_model(
     with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository, stages)) as scratch:
         staged = Path(scratch)
         with written(repository / name, ", and is as it was before"):
-            _stage(staged, name, config, decoding or Decoding(), target)
+            write_stages(staged, name, config, decoding or Decoding(), target)
             _check_release(repository, staged, name)
             acoustic = staged / f"{name}_acoustic"
             max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
@@ -174,68 +108,6 @@ def _scratch_place(repository: Path, stages: set[str]) -> Path:
         if place.stat().st_dev == repository.stat().st_dev and os.access(place, os.W_OK | os.X_OK):
             return place
     return repository
-
-
-def read_config(path: Path) -> pb.ModelConfig:
-    """Parse a `config.pbtxt`."""
-    return text_format.Parse(path.read_text(), pb.ModelConfig())
-
-
-def _stage(folder: Path, name: str, config: Config, decoding: Decoding, target: Target) -> None:
-    """Write all folders of the model, audio_decode included, but for what the acoustic stage runs."""
-    features = front_end.served_by(config.features)
-    rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
-    sizes = TensorSizes(
-        features=(*rows, -1),
-        hop_samples=config.features.hop_samples,
-        max_batch_size=MAX_ATTENDING if isinstance(config.model, Wav2Vec2Config) else MAX_BATCH_SIZE,
-        vocabulary=len(config.labels) + 1,
-    )
-    for model, message in build_configs(name, sizes, decoding.parameters(config.labels), target).items():
-        (folder / model / VERSION).mkdir(parents=True)
-        (folder / model / "config.pbtxt").write_text(to_text(message))
-    for ensemble in (name, f"{name}_pcm"):
-        (folder / ensemble / VERSION / "README.md").write_text(_ENSEMBLE_README)
-
-    feature_stage, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
-    shutil.copyfile(str(features.__file__), feature_stage / "dali.py")
-    _write_json(feature_stage / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
-    for stage, hop_samples in ((feature_stage, 1), (acoustic, sizes.hop_samples)):
-        warmup = stage.parent / "warmup"
-        warmup.mkdir()
-        for file, length in warmup_lengths(hop_samples).items():
-            (warmup / file).write_bytes(struct.pack("<i", length))
-    for source in ("model.py", "metrics.py"):
-        shutil.copyfile(SOURCES / "ctc" / source, decoder / source)
-    shutil.copytree(Path(ctc.__file__).parent, decoder / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
-    if decoding.calibration:
-        ctc.Calibration.read(decoding.calibration).write(decoder / CALIBRATION)
-    settings: dict[str, object] = {
-        "name": name,
-        "labels": list(config.labels),
-        "frame_s": frame_duration_s(config),
-        "max_audio_s": MAX_AUDIO_S,
-    }
-    if isinstance(config.model, Wav2Vec2Config):
-        settings["min_samples"] = config.model.window
-    _write_json(decoder / "ctc.json", settings)
-    for path in decoding.language_models.values():
-        if (decoder / path.name).exists():
-            raise RepositoryError(
-                f"a language model's file must have a name of its own beside the other files of {name}_ctc, but there "
-                f"is a {path.name} already: rename {path}"
-            )
-        shutil.copyfile(path, decoder / path.name)
-
-    decode = folder / AUDIO_DECODE
-    (decode / VERSION).mkdir(parents=True)
-    shutil.copyfile(SOURCES / AUDIO_DECODE / "config.pbtxt", decode / "config.pbtxt")
-    if "decode" in target.tuning:
-        tuned = read_config(decode / "config.pbtxt")
-        apply_tuning(tuned, target.tuning["decode"])
-        (decode / "config.pbtxt").write_text(to_text(tuned))
-    shutil.copyfile(SOURCES / AUDIO_DECODE / "dali.py", decode / VERSION / "dali.py")
-    shutil.copytree(SOURCES / AUDIO_DECODE / "warmup", decode / "warmup")
 
 
 def _check_name(name: str) -> None:
@@ -306,7 +178,3 @@ def _interface(model: Path) -> str:
         (tensor.name, pb.DataType.Name(tensor.data_type), *tensor.dims) for tensor in (*config.input, *config.output)
     ]
     return f"backend {config.backend or config.platform}, max_batch_size {config.max_batch_size}, tensors {tensors}"
-
-
-def _write_json(path: Path, content: dict[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -9,8 +9,10 @@ import onnx
 import pytest
 import torch
 from carnelian_export import parity, repository
+from carnelian_export.model_configs import read_config
 from carnelian_export.parity import ParityError, check_parity
-from carnelian_export.repository import Decoding, RepositoryError, read_config, write_model
+from carnelian_export.repository import write_model
+from carnelian_export.stages import SOURCES, Decoding, RepositoryError
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 from carnelian_export.tuning import StageTuning
@@ -135,7 +137,7 @@ def test_another_format_is_another_release(tmp_path, config, network):
 def test_an_audio_decode_that_is_there_stays_if_its_tensors_fit(tmp_path, config, network):
     folder = tmp_path / "r" / "audio_decode"
     folder.mkdir(parents=True)
-    source = (repository.SOURCES / "audio_decode" / "config.pbtxt").read_text()
+    source = (SOURCES / "audio_decode" / "config.pbtxt").read_text()
     (folder / "config.pbtxt").write_text(source.replace("count: 4", "count: 8"))
     write_model(tmp_path / "r", "tiny", config, network)
     assert read_config(folder / "config.pbtxt").instance_group[0].count == 8

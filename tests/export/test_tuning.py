@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from carnelian_export.model_configs import STAGES
-from carnelian_export.repository import read_config, write_model
+from carnelian_export.model_configs import STAGES, read_config
+from carnelian_export.repository import write_model
 from carnelian_export.target import Target
 from carnelian_export.tuning import (
     StageTuning,

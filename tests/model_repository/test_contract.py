@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import carnelian_export.repository
+import carnelian_export.profiles
 import carnelian_training.ctc
 import carnelian_training.features
 import carnelian_training.waveform
 import onnxruntime
 import pytest
-from carnelian_export.repository import SOURCES, read_config
+from carnelian_export.model_configs import read_config
+from carnelian_export.stages import SOURCES
 from tritonclient.grpc import model_config_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
@@ -160,4 +161,4 @@ def test_the_confidences_of_every_decoder_are_calibrated():
 
 def test_audio_decode_cuts_at_the_limit_that_the_models_state():
     text = (SOURCES / "audio_decode" / "dali.py").read_text()
-    assert f"MAX_AUDIO_S = {carnelian_export.repository.MAX_AUDIO_S:g}\n" in text
+    assert f"MAX_AUDIO_S = {carnelian_export.profiles.MAX_AUDIO_S:g}\n" in text

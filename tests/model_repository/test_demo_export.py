@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from carnelian_export.repository import Decoding, write_model
+from carnelian_export.repository import write_model
+from carnelian_export.stages import Decoding
 from carnelian_training.checkpoint import load_model
 from carnelian_training.language_models.weights import read_weights
 from onnx import numpy_helper

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from carnelian_export.repository import read_config
+from carnelian_export.model_configs import read_config
 from carnelian_serving.launcher import Server
 from carnelian_training.ctc import Decoder
 from google.protobuf import text_format

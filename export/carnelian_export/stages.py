@@ -1,0 +1,154 @@
+"""A recogniser's folders: two ensembles, three stages, the shared audio_decode; not what the acoustic stage runs."""
+
+import json
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from carnelian_training import ctc, front_end
+from carnelian_training.config import Config
+from carnelian_training.evaluate import frame_duration_s
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.waveform import WaveformSettings
+
+from carnelian_export.model_configs import (
+    AUDIO_DECODE,
+    STAGES,
+    TensorSizes,
+    build_configs,
+    read_config,
+    to_text,
+    warmup_lengths,
+)
+from carnelian_export.profiles import MAX_AUDIO_S
+from carnelian_export.target import Target
+from carnelian_export.tuning import apply_tuning
+
+MAX_BATCH_SIZE = 32
+MAX_ATTENDING = 8
+"""Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
+
+SOURCES = Path(__file__).parent / "models"
+VERSION = "1"
+CALIBRATION = "calibration.json"
+_ENSEMBLE_README = (
+    "An ensemble has no files. Git would drop this folder without this one, and Triton needs the folder.\n"
+)
+
+
+class RepositoryError(ValueError):
+    """The model must not be written into this repository under this name; the message says why."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a served model decodes unless a request says otherwise."""
+
+    language_model: Path | None = None
+    """ARPA or KenLM binary; copied beside the decoder."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Of `ctc.Options`, where they differ from its defaults."""
+    calibration: Path | None = None
+    """What `carnelian-perf words` wrote for this network."""
+    neural_language_model: Path | None = None
+    """For rescoring: ONNX, of `carnelian-export --out`; copied beside the decoder."""
+
+    def parameters(self, labels: Sequence[str]) -> dict[str, str]:
+        """What the `_ctc` stage's configuration holds: every option, and the language models' files.
+
+        Raises:
+            LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels.
+            OptionError: There is no such option, or not with this value.
+        """
+        decoder = ctc.Decoder(
+            labels, 1.0, language_model=self.language_model, neural_language_model=self.neural_language_model
+        )
+        options = decoder.change_options(self.options)
+        parameters = {key: str(value).lower() for key, value in asdict(options).items() if key != "hotwords"}
+        if options.hotwords:
+            parameters["hotwords"] = json.dumps(options.hotwords)
+        return parameters | {key: path.name for key, path in self.language_models.items()}
+
+    @property
+    def language_models(self) -> dict[str, Path]:
+        """Those that there are, by the decoder's name for them."""
+        models = {"language_model": self.language_model, "neural_language_model": self.neural_language_model}
+        return {name: path for name, path in models.items() if path}
+
+
+def write_stages(folder: Path, name: str, config: Config, decoding: Decoding, target: Target) -> None:
+    """Write the folders into an empty one.
+
+    Raises:
+        RepositoryError: A language model's file is called as another file of the model.
+        LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the labels.
+        TuningError: A stage has no such setting.
+    """
+    rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
+    sizes = TensorSizes(
+        features=(*rows, -1),
+        hop_samples=config.features.hop_samples,
+        max_batch_size=MAX_ATTENDING if isinstance(config.model, Wav2Vec2Config) else MAX_BATCH_SIZE,
+        vocabulary=len(config.labels) + 1,
+    )
+    for model, message in build_configs(name, sizes, decoding.parameters(config.labels), target).items():
+        (folder / model / VERSION).mkdir(parents=True)
+        (folder / model / "config.pbtxt").write_text(to_text(message))
+    for ensemble in (name, f"{name}_pcm"):
+        (folder / ensemble / VERSION / "README.md").write_text(_ENSEMBLE_README)
+    features, acoustic, decoder = (folder / f"{name}_{stage}" / VERSION for stage in STAGES)
+    _fill_features(features, config)
+    for stage, hop_samples in ((features, 1), (acoustic, sizes.hop_samples)):
+        warmup = stage.parent / "warmup"
+        warmup.mkdir()
+        for file, length in warmup_lengths(hop_samples).items():
+            (warmup / file).write_bytes(struct.pack("<i", length))
+    _fill_decoder(decoder, name, config, decoding)
+    _write_audio_decode(folder / AUDIO_DECODE, target)
+
+
+def _fill_features(version: Path, config: Config) -> None:
+    features = front_end.served_by(config.features)
+    shutil.copyfile(str(features.__file__), version / "dali.py")
+    _write_json(version / features.SETTINGS_FILE, {"max_audio_s": MAX_AUDIO_S, **asdict(config.features)})
+
+
+def _fill_decoder(version: Path, name: str, config: Config, decoding: Decoding) -> None:
+    for source in ("model.py", "metrics.py"):
+        shutil.copyfile(SOURCES / "ctc" / source, version / source)
+    shutil.copytree(Path(ctc.__file__).parent, version / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
+    if decoding.calibration:
+        ctc.Calibration.read(decoding.calibration).write(version / CALIBRATION)
+    settings: dict[str, object] = {
+        "name": name,
+        "labels": list(config.labels),
+        "frame_s": frame_duration_s(config),
+        "max_audio_s": MAX_AUDIO_S,
+    }
+    if isinstance(config.model, Wav2Vec2Config):
+        settings["min_samples"] = config.model.window
+    _write_json(version / "ctc.json", settings)
+    for path in decoding.language_models.values():
+        if (version / path.name).exists():
+            raise RepositoryError(
+                f"a language model's file must have a name of its own beside the other files of {name}_ctc, but there "
+                f"is a {path.name} already: rename {path}"
+            )
+        shutil.copyfile(path, version / path.name)
+
+
+def _write_audio_decode(decode: Path, target: Target) -> None:
+    (decode / VERSION).mkdir(parents=True)
+    shutil.copyfile(SOURCES / AUDIO_DECODE / "config.pbtxt", decode / "config.pbtxt")
+    if "decode" in target.tuning:
+        tuned = read_config(decode / "config.pbtxt")
+        apply_tuning(tuned, target.tuning["decode"])
+        (decode / "config.pbtxt").write_text(to_text(tuned))
+    shutil.copyfile(SOURCES / AUDIO_DECODE / "dali.py", decode / VERSION / "dali.py")
+    shutil.copytree(SOURCES / AUDIO_DECODE / "warmup", decode / "warmup")
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
