@@ -14,7 +14,7 @@ from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
-from carnelian_training.evaluate import evaluate, frame_duration_s
+from carnelian_training.evaluation.evaluate import evaluate, frame_duration_s
 from carnelian_training.language_models.weights import read_weights
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from carnelian_training.checkpoint import load_model
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.plan import Item
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluation.evaluate import evaluate
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "demo" / "quartznet_demo.pt"

@@ -13,9 +13,9 @@ from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import read_manifest
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.foreign.sources import load_model
-from carnelian_training.train import train
+from carnelian_training.loop.train import train
 from tritonclient.utils import InferenceServerException
 
 DEMO = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"

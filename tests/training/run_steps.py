@@ -12,9 +12,9 @@ import torch
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import joined
-from carnelian_training.recognition import shares
-from carnelian_training.state import new_state
-from carnelian_training.train import optimise
+from carnelian_training.loop.recognition import shares
+from carnelian_training.loop.state import new_state
+from carnelian_training.loop.train import optimise
 
 
 def main(steps: int, paths: list[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
-from carnelian_training.state import new_state
+from carnelian_training.loop.state import new_state
 
 FOLDER = Path(__file__).parent
 needs_triton = pytest.mark.skipif(

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
+from carnelian_training.loop.run_checkpoints import checkpoints
 from carnelian_training.loop_config import OptimizerConfig
-from carnelian_training.run_checkpoints import checkpoints
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 SCRIPT = Path(__file__).parent / "run_steps.py"

@@ -14,12 +14,12 @@ import soundfile
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
-from carnelian_training.comparison import Measured, Row, render_comparison
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
-from carnelian_training.evaluate import Evaluation, evaluate
-from carnelian_training.evaluation_table import render_mistakes
-from carnelian_training.served import evaluate_served
+from carnelian_training.evaluation.comparison import Measured, Row, render_comparison
+from carnelian_training.evaluation.evaluate import Evaluation, evaluate
+from carnelian_training.evaluation.evaluation_table import render_mistakes
+from carnelian_training.evaluation.served import evaluate_served
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -61,8 +61,10 @@ def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, ch
     config = changed(tiny_config, data={"batch_s": 14400})
     clips = [Clip(Path(f"{i}.wav"), 10.0, "a") for i in range(200)]
     planned = []
-    monkeypatch.setattr("carnelian_training.evaluate.clips_to_evaluate", lambda manifest: clips)
-    monkeypatch.setattr("carnelian_training.evaluate.load", lambda batches, *_: planned.extend(batches) or iter(()))
+    monkeypatch.setattr("carnelian_training.evaluation.evaluate.clips_to_evaluate", lambda manifest: clips)
+    monkeypatch.setattr(
+        "carnelian_training.evaluation.evaluate.load", lambda batches, *_: planned.extend(batches) or iter(())
+    )
     with pytest.raises(ValueError, match="shorter"):  # nothing is heard
         evaluate(checkpoint.build_model(config), config, CLIPS)
     assert max(map(len, planned)) == 60

@@ -4,15 +4,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from carnelian_training import checkpoint, finetune
+from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluation.evaluate import evaluate
+from carnelian_training.loop import finetune
+from carnelian_training.loop.optim import build_optimizer
+from carnelian_training.loop.train import train
 from carnelian_training.loop_config import FreezeConfig, InitConfig
-from carnelian_training.optim import build_optimizer
-from carnelian_training.train import train
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import Process
-from carnelian_training.finetune import start_from_checkpoint
 from carnelian_training.language_models.perplexity import (
     WordScores,
     interpolate,
@@ -26,10 +25,11 @@ from carnelian_training.language_models.perplexity import (
 from carnelian_training.language_models.streams import Streams
 from carnelian_training.language_models.task import LanguageModelling
 from carnelian_training.language_models.tokens import END, TokenConfig, Tokenizer, train_tokenizer
+from carnelian_training.loop.finetune import start_from_checkpoint
+from carnelian_training.loop.state import new_state
+from carnelian_training.loop.train import optimise, train
 from carnelian_training.run_config import load_run, run_from_dict
-from carnelian_training.state import new_state
 from carnelian_training.text import LABEL_CHARACTERS
-from carnelian_training.train import optimise, train
 from sentencepiece import SentencePieceProcessor
 
 NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "letter"], ["saw", "heard", "met", "followed"]

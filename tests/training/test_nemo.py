@@ -14,7 +14,7 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.features import FeatureSettings, log_mel
 from carnelian_training.foreign import nemo, sources
 from carnelian_training.models.jasper import Jasper

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model
-from carnelian_training.optim import NovoGrad, build_optimizer, learning_rate
+from carnelian_training.loop.optim import NovoGrad, build_optimizer, learning_rate
 from torch import nn
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training import contrastive, finetune
 from carnelian_training.checkpoint import CheckpointError, build_model, load, load_model
 from carnelian_training.config import config_from_dict
 from carnelian_training.config_errors import ConfigError
@@ -18,6 +17,10 @@ from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, crop, trainable
 from carnelian_training.distributed import Process
+from carnelian_training.loop import contrastive, finetune
+from carnelian_training.loop.recognition import shares
+from carnelian_training.loop.state import new_state
+from carnelian_training.loop.train import optimise, train
 from carnelian_training.models.pretraining import (
     PretrainingConfig,
     Quantiser,
@@ -25,9 +28,6 @@ from carnelian_training.models.pretraining import (
     gumbel_noise,
     hidden_frames,
 )
-from carnelian_training.recognition import shares
-from carnelian_training.state import new_state
-from carnelian_training.train import optimise, train
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 CPU = Process(torch.device("cpu"))

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from carnelian_training.comparison import Measured, Row, write_comparison
 from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.data.sound_file import write_sound
+from carnelian_training.evaluation.comparison import Measured, Row, write_comparison
 from carnelian_training.foreign import nemo
 from carnelian_training.language_models.weights import write_weights
-from carnelian_training.plot import draw
+from carnelian_training.loop.plot import draw
 from carnelian_training.replacement import WriteError, replaced, written
 
 NOISE = np.random.default_rng(0).uniform(-0.5, 0.5, 16000)

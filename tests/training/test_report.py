@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip
-from carnelian_training.evaluate import Evaluation
-from carnelian_training.evaluation_table import render
-from carnelian_training.plot import draw, read_metrics
+from carnelian_training.evaluation.evaluate import Evaluation
+from carnelian_training.evaluation.evaluation_table import render
+from carnelian_training.loop.plot import draw, read_metrics
+from carnelian_training.loop.report import Report
+from carnelian_training.loop.train import train
 from carnelian_training.replacement import WriteError
-from carnelian_training.report import Report
-from carnelian_training.train import train
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 

@@ -13,17 +13,18 @@ from contextlib import nullcontext
 import pytest
 import torch
 import yaml
-from carnelian_training import checkpoint, train
+from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.distributed import Process
-from carnelian_training.recognition import Recognition
+from carnelian_training.loop import train
+from carnelian_training.loop.recognition import Recognition
+from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume, write
+from carnelian_training.loop.run_folder import held
+from carnelian_training.loop.state import new_state
 from carnelian_training.replacement import WriteError
-from carnelian_training.run_checkpoints import checkpoints, newest, resume, write
-from carnelian_training.run_folder import held
-from carnelian_training.state import new_state
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
+from carnelian_training.loop.recognition import shares
+from carnelian_training.loop.state import new_state
+from carnelian_training.loop.train import optimise
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import Mask, MaskedBatchNorm
 from carnelian_training.models.shared_norm import shared_batch_norm
-from carnelian_training.recognition import shares
-from carnelian_training.state import new_state
-from carnelian_training.train import optimise
 from torch.nn import functional as F
 
 CPU = Process(torch.device("cpu"))

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from carnelian_training import checkpoint
-from carnelian_training.best import error_of
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config import ManifestConfig
 from carnelian_training.data.manifest import read_manifest, write_manifest
-from carnelian_training.evaluate import evaluate
-from carnelian_training.train import train
+from carnelian_training.evaluation.evaluate import evaluate
+from carnelian_training.loop.best import error_of
+from carnelian_training.loop.train import train
 
 
 def losses(folder) -> list[float]:
@@ -45,7 +45,7 @@ def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_conf
 
     config = changed(tiny_config, loop={"steps": 3})
     with monkeypatch.context() as failing:
-        failing.setattr("carnelian_training.recognition.evaluate", fail)
+        failing.setattr("carnelian_training.loop.recognition.evaluate", fail)
         with pytest.raises(RuntimeError, match="went away"):
             train(config, tmp_path)
     (saved,) = tmp_path.glob("*.pt")

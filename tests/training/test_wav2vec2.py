@@ -14,10 +14,10 @@ from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.data.plan import Item
 from carnelian_training.data.span_masks import SpanMaskConfig, channel_mask, time_mask
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluation.evaluate import evaluate
+from carnelian_training.loop.train import train
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
-from carnelian_training.train import train
 from carnelian_training.waveform import WaveformSettings
 from torch.nn import functional as F
 

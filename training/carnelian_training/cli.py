@@ -51,8 +51,8 @@ def fit(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
 ) -> None:
     """Train a model; run it again to go on with an interrupted run."""
+    from carnelian_training.loop.train import train
     from carnelian_training.run_config import load_run
-    from carnelian_training.train import train
 
     train(load_run(config, tuple(overrides or ())), directory, config)
 
@@ -107,16 +107,16 @@ def evaluate(
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
     from carnelian_training.distributed import joined
-    from carnelian_training.evaluation_table import render, render_mistakes
+    from carnelian_training.evaluation.evaluation_table import render, render_mistakes
 
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     if url:
-        from carnelian_training.served import evaluate_served
+        from carnelian_training.evaluation.served import evaluate_served
 
         evaluation = evaluate_served(url, model, paths[0], decoding)
     else:
         from carnelian_training.data.manifest import warn_of_characters
-        from carnelian_training.evaluate import evaluate as run
+        from carnelian_training.evaluation.evaluate import evaluate as run
         from carnelian_training.language_models.weights import read_weights
 
         config, network, text_decoder = load_recogniser(paths[0], language_model, neural_language_model)
@@ -160,8 +160,8 @@ def transcribe(
     from carnelian_training.checkpoint import check_apart
     from carnelian_training.data.manifest import write_manifest
     from carnelian_training.distributed import joined
+    from carnelian_training.evaluation.pseudo_labels import transcribe as run
     from carnelian_training.language_models.weights import read_weights
-    from carnelian_training.pseudo_labels import transcribe as run
 
     check_apart(manifest, target)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
@@ -203,7 +203,7 @@ def _compare(
     out: Path | None,
 ) -> None:
     """The table of `evaluate`."""
-    from carnelian_training.comparison import compare, render_comparison, write_comparison
+    from carnelian_training.evaluation.comparison import compare, render_comparison, write_comparison
     from carnelian_training.language_models.weights import read_weights
 
     rows = list(compare(network, config, manifests, decoder, read_weights(lm_weights), server))
@@ -242,7 +242,7 @@ def plot(
     target: Annotated[Path, typer.Argument(help="Where to draw: .svg, .png or .pdf.")],
 ) -> None:
     """Draw the curves of runs, finished or not: loss and evaluations."""
-    from carnelian_training.plot import draw
+    from carnelian_training.loop.plot import draw
 
     draw(metrics, target)
 

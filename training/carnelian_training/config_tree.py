@@ -93,7 +93,7 @@ def inherit(tree: dict[str, Any]) -> None:
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
         wanted = tree.get("model")
         if isinstance(wanted, dict) and wanted.get("name", source["model"]["name"]) != source["model"]["name"]:
-            return  # `finetune.py` reports the mismatch
+            return  # `loop/finetune.py` reports the mismatch
         sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())
         for section in sections & source.keys():
             if section not in tree:

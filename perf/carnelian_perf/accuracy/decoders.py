@@ -21,9 +21,9 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import read_vocabulary
 from carnelian_training.data.manifest import clips_to_evaluate
-from carnelian_training.evaluate import frame_duration_s, score_all
+from carnelian_training.evaluation.evaluate import frame_duration_s, score_all
+from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.served import connect
 
 from carnelian_perf.load import ask, await_statistics, read_statistics
 from carnelian_perf.machine import find_commit

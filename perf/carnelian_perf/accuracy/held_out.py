@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from carnelian_training import ctc
-from carnelian_training.comparison import decode, ways_to_decode
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluate import count_errors, frame_duration_s, score_all
+from carnelian_training.evaluation.comparison import decode, ways_to_decode
+from carnelian_training.evaluation.evaluate import count_errors, frame_duration_s, score_all
 from carnelian_training.language_models.weights import choose_weights
 from carnelian_training.models.network import CtcNetwork
 from pydantic import Field

@@ -22,7 +22,7 @@ from carnelian_training.ctc import Decoder, Options
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import clips_to_evaluate
 from carnelian_training.data.plan import Item
-from carnelian_training.evaluate import count_errors, frame_duration_s
+from carnelian_training.evaluation.evaluate import count_errors, frame_duration_s
 
 from carnelian_perf.accuracy.pairs import compare
 from carnelian_perf.machine import find_commit

@@ -19,7 +19,7 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluate import frame_duration_s, score_all
+from carnelian_training.evaluation.evaluate import frame_duration_s, score_all
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip

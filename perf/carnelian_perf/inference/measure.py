@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
-from carnelian_training.evaluate import frame_duration_s
+from carnelian_training.evaluation.evaluate import frame_duration_s
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.precision import allow_tf32
 from tqdm import tqdm

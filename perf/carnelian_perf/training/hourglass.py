@@ -18,11 +18,11 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.loop.state import State, new_state
+from carnelian_training.loop.task import Share
+from carnelian_training.loop.train import optimise
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.state import State, new_state
-from carnelian_training.task import Share
-from carnelian_training.train import optimise
 from torch import Tensor
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads

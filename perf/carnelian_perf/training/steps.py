@@ -1,11 +1,11 @@
 """Training throughput in the shape of the published tables: batch sizes, precisions, processes, beside a baseline.
 
 In: a training configuration. Out: one raw file with every step of every cell, and its table with the published rows.
-A step is the one that `carnelian-train fit` takes (:func:`carnelian_training.train.optimise`): masks, forward, loss
-(CTC, or what wav2vec 2.0 is pre-trained by), backward, gradient norm, optimiser. Clips have one length and are features
-already. Ours and the baseline take turns, step by step, so that a machine that is busy is busy for both. CPU seconds,
-summed over the threads of a process, are kept beside wall seconds: with one thread they are what the wall would show on
-an idle machine.
+A step is the one that `carnelian-train fit` takes (:func:`carnelian_training.loop.train.optimise`): masks, forward,
+loss (CTC, or what wav2vec 2.0 is pre-trained by), backward, gradient norm, optimiser. Clips have one length and are
+features already. Ours and the baseline take turns, step by step, so that a machine that is busy is busy for both. CPU
+seconds, summed over the threads of a process, are kept beside wall seconds: with one thread they are what the wall
+would show on an idle machine.
 """
 
 import itertools
@@ -24,13 +24,13 @@ from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
+from carnelian_training.loop.optim import build_optimizer
+from carnelian_training.loop.state import State, new_state
+from carnelian_training.loop.task import Share
+from carnelian_training.loop.train import optimise
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.optim import build_optimizer
-from carnelian_training.state import State, new_state
-from carnelian_training.task import Share
-from carnelian_training.train import optimise
 from torch import distributed as dist
 from torch.multiprocessing.spawn import start_processes
 

@@ -12,7 +12,7 @@ from carnelian_export.to_onnx import OPSET
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.finetune import frozen_stages
+from carnelian_training.loop.finetune import frozen_stages
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Attention, ConvLayer, PositionalConv
 from carnelian_training.precision import DTYPES, allow_tf32

@@ -23,7 +23,7 @@ def load_recogniser(
 ) -> tuple["Config", "CtcNetwork", "ctc.Decoder"]:
     """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
     from carnelian_training import ctc
-    from carnelian_training.evaluate import frame_duration_s
+    from carnelian_training.evaluation.evaluate import frame_duration_s
     from carnelian_training.foreign.sources import load_model
 
     config, network = load_model(path)
@@ -47,7 +47,7 @@ def weigh(
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
-    from carnelian_training.evaluate import score_all
+    from carnelian_training.evaluation.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
     config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)

@@ -12,18 +12,18 @@ from carnelian_training.language_models.perplexity import measure_perplexity
 from carnelian_training.language_models.sentences import divide
 from carnelian_training.language_models.streams import Segment, Streams, Stretch
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
+from carnelian_training.loop.report import Report
+from carnelian_training.loop.state import State
+from carnelian_training.loop.task import Finding, Share
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.precision import autocast
-from carnelian_training.report import Report
-from carnelian_training.state import State
 from carnelian_training.synthesis.texts import choose_sources
-from carnelian_training.task import Finding, Share
 
 logger = logging.getLogger(__name__)
 
 
 class LanguageModelling:
-    """Learning from text, as a :class:`LanguageModelConfig` says; see :class:`carnelian_training.task.Task`."""
+    """Learning from text, as a :class:`LanguageModelConfig` says; see :class:`carnelian_training.loop.task.Task`."""
 
     streams: Streams
     held_out: list[str]
@@ -72,7 +72,7 @@ class LanguageModelling:
         )
 
     def shares(self, state: State) -> Iterator[Share]:
-        """See :meth:`carnelian_training.task.Task.shares`."""
+        """See :meth:`carnelian_training.loop.task.Task.shares`."""
         rank, size = state.process.rank, state.process.size
         while True:
             for items, parts in self.streams.segments(self.config.loop.seed, state.epoch, state.batch, rank, size):

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from carnelian_training import ctc
-from carnelian_training.comparison import decode, ways_to_decode
-from carnelian_training.evaluate import LogProbs, count_errors
+from carnelian_training.evaluation.comparison import decode, ways_to_decode
+from carnelian_training.evaluation.evaluate import LogProbs, count_errors
 from carnelian_training.replacement import replaced
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from carnelian_training.data.loading import read_clip
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluate import Evaluation
+from carnelian_training.evaluation.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient, DecodingOptions

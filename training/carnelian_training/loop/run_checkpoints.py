@@ -11,8 +11,8 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
+from carnelian_training.loop.state import State, checkpoint_every_steps
 from carnelian_training.run_config import OF_TRAINING, RunConfig
-from carnelian_training.state import State, checkpoint_every_steps
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from carnelian_training.config import Config
-from carnelian_training.evaluate import ErrorRates, Evaluation
-from carnelian_training.plot import draw, read_metrics
+from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation
+from carnelian_training.loop.plot import draw, read_metrics
 from carnelian_training.replacement import replaced, written
 from carnelian_training.run_config import RunConfig
 

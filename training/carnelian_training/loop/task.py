@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from carnelian_training.report import Report
-from carnelian_training.state import State
+from carnelian_training.loop.report import Report
+from carnelian_training.loop.state import State
 
 
 class Item(Protocol):

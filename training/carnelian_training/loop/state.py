@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from carnelian_training import checkpoint, finetune
+from carnelian_training import checkpoint
 from carnelian_training.distributed import Process
-from carnelian_training.ema import Average
+from carnelian_training.loop import finetune
+from carnelian_training.loop.ema import Average
+from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
-from carnelian_training.optim import build_optimizer
 from carnelian_training.precision import allow_tf32
 from carnelian_training.run_config import RunConfig
 

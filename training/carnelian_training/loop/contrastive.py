@@ -19,11 +19,11 @@ from carnelian_training.data.loading import Batch, load
 from carnelian_training.data.manifest import read_clips
 from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
-from carnelian_training.evaluate import batch_s
+from carnelian_training.evaluation.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.loop.transcription import augmented
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.precision import autocast
-from carnelian_training.transcription import augmented
 
 
 class Contrastive:

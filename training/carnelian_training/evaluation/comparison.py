@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, warn_of_characters
-from carnelian_training.evaluate import Evaluation, LogProbs, find_too_short, score_all
+from carnelian_training.evaluation.evaluate import Evaluation, LogProbs, find_too_short, score_all
+from carnelian_training.evaluation.served import DecodingClock, connect, transcribe_served
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.replacement import replaced
-from carnelian_training.served import DecodingClock, connect, transcribe_served
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient

@@ -12,7 +12,7 @@ from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, read_clips
 from carnelian_training.data.validate import check_sound
 from carnelian_training.distributed import Process
-from carnelian_training.evaluate import score
+from carnelian_training.evaluation.evaluate import score
 from carnelian_training.models.network import CtcNetwork
 
 

@@ -18,23 +18,24 @@ import torch
 import yaml
 from torch import Tensor
 
-from carnelian_training import checkpoint, contrastive, finetune
+from carnelian_training import checkpoint
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.interruption import Interruption
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.language_models.task import LanguageModelling, Prediction
+from carnelian_training.loop import contrastive, finetune
+from carnelian_training.loop.optim import clip_gradients, learning_rate
+from carnelian_training.loop.recognition import Recognition
+from carnelian_training.loop.report import Report
+from carnelian_training.loop.run_checkpoints import resume, write
+from carnelian_training.loop.run_folder import held
+from carnelian_training.loop.state import State, new_state
+from carnelian_training.loop.task import Item, Objective, Share, Task
+from carnelian_training.loop.transcription import Transcription
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
-from carnelian_training.optim import clip_gradients, learning_rate
-from carnelian_training.recognition import Recognition
 from carnelian_training.replacement import replaced
-from carnelian_training.report import Report
-from carnelian_training.run_checkpoints import resume, write
 from carnelian_training.run_config import RunConfig
-from carnelian_training.run_folder import held
-from carnelian_training.state import State, new_state
-from carnelian_training.task import Item, Objective, Share, Task
-from carnelian_training.transcription import Transcription
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """An evaluation as text."""
 
-from carnelian_training.evaluate import Evaluation
+from carnelian_training.evaluation.evaluate import Evaluation
 
 
 def render(evaluation: Evaluation) -> str:

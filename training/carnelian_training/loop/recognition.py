@@ -6,26 +6,26 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from carnelian_training import contrastive
-from carnelian_training.best import error_of
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_clips, read_manifest
 from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
 from carnelian_training.data.validate import check_for_evaluation, check_sound
-from carnelian_training.evaluate import evaluate
+from carnelian_training.evaluation.evaluate import evaluate
+from carnelian_training.loop import contrastive
+from carnelian_training.loop.best import error_of
+from carnelian_training.loop.report import Report
+from carnelian_training.loop.state import State
+from carnelian_training.loop.task import Finding, Share
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
-from carnelian_training.report import Report
-from carnelian_training.state import State
-from carnelian_training.task import Finding, Share
 
 logger = logging.getLogger(__name__)
 
 
 class Recognition:
-    """Learning from clips, as a :class:`Config` says; see :class:`carnelian_training.task.Task`.
+    """Learning from clips, as a :class:`Config` says; see :class:`carnelian_training.loop.task.Task`.
 
     Raises:
         ValueError: `data.train` names a file that is not a manifest, or no clip that can be learnt from.

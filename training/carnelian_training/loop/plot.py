@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from carnelian_training.best import error_of
+from carnelian_training.loop.best import error_of
 from carnelian_training.replacement import replaced
 
 SUFFIXES = (".png", ".svg", ".pdf")
