@@ -162,8 +162,8 @@ def test_options_of_the_features_come_along(tmp_path):
     )
 
 
-def test_the_features_of_torchaudio_come_along(tmp_path):
-    """`use_torchaudio: true` reflects at the ends, has a frame more and squares; it was left aside."""
+def test_the_features_of_torchaudio_come_along(tmp_path, caplog):
+    """`use_torchaudio: true` reflects at the ends, has a frame more and squares, in the versions that knew it."""
 
     def torchaudio(tree, tensors):
         tree["preprocessor"] |= {"use_torchaudio": True, "mag_power": 1.0}
@@ -171,6 +171,7 @@ def test_the_features_of_torchaudio_come_along(tmp_path):
     config, _ = sources.read(rewritten(REFERENCES / "quartznet.nemo", tmp_path / "ta.nemo", torchaudio))
     assert config.features == FeatureSettings(std_guard=1e-5)
     assert (config.features.edges, config.features.frame_count) == ("reflect", "floor + 1")
+    assert "3.0 does not look at it" in caplog.text
 
 
 def test_even_kernels_are_rounded_up_as_nemo_does(tmp_path):

@@ -178,7 +178,14 @@ def _features(options: Options, where: str) -> Options:
         "log_guard": {"tiny": float32.tiny, "eps": float32.eps}.get(guard, guard),
         "log_guard_by": options.get("log_zero_guard_type", "add"),
     }
-    return features | AS_TORCHAUDIO if options.get("use_torchaudio") else features
+    if not options.get("use_torchaudio"):
+        return features
+    logger.warning(
+        "%s: `use_torchaudio` is true; the features are those of the versions of NeMo that knew it, but 3.0 does not "
+        "look at it: if that trained the model, set `features.edges` to zero and `features.frame_count` to floor",
+        where,
+    )
+    return features | AS_TORCHAUDIO
 
 
 def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
