@@ -127,9 +127,9 @@ def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
     """
     session = open_graph(path)
     vocabulary, memory = network.embedding.num_embeddings, network.config.memory
-    draw = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     lengths = [0, 1, 2, 40, 7, memory + 1, 2 * memory + 3, 0]
-    rows = [draw.integers(END + 1, vocabulary, length).tolist() for length in lengths]
+    rows = [rng.integers(END + 1, vocabulary, length).tolist() for length in lengths]
     expected = score_sentences(network, rows, segment).numpy()
     tokens = np.array(lengths) + 1
     together = run(session, rows, padding=vocabulary + 7)

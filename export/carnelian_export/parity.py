@@ -106,18 +106,18 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
     Raises:
         ParityError: It is over one of :data:`TOLERANCES`, or a length is wrong.
     """
-    random = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     clips, lengths = [], []
     for frames, length in SHAPES:
         if isinstance(network, Wav2Vec2):  # a clip with as many hops of 10 ms, and its first output frame
             hop, more = network.config.stride // 2, network.config.window - network.config.stride // 2
-            clips.append(random.standard_normal(frames * hop + more, np.float32))
+            clips.append(rng.standard_normal(frames * hop + more, np.float32))
             lengths.append(length * hop + more if length else 0)
         else:
-            clips.append(random.standard_normal((network.config.feature_channels, frames), np.float32))
+            clips.append(rng.standard_normal((network.config.feature_channels, frames), np.float32))
             lengths.append(length)
     batch, batch_lengths = scorer(clips, lengths)
-    loud = LOUDEST * np.sign(random.standard_normal(clips[LONG].shape, np.float32))
+    loud = LOUDEST * np.sign(rng.standard_normal(clips[LONG].shape, np.float32))
     # In pairs: the smallest TensorRT profile does not take three clips of this length.
     beside_loud = (
         scorer([clips[LONG], loud], [lengths[LONG]] * 2)[0][0],

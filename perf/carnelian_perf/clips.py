@@ -47,10 +47,10 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
         ValueError: the manifest has no clips.
     """
     speech = read_speech(manifest)
-    draw = random.Random(SEED)
+    rng = random.Random(SEED)
     clips, start = [], 0
     for _ in range(num_clips):
-        seconds = min(max(draw.lognormvariate(math.log(MEDIAN_S), SIGMA), SHORTEST_S), LONGEST_S)
+        seconds = min(max(rng.lognormvariate(math.log(MEDIAN_S), SIGMA), SHORTEST_S), LONGEST_S)
         samples = round(seconds * SAMPLE_RATE_HZ)
         clips.append(_encode(np.take(speech, range(start, start + samples), mode="wrap")))
         start += samples

@@ -22,8 +22,8 @@ TOLERANCE = 0.05
 
 @pytest.fixture
 def clips():
-    random = np.random.default_rng(0)
-    return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((64, frames), np.float32) for frames in FRAMES]
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def tensorrt():
 
 @pytest.fixture
 def clips():
-    random = np.random.default_rng(0)
-    return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((64, frames), np.float32) for frames in FRAMES]
 
 
 def open_session(graph: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -220,9 +220,9 @@ def wav2vec2(request):
 
 def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says(wav2vec2):
     session = open_session(export_shaped(wav2vec2, torch.float32))
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     samples = [130, 2611, 8000, 129, 4000]
-    clips = [random.standard_normal(count, np.float32) for count in samples]
+    clips = [rng.standard_normal(count, np.float32) for count in samples]
     batch, lengths = run(session, clips, [*samples[:4], 3000])
     assert lengths[:, 0].tolist() == [1, 20, 62, 0, 23]
     for row, (clip, end) in enumerate(zip(clips, lengths[:, 0], strict=True)):

@@ -43,8 +43,8 @@ def session(path):
 
 @pytest.fixture
 def clips():
-    random = np.random.default_rng(0)
-    return [random.standard_normal((64, frames), np.float32) for frames in FRAMES]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((64, frames), np.float32) for frames in FRAMES]
 
 
 def optimised(path: Path, level: Level = Level.ORT_ENABLE_EXTENDED) -> onnx.ModelProto:

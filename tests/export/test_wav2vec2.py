@@ -66,8 +66,8 @@ def exported(request, tmp_path_factory):
 
 @pytest.fixture
 def clips():
-    random = np.random.default_rng(0)
-    return [random.standard_normal(samples, np.float32) for samples in SAMPLES]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(samples, np.float32) for samples in SAMPLES]
 
 
 def test_the_labels_are_declared_as_in_the_configuration(exported):

@@ -45,8 +45,8 @@ def stage(repository, connect):
 @pytest.fixture(scope="module")
 def clips() -> list[np.ndarray]:
     """Unsure ones, of random lengths."""
-    random = np.random.default_rng(0)
-    clips = [random.normal(scale=2, size=(frames, 29)) for frames in (40, 23, 60, 31)]
+    rng = np.random.default_rng(0)
+    clips = [rng.normal(scale=2, size=(frames, 29)) for frames in (40, 23, 60, 31)]
     return [(clip - np.log(np.exp(clip).sum(1, keepdims=True))).astype(np.float32) for clip in clips]
 
 

@@ -87,8 +87,8 @@ def test_where_all_is_equally_likely_the_first_label_is_taken_and_where_a_blank_
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_the_path_of_the_likeliest_labels(seed):
-    random = np.random.default_rng(seed)
-    clips = [random.normal(scale=2, size=(frames, 6)) for frames in (1, 40, 300)]
+    rng = np.random.default_rng(seed)
+    clips = [rng.normal(scale=2, size=(frames, 6)) for frames in (1, 40, 300)]
     clips = [(clip - np.log(np.exp(clip).sum(1, keepdims=True))).astype(np.float32) for clip in clips]
     for clip, hypothesis in zip(clips, greedy(clips), strict=True):
         path = [label for label, _ in itertools.groupby(clip.argmax(1))]

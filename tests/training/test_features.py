@@ -100,11 +100,11 @@ def test_the_energy_of_dles_dither_stands_in_for_it():
     signal = speech_like(32_000)
     signal[10_000:18_000] = 0
     own = dataclasses.replace(AS_DLE, log_guard=dle.LOG_GUARD)
-    draw = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
 
     def distance(settings, noise):
-        dithered = (signal + dle.DITHER * draw.standard_normal(len(signal))).astype(np.float32)
-        heard = (signal + noise * draw.standard_normal(len(signal))).astype(np.float32)
+        dithered = (signal + dle.DITHER * rng.standard_normal(len(signal))).astype(np.float32)
+        heard = (signal + noise * rng.standard_normal(len(signal))).astype(np.float32)
         difference = log_mel_reference(heard, settings) - log_mel_reference(dithered, own)
         return float(np.sqrt(np.square(difference).mean()))
 

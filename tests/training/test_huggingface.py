@@ -24,8 +24,8 @@ LABELS = (" ", "e", "t", "a", "'", "z")
 
 def signals() -> list[torch.Tensor]:
     """As references/wav2vec2_models.py, which runs where `transformers` is, makes them."""
-    draw = np.random.default_rng(1)
-    return [torch.from_numpy(draw.standard_normal(samples).astype(np.float32)) for samples in SAMPLES]
+    rng = np.random.default_rng(1)
+    return [torch.from_numpy(rng.standard_normal(samples).astype(np.float32)) for samples in SAMPLES]
 
 
 def expected(logits: np.ndarray) -> torch.Tensor:

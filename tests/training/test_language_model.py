@@ -39,9 +39,9 @@ CPU = Process(torch.device("cpu"))
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    draw = random.Random(0)
+    rng = random.Random(0)
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    lines = [f"The {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)} {i}." for i in range(600)]
+    lines = [f"The {rng.choice(NOUNS)} {rng.choice(VERBS)} the {rng.choice(NOUNS)} {i}." for i in range(600)]
     path.write_text("\n".join(lines))
     return path
 

@@ -30,10 +30,10 @@ TOLERANCE = 1e-3  # 1e-5 was seen; a wrong mask or weight shows as 0.1 and more
 
 def signals() -> list[np.ndarray]:
     """As references/nemo_models.py, which runs where this project is not, makes them."""
-    draw = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     clips = []
     for seconds in SECONDS:
-        noise = draw.standard_normal(round(seconds * 16_000) + 1)
+        noise = rng.standard_normal(round(seconds * 16_000) + 1)
         rhythm = 1 + np.sin(np.arange(len(noise) - 1) / 900)
         clips.append((0.05 * (noise[1:] + noise[:-1]) * rhythm).astype(np.float32))
     return clips

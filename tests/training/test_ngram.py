@@ -25,9 +25,9 @@ NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "3rd", "letter
 
 @pytest.fixture
 def text(tmp_path):
-    draw = random.Random(0)
+    rng = random.Random(0)
     sentences = [
-        f"Mr. Smith's {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)}, number {number}."
+        f"Mr. Smith's {rng.choice(NOUNS)} {rng.choice(VERBS)} the {rng.choice(NOUNS)}, number {number}."
         for number in range(2, 2000)
     ]
     path = tmp_path / "text.txt"

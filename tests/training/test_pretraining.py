@@ -168,10 +168,10 @@ def test_a_clip_too_short_for_a_frame_is_left_out(config, changed, caplog):
 
 
 def test_long_clips_are_cropped_at_random():
-    draw = random.Random(1)
+    rng = random.Random(1)
     clip = Clip(Path("a.wav"), 10.0, "", offset=2.0)
-    assert crop(Item(clip), 15.0, draw).clip == clip
-    crops = [crop(Item(clip, speed=1.25), 4.0, draw) for _ in range(50)]
+    assert crop(Item(clip), 15.0, rng).clip == clip
+    crops = [crop(Item(clip, speed=1.25), 4.0, rng) for _ in range(50)]
     assert {item.duration_s for item in crops} == {4.0}
     assert {item.title for item in crops} == {"a.wav at 2 s"}
     offsets = [item.clip.offset for item in crops]

@@ -21,7 +21,7 @@ from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.loop import train
 from carnelian_training.loop.recognition import Recognition
-from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume, write
+from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume, write_checkpoint
 from carnelian_training.loop.run_folder import held
 from carnelian_training.loop.state import new_state
 from carnelian_training.replacement import WriteError
@@ -130,7 +130,7 @@ def state(config):
 def write_at(state, config, folder, *steps):
     folder.mkdir(exist_ok=True)
     for state.step in steps:
-        write(state, config, folder)
+        write_checkpoint(state, config, folder)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_path, caplog):

@@ -24,29 +24,29 @@ def number(value: int, kind: str = "cardinal") -> str:
     return words.replace("-", " ").replace(",", "")
 
 
-def date(draw: random.Random) -> str:
+def date(rng: random.Random) -> str:
     """A day and an hour."""
-    day = number(draw.choice(range(1, 32)), "ordinal")
-    minutes = draw.choice(HOURS)
-    return f"{draw.choice(DAYS)} the {day} of {draw.choice(MONTHS)} at {minutes} {number(draw.randint(1, 12))}"
+    day = number(rng.choice(range(1, 32)), "ordinal")
+    minutes = rng.choice(HOURS)
+    return f"{rng.choice(DAYS)} the {day} of {rng.choice(MONTHS)} at {minutes} {number(rng.randint(1, 12))}"
 
 
-def amount(draw: random.Random) -> str:
+def amount(rng: random.Random) -> str:
     """A number of something."""
-    return f"{number(draw.randint(1000, 999_999))} {draw.choice(UNITS)}"
+    return f"{number(rng.randint(1000, 999_999))} {rng.choice(UNITS)}"
 
 
-def telephone(draw: random.Random) -> str:
+def telephone(rng: random.Random) -> str:
     """Seven digits."""
-    return " ".join(draw.choices(DIGITS, k=7))
+    return " ".join(rng.choices(DIGITS, k=7))
 
 
 def sentences(count: int) -> Iterator[str]:
     """`count` different ones."""
-    draw = random.Random(1)
+    rng = random.Random(1)
     said: set[str] = set()
     while len(said) < count:
-        sentence = draw.choice([date, amount, telephone])(draw)
+        sentence = rng.choice([date, amount, telephone])(rng)
         if sentence not in said:
             said.add(sentence)
             yield f"{sentence.capitalize()}."

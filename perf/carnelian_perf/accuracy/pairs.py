@@ -33,9 +33,9 @@ def compare(words: Counts, before: Counts, after: Counts) -> Difference:
         after: in the other way.
     """
     said, change = np.array(words), np.array(after) - np.array(before)
-    generator, rates = np.random.default_rng(0), []
+    rng, rates = np.random.default_rng(0), []
     for _ in range(DRAWS // DRAWN_AT_ONCE):
-        drawn = generator.integers(0, len(said), (DRAWN_AT_ONCE, len(said)))
+        drawn = rng.integers(0, len(said), (DRAWN_AT_ONCE, len(said)))
         rates.append(change[drawn].sum(1) / said[drawn].sum(1).clip(min=1))
     low, high = np.percentile(rates, [2.5, 97.5])
     return Difference(difference=float(change.sum() / said.sum()), low=float(low), high=float(high))

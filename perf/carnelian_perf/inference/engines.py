@@ -79,9 +79,9 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
 
 def _quantise(network: CtcNetwork) -> onnx.ModelProto:
     """In int8 with scales of noise, which are wrong for speech and no slower than right ones."""
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     try:
-        return quantise(network, [random.standard_normal((network.config.feature_channels, 200), np.float32)])
+        return quantise(network, [rng.standard_normal((network.config.feature_channels, 200), np.float32)])
     except QuantisationError as error:
         raise EngineError(str(error)) from error
 

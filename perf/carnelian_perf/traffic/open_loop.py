@@ -27,11 +27,11 @@ class Outcome:
 
 def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float]:
     """Seconds at which clips are due: Poisson arrivals, the first at 0."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     due, times = 0.0, []
     for _ in range(num_requests):
         times.append(due)
-        due += draw.expovariate(rate_per_s)
+        due += rng.expovariate(rate_per_s)
     return times
 
 

@@ -13,9 +13,9 @@ from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import Batch, load
 from carnelian_training.data.plan import plan_epoch, trainable
+from carnelian_training.loop.ctc_loss import ctc_loss
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.recognition import read_training_clips
-from carnelian_training.loop.transcription import ctc_loss
 
 from carnelian_perf.machine import find_commit, torch_threads
 from carnelian_perf.raw_file import Record, describe_origin

@@ -167,9 +167,9 @@ def build_state(config: Config, form: str, process: Process) -> State:
 
 def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
     """Clips of random text for all processes, the same in each of them."""
-    draw = random.Random(1)
+    rng = random.Random(1)
     count, characters = cell.batch * cell.processes, round(duration_s * CHARACTERS_PER_S)
-    texts = ["".join(draw.choices(config.labels, k=characters)) for _ in range(count)]
+    texts = ["".join(rng.choices(config.labels, k=characters)) for _ in range(count)]
     return [Item(Clip(Path(f"{i}.wav"), duration_s, text), seed=i) for i, text in enumerate(texts)]
 
 

@@ -3,8 +3,8 @@ from carnelian_perf.accuracy.pairs import DRAWS, compare
 
 
 def test_interval_is_that_of_all_draws_at_once():
-    random = np.random.default_rng(1)
-    words, before, after = random.integers(5, 20, 37), random.integers(0, 5, 37), random.integers(0, 5, 37)
+    rng = np.random.default_rng(1)
+    words, before, after = rng.integers(5, 20, 37), rng.integers(0, 5, 37), rng.integers(0, 5, 37)
     drawn = np.random.default_rng(0).integers(0, 37, (DRAWS, 37))
     low, high = np.percentile((after - before)[drawn].sum(1) / words[drawn].sum(1), [2.5, 97.5])
     found = compare(words, before, after)

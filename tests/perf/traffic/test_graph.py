@@ -11,8 +11,8 @@ TOLERANCE = 1e-4  # log-probabilities; float32 sums in another order
 
 @pytest.fixture(scope="module")
 def rows() -> list[np.ndarray]:
-    generator = np.random.default_rng(0)
-    return [generator.standard_normal((64, frames)).astype(np.float32) for frames in FRAMES]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((64, frames)).astype(np.float32) for frames in FRAMES]
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ def run_features(folder, signals):
 
 @pytest.fixture(scope="module")
 def signals():
-    generator = np.random.default_rng(0)
-    return [generator.standard_normal(samples).astype(np.float32) for samples in SAMPLES]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(samples).astype(np.float32) for samples in SAMPLES]
 
 
 @pytest.fixture

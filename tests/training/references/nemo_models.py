@@ -24,10 +24,10 @@ LABELS = {"quartznet": list(" abcdefghijklmnopqrstuvwxyz'"), "jasper": list(" ab
 
 def signals() -> list[np.ndarray]:
     """Noise with the slope and the rhythm of speech, 16 kHz."""
-    draw = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     clips = []
     for seconds in SECONDS:
-        noise = draw.standard_normal(round(seconds * 16_000) + 1)
+        noise = rng.standard_normal(round(seconds * 16_000) + 1)
         rhythm = 1 + np.sin(np.arange(len(noise) - 1) / 900)
         clips.append((0.05 * (noise[1:] + noise[:-1]) * rhythm).astype(np.float32))
     return clips

@@ -44,8 +44,8 @@ LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias"
 
 def signals() -> list[torch.Tensor]:
     """As the test makes them."""
-    draw = np.random.default_rng(1)
-    return [torch.from_numpy(draw.standard_normal(samples).astype(np.float32)) for samples in SAMPLES]
+    rng = np.random.default_rng(1)
+    return [torch.from_numpy(rng.standard_normal(samples).astype(np.float32)) for samples in SAMPLES]
 
 
 def randomised(model):

@@ -66,16 +66,16 @@ class Sounds:
         rooms = _sound_files(config.reverberation.path) if config.reverberation else ()
         return cls(rooms, _sound_files(config.noise.path) if config.noise else ())
 
-    def draw(self, config: AugmentConfig, draw: random.Random) -> Disturbance:
+    def draw(self, config: AugmentConfig, rng: random.Random) -> Disturbance:
         """Draw for one clip; each kind happens with its own probability, whatever the others do."""
-        disturbance = Disturbance(gain_db=draw.uniform(*config.gain_db))
-        if config.reverberation and draw.random() < config.reverberation.probability:
-            disturbance = replace(disturbance, room=draw.choice(self.rooms))
-        if config.noise and draw.random() < config.noise.probability:
-            noise, start, snr_db = draw.choice(self.noises), draw.random(), draw.uniform(*config.noise.snr_db)
+        disturbance = Disturbance(gain_db=rng.uniform(*config.gain_db))
+        if config.reverberation and rng.random() < config.reverberation.probability:
+            disturbance = replace(disturbance, room=rng.choice(self.rooms))
+        if config.noise and rng.random() < config.noise.probability:
+            noise, start, snr_db = rng.choice(self.noises), rng.random(), rng.uniform(*config.noise.snr_db)
             disturbance = replace(disturbance, noise=noise, noise_start=start, snr_db=snr_db)
         if config.dither:
-            disturbance = replace(disturbance, dither=config.dither, dither_seed=draw.getrandbits(63))
+            disturbance = replace(disturbance, dither=config.dither, dither_seed=rng.getrandbits(63))
         return disturbance
 
 

@@ -81,32 +81,32 @@ def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[I
     Raises:
         ConfigError: A folder of noises or rooms holds no sound file.
     """
-    draw = random.Random(f"{config.loop.seed}/{epoch}")
+    rng = random.Random(f"{config.loop.seed}/{epoch}")
     sounds = Sounds.find(config.augment)
-    items = [Item(clip, _draw_speed(config.augment, draw), draw.getrandbits(63)) for clip in clips]
-    items = [replace(item, disturbance=sounds.draw(config.augment, draw)) for item in items]
+    items = [Item(clip, _draw_speed(config.augment, rng), rng.getrandbits(63)) for clip in clips]
+    items = [replace(item, disturbance=sounds.draw(config.augment, rng)) for item in items]
     if config.pretraining is not None:
-        items = [crop(item, config.pretraining.crop_s, draw) for item in items]
+        items = [crop(item, config.pretraining.crop_s, rng) for item in items]
     # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
-    blurred = [(item.duration_s * draw.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
+    blurred = [(item.duration_s * rng.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
-    draw.shuffle(batches)
+    rng.shuffle(batches)
     return batches
 
 
-def crop(item: Item, longest_s: float, draw: random.Random) -> Item:
+def crop(item: Item, longest_s: float, rng: random.Random) -> Item:
     """A random stretch of a clip, if it is longer than `longest_s` after the change of speed; else the clip."""
     cut_s = longest_s * item.speed
     if item.clip.duration <= cut_s:
         return item
-    offset = (item.clip.offset or 0.0) + draw.uniform(0.0, item.clip.duration - cut_s)
+    offset = (item.clip.offset or 0.0) + rng.uniform(0.0, item.clip.duration - cut_s)
     return replace(item, clip=replace(item.clip, duration=cut_s, offset=offset), line=item.clip)
 
 
-def _draw_speed(config: AugmentConfig, draw: random.Random) -> float:
-    if draw.random() >= config.speed_probability:
+def _draw_speed(config: AugmentConfig, rng: random.Random) -> float:
+    if rng.random() >= config.speed_probability:
         return 1.0
-    return draw.choice(config.speed_factors) if config.speed_factors else draw.uniform(*config.speed)
+    return rng.choice(config.speed_factors) if config.speed_factors else rng.uniform(*config.speed)
 
 
 def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:

@@ -67,10 +67,10 @@ def channel_mask(width: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Te
 
 def _spans(size: int, probability: float, span: int, least: int, seed: int, purpose: str) -> npt.NDArray[np.int64]:
     """The positions, below `size`, of as many spans as it takes; on average their number is exact."""
-    draw = np.random.default_rng([seed, zlib.crc32(f"{purpose} spans".encode())])
+    rng = np.random.default_rng([seed, zlib.crc32(f"{purpose} spans".encode())])
     span = min(span, size)
     places = size - span + 1 if size else 0
-    count = min(max(int(probability * size / span + draw.random()), least), places) if size else 0
-    starts = draw.choice(places, count, replace=False) if count else np.zeros(0, np.int64)
+    count = min(max(int(probability * size / span + rng.random()), least), places) if size else 0
+    starts = rng.choice(places, count, replace=False) if count else np.zeros(0, np.int64)
     positions: npt.NDArray[np.int64] = (starts[:, None] + np.arange(span)).ravel()
     return positions

@@ -93,9 +93,9 @@ class Streams:
 
     def _lay_out(self, seed: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, targets and reach, [streams, time] int64 each, of an epoch, which begins anywhere in the text."""
-        draw = np.random.default_rng([seed, epoch])
-        turn = int(draw.integers(len(self.since)))
-        in_context = draw.random(self.sentence[-1] + 1) < self.config.context_share
+        rng = np.random.default_rng([seed, epoch])
+        turn = int(rng.integers(len(self.since)))
+        in_context = rng.random(self.sentence[-1] + 1) < self.config.context_share
         # Longer than any memory; the model sees to it that no token sees more than there is.
         reach = np.where(in_context[self.sentence], len(self.since), self.since)
         length = self.steps * self.config.segment

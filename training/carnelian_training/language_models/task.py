@@ -95,7 +95,7 @@ class LanguageModelling:
         return Finding(report.record(state.step, rounded), found.per_word)
 
 
-class Prediction:
+class NextTokenObjective:
     """The loss of one step, given the network's memory of the steps before.
 
     Args:

@@ -21,12 +21,12 @@ from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.loop.transcription import augmented
+from carnelian_training.loop.ctc_loss import augmented
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.precision import autocast
 
 
-class Contrastive:
+class ContrastiveObjective:
     """The loss of one step, which the loop divides by the hidden frames of all parts and processes.
 
     Args:

@@ -26,7 +26,7 @@ FREE = (
 )
 
 
-def write(state: State, config: RunConfig, directory: Path) -> None:
+def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
     """Write a checkpoint and remove old ones, but not milestones; every process has to call it.
 
     What a run that was killed while it wrote has left goes too.

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
 from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
+from carnelian_training.replacement import replaced
+from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -39,3 +44,12 @@ def held(directory: Path) -> Iterator[None]:
         os.close(handle)
         if is_new and not any(directory.iterdir()):
             directory.rmdir()
+
+
+def write_config(config: RunConfig, directory: Path, source: Path | None) -> None:
+    """Write the resolved configuration as `<name>.yaml`, unless that is `source`, the file that it was read from."""
+    target = directory / f"{config.name}.yaml"
+    if source is None or source.resolve() != target.resolve():
+        resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
+        with replaced(target) as partial:
+            partial.write_text(resolved, encoding="utf-8")

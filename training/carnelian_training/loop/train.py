@@ -15,26 +15,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
 from carnelian_training import checkpoint
-from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.interruption import Interruption
 from carnelian_training.language_models.config import LanguageModelConfig
-from carnelian_training.language_models.task import LanguageModelling, Prediction
-from carnelian_training.loop import contrastive, finetune
+from carnelian_training.language_models.task import LanguageModelling, NextTokenObjective
+from carnelian_training.loop import finetune
+from carnelian_training.loop.contrastive import ContrastiveObjective
+from carnelian_training.loop.ctc_loss import CtcObjective
 from carnelian_training.loop.optim import clip_gradients, learning_rate
 from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.report import Report
-from carnelian_training.loop.run_checkpoints import resume, write
-from carnelian_training.loop.run_folder import held
+from carnelian_training.loop.run_checkpoints import resume, write_checkpoint
+from carnelian_training.loop.run_folder import held, write_config
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.loop.task import Item, Objective, Share, Task
-from carnelian_training.loop.transcription import Transcription
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
-from carnelian_training.replacement import replaced
 from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -84,16 +82,11 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
             return
         task.prepare(state)
         if process.leads:
-            target = directory / f"{config.name}.yaml"
-            if source is None or source.resolve() != target.resolve():
-                resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
-                with replaced(target) as partial:
-                    partial.write_text(resolved, encoding="utf-8")
-
+            write_config(config, directory, source)
         report = Report(directory, config, state.step, enabled=process.leads)
         if is_due:
             evaluate_and_keep_best(state, task, config, directory, report)
-            write(state, config, directory)
+            write_checkpoint(state, config, directory)
         stop = False
         for share in task.shares(state) if state.step < config.loop.steps else ():
             outcome = optimise(state, share, config)
@@ -113,10 +106,10 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                         evaluate_and_keep_best(state, task, config, directory, report)
                 except Exception:
                     if process.size == 1:  # the others may not have failed, and all have to write
-                        write(state, config, directory)
+                        write_checkpoint(state, config, directory)
                     raise
             if stop or is_overdue or state.checkpoint_is_due(config):
-                write(state, config, directory)
+                write_checkpoint(state, config, directory)
             if stop or state.step >= config.loop.steps:
                 break
         report.close()
@@ -143,14 +136,14 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
     state.optimizer.zero_grad()
-    aim = objective(state, config)
-    planned = aim.planned(share.items)
+    objective = choose_objective(state, config)
+    planned = objective.planned(share.items)
     counts = torch.zeros(2, dtype=torch.int64)  # characters, hidden frames or tokens; and clips left out
     total = torch.zeros((), device=process.device)
     losses: list[tuple[Sequence[Item], Tensor]] = []
-    for part, batch in enumerate(aim.batches(share.batches, share.parts), start=1):
+    for part, batch in enumerate(objective.batches(share.batches, share.parts), start=1):
         with process.gradient_sync(network, part == share.parts):
-            item_losses, weight = aim.losses(network, batch)
+            item_losses, weight = objective.losses(network, batch)
             loss = item_losses.sum() / planned
             # Gradients are averaged over the processes, but their sum is the gradient of the mean over characters.
             state.scaler.scale(loss * process.size).backward()  # type: ignore[no-untyped-call]
@@ -167,7 +160,7 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     loss_value, norm_value = torch.stack(
         [process.total(total) * correction, grad_norm]
     ).tolist()  # the one wait for the device
-    measured = aim.measured() if (state.step + 1) % config.loop.log_every_steps == 0 else {}
+    measured = objective.measured() if (state.step + 1) % config.loop.log_every_steps == 0 else {}
     outcome = Outcome(loss_value, norm_value, lr, measured)
     if outcome.is_finite:
         state.optimizer.step()
@@ -181,14 +174,14 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     return outcome
 
 
-def objective(state: State, config: RunConfig) -> Objective:
+def choose_objective(state: State, config: RunConfig) -> Objective:
     """The objective of the next step."""
     if isinstance(config, LanguageModelConfig):
-        return Prediction(state, config)
+        return NextTokenObjective(state, config)
     if config.pretraining is None:
-        return Transcription(config)
+        return CtcObjective(config)
     assert isinstance(state.model, Wav2Vec2Pretraining)
-    return contrastive.Contrastive(state.model, config, state.step, state.process)
+    return ContrastiveObjective(state.model, config, state.step, state.process)
 
 
 def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfig) -> None:

@@ -175,12 +175,12 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
         penalty = squares.sum(1) / ends.clamp(min=1)
         normalised = self.extractor_norm(frames)
         index, real = hidden_frames(time_mask)
-        draws = [torch.Generator(frames.device).manual_seed(seed) for seed in seeds]
-        noise = gumbel_noise(draws, real, self.settings) if self.training else None
+        generators = [torch.Generator(frames.device).manual_seed(seed) for seed in seeds]
+        noise = gumbel_noise(generators, real, self.settings) if self.training else None
         codes = self._quantise(normalised, index, temperature, noise)
         context = self.encode(normalised, ends, time_mask, channel_mask)
         guesses = self.pretraining["guess"](pick(context, index))
-        others = draw_others(draws, real, self.settings.negatives)
+        others = draw_others(generators, real, self.settings.negatives)
         loss, hits = self._compare(guesses, self.pretraining["target"](codes.vectors), codes.ids, others, real)
         weight = real[:, :, None, None]
         chosen = F.one_hot(codes.probabilities.argmax(3), self.settings.codes) * weight
@@ -227,20 +227,20 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
-def gumbel_noise(draws: Sequence[torch.Generator], real: Tensor, config: PretrainingConfig) -> Tensor:
+def gumbel_noise(generators: Sequence[torch.Generator], real: Tensor, config: PretrainingConfig) -> Tensor:
     """[batch, hidden, groups, codes] float32, of each clip from its own generator, zero where there is no frame."""
     noise = torch.zeros(*real.shape, config.groups, config.codes, device=real.device)
-    for row, draw, count in zip(noise, draws, real.sum(1).long().tolist(), strict=True):
-        row[:count].exponential_(generator=draw).clamp_(min=1e-20).log_().neg_()
+    for row, generator, count in zip(noise, generators, real.sum(1).long().tolist(), strict=True):
+        row[:count].exponential_(generator=generator).clamp_(min=1e-20).log_().neg_()
     return noise
 
 
-def draw_others(draws: Sequence[torch.Generator], real: Tensor, negatives: int) -> Tensor:
+def draw_others(generators: Sequence[torch.Generator], real: Tensor, negatives: int) -> Tensor:
     """For each hidden frame, which other ones of its clip: [batch, hidden, negatives] int64; itself if it is alone."""
     others = torch.zeros(*real.shape, negatives, dtype=torch.int64, device=real.device)
-    for row, draw, count in zip(others, draws, real.sum(1).long().tolist(), strict=True):
+    for row, generator, count in zip(others, generators, real.sum(1).long().tolist(), strict=True):
         if count > 1:
-            drawn = torch.randint(count - 1, (count, negatives), generator=draw, device=real.device)
+            drawn = torch.randint(count - 1, (count, negatives), generator=generator, device=real.device)
             itself = torch.arange(count, device=real.device)[:, None]
             row[:count] = drawn + (drawn >= itself)  # all but itself, each as likely
     return others

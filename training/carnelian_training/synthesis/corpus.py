@@ -123,7 +123,7 @@ def synthesise(
 def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: int) -> Iterator[Utterance]:
     """Yield every sentence once, in shuffled order, each with its voice."""
     sources = list(sources)
-    draw = random.Random(f"utterances {seed}")
+    rng = random.Random(f"utterances {seed}")
     waiting = read_sentences(sources)
     for name, sentences in waiting.items():
         random.Random(f"{name} {seed}").shuffle(sentences)
@@ -132,17 +132,17 @@ def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: in
         left = [source for source in sources if waiting[source.name]]
         if not left:
             return
-        source = draw.choices(left, [source.share for source in left])[0]
-        voice = draw.choices(voices, shares)[0]
-        plain = draw.random() < PLAIN_SHARE
+        source = rng.choices(left, [source.share for source in left])[0]
+        voice = rng.choices(voices, shares)[0]
+        plain = rng.random() < PLAIN_SHARE
         yield Utterance(
             index=index,
             sentence=waiting[source.name].pop(),
             voice=voice,
-            speaker=draw.choice(voice.speakers),
-            speed=round(draw.uniform(*voice.speed), 3),
-            pitch=1.0 if plain else round(draw.uniform(*voice.pitch), 3),
-            seed=draw.randrange(2**31),
+            speaker=rng.choice(voice.speakers),
+            speed=round(rng.uniform(*voice.speed), 3),
+            pitch=1.0 if plain else round(rng.uniform(*voice.pitch), 3),
+            seed=rng.randrange(2**31),
         )
 
 

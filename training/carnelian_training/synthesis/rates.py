@@ -74,11 +74,11 @@ def _measure(voice: str, sentences: list[str]) -> tuple[float, float]:
 
 def _say(name: str, sentences: list[str]) -> float:
     [voice] = choose_voices([name])
-    draw = random.Random(name)
+    rng = random.Random(name)
     samples = 0
     for sentence in sentences:
-        speed, pitch = draw.uniform(*voice.speed), draw.uniform(*voice.pitch)
-        samples += len(render(voice, sentence, draw.choice(voice.speakers), speed, pitch, 0))
+        speed, pitch = rng.uniform(*voice.speed), rng.uniform(*voice.pitch)
+        samples += len(render(voice, sentence, rng.choice(voice.speakers), speed, pitch, 0))
     return samples / SAMPLE_RATE_HZ
 
 

@@ -32,55 +32,55 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
     Raises:
         ValueError: A voice cannot be read, or there is nothing to hear.
     """
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for i in tqdm(range(rooms), "rooms", disable=None):
-        _write(directory / "rooms" / f"{i:04d}.wav", room(draw))
+        _write(directory / "rooms" / f"{i:04d}.wav", room(rng))
     for i in tqdm(range(noises), "noises", disable=None):
-        noise = babble(voices, draw) if voices and i % 3 == 0 else coloured_noise(draw)
+        noise = babble(voices, rng) if voices and i % 3 == 0 else coloured_noise(rng)
         _write(directory / "noise" / f"{i:04d}.wav", noise)
 
 
-def room(draw: np.random.Generator) -> Signal:
+def room(rng: np.random.Generator) -> Signal:
     """An impulse response of 0.15 to 0.9 s of reverberation time (60 dB), direct to reverberant 0 to 15 dB."""
-    reverberation_s = draw.uniform(0.15, 0.9)
+    reverberation_s = rng.uniform(0.15, 0.9)
     seconds = np.arange(int(reverberation_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     tail = np.zeros(len(seconds))
-    for low_hz, high_hz, factor in ((0, 500, 1.1), (500, 2000, 1.0), (2000, 8001, draw.uniform(0.4, 0.9))):
-        spectrum = np.fft.rfft(draw.standard_normal(len(seconds)))
+    for low_hz, high_hz, factor in ((0, 500, 1.1), (500, 2000, 1.0), (2000, 8001, rng.uniform(0.4, 0.9))):
+        spectrum = np.fft.rfft(rng.standard_normal(len(seconds)))
         hz = np.fft.rfftfreq(len(seconds), 1 / SAMPLE_RATE_HZ)
         spectrum[(hz < low_hz) | (hz >= high_hz)] = 0
         decay = 10 ** (-3 * seconds / (reverberation_s * factor))
         tail += np.fft.irfft(spectrum, len(seconds)) * decay
-    tail[: draw.integers(16, 160)] = 0  # the first reflection comes 1 to 10 ms after the direct sound
-    tail *= 10 ** (-draw.uniform(0, 15) / 20) / np.linalg.norm(tail)
+    tail[: rng.integers(16, 160)] = 0  # the first reflection comes 1 to 10 ms after the direct sound
+    tail *= 10 ** (-rng.uniform(0, 15) / 20) / np.linalg.norm(tail)
     tail[0] = 1.0
     return tail
 
 
-def coloured_noise(draw: np.random.Generator) -> Signal:
+def coloured_noise(rng: np.random.Generator) -> Signal:
     """Noise between white and brown, with hum in a third of the cases."""
     size = NOISE_S * SAMPLE_RATE_HZ
     hz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE_HZ)
-    spectrum = np.fft.rfft(draw.standard_normal(size)) * np.maximum(hz, 20.0) ** -draw.uniform(0, 1)
+    spectrum = np.fft.rfft(rng.standard_normal(size)) * np.maximum(hz, 20.0) ** -rng.uniform(0, 1)
     noise = np.fft.irfft(spectrum, size)
     noise /= noise.std()
-    swell = np.interp(np.arange(size), np.linspace(0, size, 20), draw.uniform(-6, 6, 20))
+    swell = np.interp(np.arange(size), np.linspace(0, size, 20), rng.uniform(-6, 6, 20))
     noise *= 10 ** (swell / 20)
-    if draw.random() < 1 / 3:
-        mains_hz, seconds = draw.choice([50.0, 60.0]), np.arange(size) / SAMPLE_RATE_HZ
+    if rng.random() < 1 / 3:
+        mains_hz, seconds = rng.choice([50.0, 60.0]), np.arange(size) / SAMPLE_RATE_HZ
         for harmonic in range(1, 8):
-            phase = draw.uniform(0, 2 * np.pi)
-            noise += draw.uniform(0, 1) / harmonic * np.sin(2 * np.pi * mains_hz * harmonic * seconds + phase)
+            phase = rng.uniform(0, 2 * np.pi)
+            noise += rng.uniform(0, 1) / harmonic * np.sin(2 * np.pi * mains_hz * harmonic * seconds + phase)
     return noise
 
 
-def babble(voices: Sequence[Clip], draw: np.random.Generator) -> Signal:
+def babble(voices: Sequence[Clip], rng: np.random.Generator) -> Signal:
     """Three to eight voices at once, each from one clip to the next."""
     mixed = np.zeros(NOISE_S * SAMPLE_RATE_HZ)
-    for _ in range(draw.integers(3, 9)):
+    for _ in range(rng.integers(3, 9)):
         spoken: list[Signal] = []
         while sum(map(len, spoken)) < len(mixed):
-            spoken.append(_read_voice(voices[draw.integers(len(voices))]))
+            spoken.append(_read_voice(voices[rng.integers(len(voices))]))
         mixed += np.concatenate(spoken)[: len(mixed)]
     return mixed
 

@@ -15,7 +15,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.precision import autocast
 
 
-class Transcription:
+class CtcObjective:
     """The loss of one step: a sum over clips, which the loop divides by the characters of all parts and processes."""
 
     def __init__(self, config: Config) -> None:
