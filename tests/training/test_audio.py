@@ -41,6 +41,12 @@ def test_a_segment_of_a_telephone_call_is_what_the_whole_file_has_there(tmp_path
         np.testing.assert_array_equal(samples, whole[round(8000 * offset) :][:16_000])
 
 
+@pytest.mark.parametrize("offset", [None, 1.0])
+def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path, offset):
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*call\.wav"):
+        encoded(Clip(tmp_path / "call.wav", 2.0, "a", offset=offset))
+
+
 def test_mp3_files_are_read(tmp_path):
     tone = np.sin(2 * np.pi * 440 * np.arange(66150) / 22050).astype(np.float32) * 0.5
     for name in ("tone.mp3", "tone.wav"):

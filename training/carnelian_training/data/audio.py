@@ -44,7 +44,8 @@ def encoded(clip: Clip) -> Encoded:
             )
         if not head.startswith((b"ID3", b"\xff")):  # MPEG's tag, or the first bits of its frames
             return data
-    with soundfile.SoundFile(clip.audio_filepath) as file:
+    # The file is opened twice: of one that cannot be, libsndfile says "System error" and no more.
+    with clip.audio_filepath.open("rb"), soundfile.SoundFile(clip.audio_filepath) as file:
         if file.format == "MP3" and _length_is_guessed(clip.audio_filepath):
             raise RuntimeError(
                 "MP3 of varying bit rate must say how long it is, but this file, as if written to a pipe, does not: "
