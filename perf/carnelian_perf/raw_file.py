@@ -252,6 +252,29 @@ def write_page(raw_path: Path, text: str) -> Path:
     return page
 
 
+def write_page_and_plot(
+    raw_path: Path,
+    measurement: T,
+    render_page: Callable[[T, str, str], str],
+    draw: Callable[[T, Path], None],
+) -> tuple[Path, Path]:
+    """Write both beside a raw file.
+
+    Args:
+        raw_path: Of the raw file.
+        measurement: What it holds.
+        render_page: Makes the page, of the measurement and the names of the raw file and the plot.
+        draw: Writes the plot.
+
+    Returns:
+        Their paths: the raw file's name with `.md` and `.png`.
+    """
+    plot = raw_path.with_suffix(".png")
+    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
+    draw(measurement, plot)
+    return page, plot
+
+
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
     """Read what the command `subject` wrote, by its own `parse`.
 

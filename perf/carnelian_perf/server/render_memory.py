@@ -3,26 +3,15 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.raw_file import write_page, write_plot
+from carnelian_perf.raw_file import write_page_and_plot, write_plot
 from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
 
 MIB = 2**20
 
 
 def render(raw_path: Path) -> tuple[Path, Path]:
-    """Write the page and the plot beside a raw file.
-
-    Returns:
-        Their paths: the raw file's name with `.md` and `.png`.
-
-    Raises:
-        ValueError: the file is no raw file.
-    """
-    measurement = Measurement.read(raw_path)
-    plot = raw_path.with_suffix(".png")
-    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
-    draw(measurement, plot)
-    return page, plot
+    """See :func:`write_page_and_plot`."""
+    return write_page_and_plot(raw_path, Measurement.read(raw_path), render_page, draw)
 
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:

@@ -3,24 +3,13 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.raw_file import say_busy, write_page, write_plot
+from carnelian_perf.raw_file import say_busy, write_page_and_plot, write_plot
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
 
 
 def render(raw_path: Path) -> tuple[Path, Path]:
-    """Write the table and the plot beside a raw file.
-
-    Returns:
-        Their paths: the raw file's name with `.md` and `.png`.
-
-    Raises:
-        ValueError: the file is no raw file.
-    """
-    measurement = Measurement.read(raw_path)
-    plot = raw_path.with_suffix(".png")
-    table = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
-    draw_batches(measurement, plot)
-    return table, plot
+    """See :func:`write_page_and_plot`."""
+    return write_page_and_plot(raw_path, Measurement.read(raw_path), render_page, draw_batches)
 
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:

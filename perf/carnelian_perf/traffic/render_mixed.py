@@ -4,26 +4,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import say_busy, scale_milliseconds, write_page, write_plot
+from carnelian_perf.raw_file import say_busy, scale_milliseconds, write_page_and_plot, write_plot
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
 
 
 def render(raw_path: Path) -> tuple[Path, Path]:
-    """Write the page and the plot beside a raw file.
-
-    Returns:
-        Their paths: the raw file's name with `.md` and `.png`.
-
-    Raises:
-        ValueError: the file is no raw file.
-    """
-    measurement = Measurement.read(raw_path)
-    plot = raw_path.with_suffix(".png")
-    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
-    draw(measurement, plot)
-    return page, plot
+    """See :func:`write_page_and_plot`."""
+    return write_page_and_plot(raw_path, Measurement.read(raw_path), render_page, draw)
 
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
