@@ -9,7 +9,7 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
-from carnelian_training.config import ManifestConfig
+from carnelian_training.config import ConfigError, ManifestConfig, NoiseConfig
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.best import error_of
@@ -117,6 +117,13 @@ def test_a_training_manifest_that_is_not_there_is_named_with_its_key_and_its_pla
     )
     with pytest.raises(ValueError, match=expected):
         train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
+
+
+def test_a_folder_without_noises_ends_a_run_before_it_writes_anything(tiny_config, changed, tmp_path):
+    config = changed(tiny_config, augment={"noise": NoiseConfig(path=tmp_path / "absent")})
+    with pytest.raises(ConfigError, match="absent must hold sound files"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_dev_manifest_the_last_weights_are_kept_and_the_log_says_so(tiny_config, changed, tmp_path, caplog):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from carnelian_training.config import Config
+from carnelian_training.data.acoustics import Sounds
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_clips, read_manifest
@@ -28,11 +29,13 @@ class Recognition:
     """Learning from clips, as a :class:`Config` says; see :class:`carnelian_training.loop.task.Task`.
 
     Raises:
-        ValueError: `data.train` names a file that is not a manifest, or no clip that can be learnt from.
+        ValueError: `data.train` names a file that is not a manifest, or no clip that can be learnt from; a folder of
+            noises or rooms holds no sound file.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        Sounds.find(config.augment)  # each epoch lists them; this says what is wrong before anything is written
         self.clips = trainable(read_training_clips(config), config)
         if not self.clips:
             raise ValueError(
