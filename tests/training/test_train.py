@@ -9,7 +9,8 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
-from carnelian_training.config import ConfigError, ManifestConfig, NoiseConfig
+from carnelian_training.config import ManifestConfig, NoiseConfig
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.best import error_of
