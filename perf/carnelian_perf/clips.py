@@ -57,14 +57,14 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
     return clips
 
 
-def load_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
-    """Take clips of a manifest whole: its own durations, `num_clips` of them drawn by a fixed seed.
+def load_clips(manifest: Path) -> list[WavClip]:
+    """Take clips of a manifest whole: its own durations, :data:`NUM_CLIPS` of them drawn by a fixed seed.
 
     Raises:
         ValueError: the manifest has no clips of at most 60 s.
     """
     paths = _servable(manifest)
-    chosen = random.Random(SEED).sample(paths, min(num_clips, len(paths)))
+    chosen = random.Random(SEED).sample(paths, min(NUM_CLIPS, len(paths)))
     return [_encode(read_clip(path)) for path in chosen]
 
 

@@ -62,14 +62,14 @@ def numbers_of(option: str, text: str) -> list[float]:
         raise typer.BadParameter(f"{option} must be numbers with commas between them, but is {text!r}") from None
 
 
-def durations_of(option: str, text: str) -> list[float]:
-    """Seconds of clips to cut, with commas between them."""
+def durations_of(text: str) -> list[float]:
+    """Seconds of clips to cut, with commas between them, of `--durations`."""
     from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
 
-    durations = numbers_of(option, text)
+    durations = numbers_of("--durations", text)
     if not all(SHORTEST_CUT_S <= duration <= LIMIT_S for duration in durations):
         raise typer.BadParameter(
-            f"{option} must be seconds from {SHORTEST_CUT_S:g} to {LIMIT_S:g}, with commas between, but is {text!r}"
+            f"--durations must be seconds from {SHORTEST_CUT_S:g} to {LIMIT_S:g}, with commas between, but is {text!r}"
         )
     return durations
 

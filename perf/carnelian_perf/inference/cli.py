@@ -78,7 +78,7 @@ def infer(
         check_words("--engines", engines.split(","), TITLES)
         check_words("--device", [device], ("cpu", "cuda"))
         check_words("--precision", [precision], PRECISIONS)
-        durations_s, sizes = durations_of("--durations", durations), counts_of("--batches", batches)
+        durations_s, sizes = durations_of(durations), counts_of("--batches", batches)
         from carnelian_perf.inference.measure import Plan, measure
         from carnelian_perf.networks import load_network
 

@@ -125,7 +125,7 @@ def overhead(
         from carnelian_perf.server.overhead import Plan, measure
 
         check_words("--format", [file_format], ("flac", "wav"))
-        durations_s = durations_of("--durations", durations)
+        durations_s = durations_of(durations)
         if clips < batch:
             raise typer.BadParameter(f"--clips must be at least --batch, {batch}, to make one, but is {clips}")
         check_file("--manifest", manifest)
@@ -174,7 +174,7 @@ def first_request(
         from carnelian_perf.server.first_request import Plan, measure
 
         check_words("--format", [file_format], ("flac", "wav"))
-        durations_s = durations_of("--durations", durations)
+        durations_s = durations_of(durations)
         check_file("--manifest", manifest)
         with served_repository(repository, model, random_weights) as (repository, model):
             check_model_and_clips(repository, model, manifest)

@@ -137,10 +137,11 @@ def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]
     return [index for index in range(len(plan.clips)) if len({t for found in seen for t in found.get(index, ())}) > 1]
 
 
-def pad_clip(clip: WavClip, seconds: int = CLIENT_PADDING_S) -> WavClip:
-    """Add silence up to the next multiple of `seconds`, as clients do where the server cannot batch unequal clips."""
+def pad_clip(clip: WavClip) -> WavClip:
+    """Add silence up to a multiple of :data:`CLIENT_PADDING_S`, as clients do where no server batches unequal clips."""
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
-    size = -(-len(samples) // (seconds * SAMPLE_RATE_HZ)) * seconds * SAMPLE_RATE_HZ
+    multiple = CLIENT_PADDING_S * SAMPLE_RATE_HZ
+    size = -(-len(samples) // multiple) * multiple
     file = io.BytesIO()
     soundfile.write(file, np.pad(samples, (0, size - len(samples))), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
     return WavClip(file.getvalue(), clip.duration_s, clip.frames)

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+TRIED_S = 0.3
+"""How long a kernel is repeated for its best time."""
+
 
 def find_floor(config: Config, duration_s: float, batch: int, precision: str) -> dict[str, float]:
     """Count operations and bytes of a step on `batch` clips of `duration_s` seconds.
@@ -87,7 +90,7 @@ def _go_forward(network: CtcNetwork, config: Config, duration_s: float) -> None:
     network(features, torch.empty(1, dtype=torch.int64, device="meta"))
 
 
-def measure_peak(precision: str, seconds: float = 0.3) -> float:
+def measure_peak(precision: str) -> float:
     """The best rate of a 1x1 convolution, GFLOP/s: what most of a step's operations are.
 
     The best, not the median: it stands for what the machine can do when nothing disturbs it.
@@ -98,10 +101,10 @@ def measure_peak(precision: str, seconds: float = 0.3) -> float:
     dtype = DTYPES[precision]
     x = torch.randn(batch, channels, 1, 64, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     weight = torch.randn(channels, channels, 1, 1, device=device, dtype=dtype)
-    return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device, seconds) / 1e9
+    return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device) / 1e9
 
 
-def measure_onnx_peak(threads: int, seconds: float = 0.3) -> float:
+def measure_onnx_peak(threads: int) -> float:
     """The same of a convolution of QuartzNet in ONNX Runtime on the CPU, float32, whose kernels are not PyTorch's."""
     channels, frames = 512, 835
     weight = numpy_helper.from_array(np.ones((channels, channels, 1, 1), np.float32), "weight")
@@ -112,25 +115,25 @@ def measure_onnx_peak(threads: int, seconds: float = 0.3) -> float:
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {"x": np.ones((1, channels, 1, frames), np.float32)}
-    best_s = _best_s(lambda: session.run(None, feeds), torch.device("cpu"), seconds)
+    best_s = _best_s(lambda: session.run(None, feeds), torch.device("cpu"))
     return 2 * channels * channels * frames / best_s / 1e9
 
 
-def measure_bandwidth(seconds: float = 0.3) -> float:
+def measure_bandwidth() -> float:
     """The best rate of copying far more than caches hold, GB/s read and written."""
     device = _device()
     source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / _best_s(lambda: target.copy_(source), device, seconds) / 1e9
+    return 2 * source.numel() * 4 / _best_s(lambda: target.copy_(source), device) / 1e9
 
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _best_s(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+def _best_s(work: Callable[[], object], device: torch.device) -> float:
     times: list[float] = []
-    deadline = time.perf_counter() + seconds
+    deadline = time.perf_counter() + TRIED_S
     while len(times) < 3 or time.perf_counter() < deadline:
         started = _clock_s(device)
         work()

@@ -19,14 +19,13 @@ from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 
-def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: int | None = None) -> Path:
+def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
     """Write each clip once more at each speed as FLAC, and a manifest of the old clips and the new.
 
     Args:
         manifest: of the clips; their files are referred to, not copied.
         directory: gets `manifest.jsonl` and `<speed>/<number>-<name>.flac`.
         speeds: 1.1 is ten per cent faster and higher.
-        jobs: files at a time; as many as the machine has cores by default.
 
     Returns:
         The new manifest.
@@ -50,7 +49,7 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float], *, jobs: i
         number, clip, speed = task
         return _write(clip, directory / f"{speed:g}" / f"{number:07d}-{clip.audio_filepath.stem}.flac", speed)
 
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         new = list(tqdm(pool.map(write, tasks), total=len(tasks), unit="clip", disable=None))
     write_manifest(target, [*clips, *new])
     return target
