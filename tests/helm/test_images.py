@@ -29,7 +29,7 @@ INSTALLED = {
     "perf": {"client": [], "perf": ["sweep"]},
     "serving": {"serving": ["-", "models"]},
     "serving-cpu": {"serving": []},
-    "training": {"training": [], "export": []},
+    "training": {"training": ["gpu"], "export": []},
 }
 
 

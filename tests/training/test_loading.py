@@ -108,3 +108,14 @@ def test_evaluation_names_the_bad_clips_of_all_batches_and_stops_at_the_first(ba
     assert next(batches).items == [good]
     with pytest.raises(RuntimeError, match=r"(?s)text\.wav: .*\n.*nan\.wav: "):
         next(batches)
+
+
+def test_without_a_cufft_that_dali_can_use_features_are_computed_on_the_cpu(tiny_config, monkeypatch, caplog):
+    batches = [[Item(clip) for clip in read_manifest(tiny_config.data.dev)]]
+    (plain,) = load(batches, FeatureSettings(), 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("carnelian_training.data.loading.GetCufftVersion", lambda: -1)  # as where it cannot be loaded
+    for _ in range(2):
+        (found,) = load(batches, FeatureSettings(), 1)
+        torch.testing.assert_close(found.features, plain.features, rtol=0, atol=0)
+    assert caplog.text.count("pip install nvidia-cufft-cu12") == 1

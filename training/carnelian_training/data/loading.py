@@ -3,6 +3,7 @@
 In: lists of :class:`Item`. Out: a :class:`Batch` of each, padded to the longest clip, with honest lengths.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.backend import GetCufftVersion
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
@@ -29,7 +31,7 @@ from carnelian_training.data.defects import (
 )
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
-from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
 from carnelian_training.front_end import FrontEnd, build_features, channels
 
 logger = logging.getLogger(__name__)
@@ -203,7 +205,7 @@ def _pipeline(
         frames = features.shape(dtype=types.INT64)[1]
         return fn.pad(features, axes=[1]), frames, samples, fn.reductions.rms(decoded), fn.reductions.rms(signal)
 
-    device_id = torch.cuda.current_device() if torch.cuda.is_available() else None
+    device_id = _gpu_of_features(settings)
     pipeline: Pipeline = graph(
         batch_size=max(map(len, batches), default=1),
         num_threads=num_threads,
@@ -212,6 +214,24 @@ def _pipeline(
     )
     pipeline.build()
     return pipeline
+
+
+def _gpu_of_features(settings: FrontEnd) -> int | None:
+    """The GPU that computes features; None for the CPU."""
+    if not torch.cuda.is_available():
+        return None
+    if isinstance(settings, FeatureSettings) and GetCufftVersion() < 0:
+        _warn_of_cufft()
+        return None
+    return torch.cuda.current_device()
+
+
+@functools.cache
+def _warn_of_cufft() -> None:
+    logger.warning(
+        "features are computed on the CPU, for DALI finds no cuFFT of CUDA 12, which PyTorch for CUDA 13 does not bring: "
+        "`pip install nvidia-cufft-cu12`"
+    )
 
 
 def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) -> None:
