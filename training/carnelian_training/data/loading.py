@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali.backend import GetCufftVersion
+from nvidia.dali.backend import GetCufftVersion  # type: ignore[attr-defined]  # its stubs lack it
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
@@ -229,8 +229,8 @@ def _gpu_of_features(settings: FrontEnd) -> int | None:
 @functools.cache
 def _warn_of_cufft() -> None:
     logger.warning(
-        "features are computed on the CPU, for DALI finds no cuFFT of CUDA 12, which PyTorch for CUDA 13 does not bring: "
-        "`pip install nvidia-cufft-cu12`"
+        "features are computed on the CPU, for DALI finds no cuFFT of CUDA 12, which PyTorch for CUDA 13 does not "
+        "bring: `pip install nvidia-cufft-cu12`"
     )
 
 
