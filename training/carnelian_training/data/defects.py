@@ -117,7 +117,9 @@ def sound_defect(clip: Clip, heard: Heard) -> str | None:
         return "no samples"
     duration_s = heard.samples / SAMPLE_RATE_HZ
     if abs(duration_s - clip.duration) > duration_tolerance_s(clip):
-        return f"lasts {duration_s:.2f} s, but its manifest says {clip.duration:.2f} s"
+        may_be_stretch = clip.offset is None and duration_s > clip.duration
+        hint = "; a stretch of a longer file has an `offset`, be it 0" if may_be_stretch else ""
+        return f"lasts {duration_s:.2f} s, but its manifest says {clip.duration:.2f} s{hint}"
     if not heard.rms < float("inf"):
         return "samples that are no finite numbers"
     return None
