@@ -75,6 +75,7 @@ def build_engine(
         errors = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
         raise EngineError(f"{trt.__name__} {trt.__version__} must read the graph, but says: {errors}")
     config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # on by default: float32 would have the eleven bits of float16
     for profile in profiles:
         shapes = builder.create_optimization_profile()
         for name, (least, tuned, most) in shapes_of(profile, max_batch_size, num_mels).items():
@@ -126,7 +127,11 @@ class EngineRun:
 
     def __init__(self, plan: bytes) -> None:
         self._trt = load_tensorrt()
-        self._engine = self._trt.Runtime(_log_of(self._trt)).deserialize_cuda_engine(plan)
+        log = _log_of(self._trt)
+        self._runtime = self._trt.Runtime(log)  # the engine must not outlive it
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            raise EngineError(f"{self._trt.__name__} must load what it built, but says: {'; '.join(log.errors)}")
         self._context = self._engine.create_execution_context()
 
     def __call__(self, inputs: dict[str, Tensor], profile: int) -> dict[str, Tensor]:

@@ -103,6 +103,18 @@ def test_an_engine_with_several_profiles_is_built(network, dtype):
     assert len(plan) > 10_000
 
 
+def test_float32_stays_float32_on_gpus_that_have_tf32(network, tensorrt, monkeypatch):
+    build, allowed = tensorrt.Builder.build_serialized_network, []
+
+    def watch(builder, graph, config):
+        allowed.append(config.get_flag(tensorrt.BuilderFlag.TF32))
+        return build(builder, graph, config)
+
+    monkeypatch.setattr(tensorrt.Builder, "build_serialized_network", watch)
+    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64)
+    assert allowed == [False]
+
+
 @pytest.mark.usefixtures("tensorrt")
 def test_what_tensorrt_refuses_is_said_in_its_words(network):
     graph = export_shaped(network, torch.float32)
