@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("nvidia-pytriton", "onnxruntime", "nvidia-dali-cuda120", "tritonclient", "torch", "onnx")
+PACKAGES = ("nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "nvidia-dali-cuda120", "tritonclient", "torch", "onnx")
 _JIFFIES_PER_S = os.sysconf("SC_CLK_TCK")
 
 

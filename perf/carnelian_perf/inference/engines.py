@@ -137,14 +137,17 @@ class _WithoutLengths(nn.Module):
 def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
     wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
     if wanted not in onnxruntime.get_available_providers():
-        raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu")
+        raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu in place of onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # As the server has it.
     options.enable_mem_pattern = False
     limit_spinning(options)
-    provider = (wanted, {"use_tf32": "0"} if device == "cuda" else {})
-    return onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
+    provider = (wanted, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"} if device == "cuda" else {})
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
+    if session.get_providers()[0] != wanted:  # its libraries are missing; ONNX Runtime goes on without it
+        raise EngineError(f"ONNX Runtime cannot load {wanted}; install the CUDA and cuDNN that its log asks for")
+    return session
 
 
 def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engine:
