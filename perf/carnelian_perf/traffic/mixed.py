@@ -46,13 +46,18 @@ class System:
     name: str
     title: str
     candidate: Candidate
-    pads_at_client: bool
+    pads_at_client: bool = False
 
 
 SYSTEMS = (
-    System("shipped", "as shipped: ragged batches, clips as they are", BY_NAME["ragged"], False),
-    System("buckets", "buckets of 4, 8, 16, 60 s on the server", BY_NAME["buckets"], False),
-    System("padded", "client pads to multiples of 10 s, batches of equal shapes", BY_NAME["feature_batch"], True),
+    System("shipped", "as shipped: ragged batches, clips as they are", BY_NAME["ragged"]),
+    System("buckets", "buckets of 4, 8, 16, 60 s on the server", BY_NAME["buckets"]),
+    System(
+        "padded",
+        "client pads to multiples of 10 s, batches of equal shapes",
+        BY_NAME["feature_batch"],
+        pads_at_client=True,
+    ),
 )
 
 
@@ -87,6 +92,13 @@ class _Search:
     def middle(self) -> float:
         return (self.low + self.high) / 2
 
+    def narrow(self, *, is_met: bool) -> None:
+        """Go on above the middle if the target was met there, else below it."""
+        if is_met:
+            self.low = self.middle
+        else:
+            self.high = self.middle
+
 
 def measure(plan: Plan) -> Iterator[Measurement]:
     """Find each system's capacity and its rate at the target.
@@ -118,10 +130,8 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                         transcripts[system.name].setdefault(answer.clip, set()).add(answer.transcript)
                     if search is None:
                         searches[system.name] = _Search(0.0, HIGHEST_SHARE * len(run.latencies_s) / run.wall_s)
-                    elif meets(run, plan.target_ms):
-                        search.low = search.middle
                     else:
-                        search.high = search.middle
+                        search.narrow(is_met=meets(run, plan.target_ms))
                     _log(run)
                     bar.update()
                 facts = replace(facts, mismatches=_find_mismatches(plan, transcripts))
