@@ -29,6 +29,7 @@ from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
+from carnelian_serving.repository import check_repository, is_plain, plain_path
 from carnelian_serving.shared_memory import (
     REGIONS,
     Regions,
@@ -44,8 +45,6 @@ LogLevel = Literal["error", "warning", "info", "verbose"]
 
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 """Variables. The wheels of ONNX Runtime from 1.30 on report to Microsoft otherwise, and keep a file in HOME for it."""
-_PLAIN_PATH = re.compile(r"[\w./+,:=@%#~^-]*", re.ASCII)
-"""Triton starts its Python stubs by a shell, and their Python reads paths as ASCII."""
 
 KEPT_LOG_LINES = 1000
 EXIT_MARGIN_S = 5.0
@@ -173,7 +172,7 @@ class Server:
         self._addresses = read_addresses(self._host, self._triton_options)
         self._ports = choose_ports(self._host, self._ports)
         # The stubs lie in here.
-        folder = None if _PLAIN_PATH.fullmatch(tempfile.gettempdir()) else "/tmp"
+        folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
         self._scratch = Path(tempfile.mkdtemp(prefix=self._regions.prefix, dir=folder))
         try:
             installation = find_installation(self._scratch)
@@ -181,7 +180,7 @@ class Server:
             remove_leftovers(self._scratch.parent)
             if not installation.is_native:
                 check_room(find_free_bytes())
-            self._launch(installation)
+            self._launch(installation, plain_path(self.repository, self._scratch))
             self._wait_until_ready()
             if not installation.is_native and self._stubs is not None and self._on_log is not None:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
@@ -258,7 +257,7 @@ class Server:
             raise ServerError("the server must be started first")
         return self._process
 
-    def _launch(self, installation: Installation) -> None:
+    def _launch(self, installation: Installation, repository: Path) -> None:
         environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
         environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
@@ -268,7 +267,7 @@ class Server:
         dies_with_launcher = threading.current_thread() is threading.main_thread()
         with raised_limits():
             self._process = subprocess.Popen(
-                self._command(installation),
+                self._command(installation, repository),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -283,19 +282,11 @@ class Server:
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
 
-    def _plain_repository(self) -> Path:
-        """The repository, under a name that Triton can hand to its Python stubs."""
-        if self._scratch is None or _PLAIN_PATH.fullmatch(str(self.repository)):
-            return self.repository
-        link = self._scratch / "model_repository"
-        link.symlink_to(self.repository)
-        return link
-
-    def _command(self, installation: Installation) -> list[str]:
+    def _command(self, installation: Installation, repository: Path) -> list[str]:
         is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each
         command = [
             str(installation.binary),
-            f"--model-repository={self._plain_repository()}",
+            f"--model-repository={repository}",
             f"--http-address={'ipv6:' * is_ipv6}{self._host}",
             f"--grpc-address={f'[{self._host}]' if is_ipv6 else self._host}",
             f"--metrics-address={'ipv6:' * is_ipv6}{self._host}",
@@ -364,27 +355,6 @@ class Server:
 def describe_exit(status: int) -> str:
     """Say how a process ended whose return code `subprocess` gives as `status`."""
     return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
-
-
-def check_repository(repository: Path, models: Sequence[str]) -> None:
-    """Raise ServerError unless the repository holds models, and all that are asked for."""
-    if not repository.is_dir():
-        what = "is a file" if repository.exists() else "is not there"
-        raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
-    found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not found:
-        raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
-    for name in models or found:
-        if not _PLAIN_PATH.fullmatch(name):
-            raise ServerError(
-                f"a model folder's name must be of ASCII letters, digits, `_`, `-` and `.`, but {name!r} of "
-                f"{repository} is not"
-            )
-    for name in models:
-        if name not in found:
-            raise ServerError(
-                f"`--model` must name a model of {repository}, but {name!r} is not there; it has {', '.join(found)}"
-            )
 
 
 def _die_with_parent() -> None:
