@@ -127,6 +127,14 @@ def test_a_folder_without_noises_ends_a_run_before_it_writes_anything(tiny_confi
     assert not (tmp_path / "run").exists()
 
 
+def test_the_folder_of_a_run_is_no_file(tmp_path, call):
+    for name in ("tiny.yaml", "run"):
+        (tmp_path / name).touch()
+    status, _, err = call(main, "fit", tmp_path / "tiny.yaml", "--out", tmp_path / "run")
+    assert status == 2
+    assert "is a file" in " ".join(err.replace("│", " ").split())
+
+
 def test_without_a_dev_manifest_the_last_weights_are_kept_and_the_log_says_so(tiny_config, changed, tmp_path, caplog):
     train(changed(tiny_config, data={"dev": None}), tmp_path)
     assert "`data.dev` is null: tiny.pt will be the last weights, not the best" in caplog.text

@@ -47,7 +47,9 @@ def _check_writable(path: Path | None) -> Path | None:
 @app.command(rich_help_panel=MODELS)
 def fit(
     config: Annotated[Path, typer.Argument(help="A YAML file, for example training/configs/quartznet_15x5.yaml.")],
-    directory: Annotated[Path, typer.Option("--out", help="Folder of the run; resumed if it holds checkpoints.")],
+    directory: Annotated[
+        Path, typer.Option("--out", file_okay=False, help="Folder of the run; resumed if it holds checkpoints.")
+    ],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
 ) -> None:
     """Train a model; run it again to go on with an interrupted run."""
