@@ -10,7 +10,7 @@ import yaml
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_tree import config_to_dict
-from carnelian_training.foreign import inert, sources
+from carnelian_training.foreign import sources, unpickling
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.masked import strided
 from torch import Tensor, nn
@@ -288,8 +288,8 @@ def test_weights_that_are_no_tensors_are_named(tmp_path, wrong):
     weights = model.state_dict()
     weights["decoder.layers.0.weight"] = wrong(weights["decoder.layers.0.weight"])
     torch.save({"state_dict": weights}, tmp_path / "dle.pt")
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    content["cfg"] = inert.plain(content["cfg"])
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content["cfg"] = unpickling.plain(content["cfg"])
     content["model"]["w2v_encoder.proj.weight"] = wrong(content["model"]["w2v_encoder.proj.weight"])
     torch.save(content | {"task_state": None}, tmp_path / "fairseq.pt")
     for name, key in (("dle.pt", r"decoder\.layers\.0\.weight"), ("fairseq.pt", r"w2v_encoder\.proj\.weight")):

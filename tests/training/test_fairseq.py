@@ -7,7 +7,7 @@ import pytest
 import torch
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.foreign import fairseq, inert, sources
+from carnelian_training.foreign import fairseq, sources, unpickling
 from carnelian_training.foreign.fairseq import _literal
 from carnelian_training.models.hourglass import HourglassConfig
 
@@ -23,9 +23,9 @@ def test_what_fine_tuning_says_comes_before_what_pretraining_said():
 
 
 def test_a_dictionary_can_be_given(tmp_path):
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
     weights = {name: tensor for name, tensor in content["model"].items()}
-    cfg = inert.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"])
     torch.save({"args": None, "cfg": cfg, "model": weights}, tmp_path / "without.pt")
     with pytest.raises(
         CheckpointError, match=r"its head has 10 rows.*: carnelian-train import --labels dict\.ltr\.txt"
@@ -40,21 +40,21 @@ def test_a_dictionary_can_be_given(tmp_path):
 
 def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
     """It was not looked at: a head of 32 rows was said to be LibriSpeech's, whatever its letters were."""
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
     weights = dict(content["model"])
     for part in ("weight", "bias"):
         weights[f"w2v_encoder.proj.{part}"] = torch.randn(32, *weights[f"w2v_encoder.proj.{part}"].shape[1:])
     letters = "|абвгдежзийклмнопрстуфхцчшщъ"
-    content = {"args": inert.plain(content["cfg"]), "model": weights}
+    content = {"args": unpickling.plain(content["cfg"]), "model": weights}
     torch.save(content | {"output_labels": "".join(f"{c} 9\n" for c in letters)}, tmp_path / "ru.pt")
     assert "".join(sources.read(tmp_path / "ru.pt")[0].labels) == " " + letters[1:]
     assert not caplog.messages
 
 
 def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, caplog):
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
     content |= {
-        "cfg": inert.plain(content["cfg"]),
+        "cfg": unpickling.plain(content["cfg"]),
         "task_state": None,
         "output_labels": "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n",
     }
@@ -80,8 +80,8 @@ def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, capl
 )
 def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, value):
     """Options that bear on what a trained network says; they were dropped."""
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = inert.plain(content["cfg"])
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = unpickling.plain(content["cfg"])
     (cfg["model"]["w2v_args"]["model"] if section == "inner" else cfg[section])[option] = value
     torch.save(content | {"cfg": cfg, "task_state": None}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"`{option}` must be \w+, but is {value}"):
@@ -90,8 +90,8 @@ def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, v
 
 def test_a_hubert_of_fairseq_is_read(tmp_path):
     """Fine-tuned, it is the same network; only its file has the targets of its pre-training besides."""
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = inert.plain(content["cfg"])
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = unpickling.plain(content["cfg"])
     cfg["model"]["final_dropout"] = 0.25
     expected = sources.read(REFERENCES / "wav2vec2_new.pt")[1]
     weights = content["model"] | {"w2v_encoder.w2v_model.label_embs_concat": torch.randn(504, 8)}
@@ -103,16 +103,16 @@ def test_a_hubert_of_fairseq_is_read(tmp_path):
 
 
 def test_a_final_dim_of_0_is_the_transformers(tmp_path):
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content["args"] = inert.plain(content["args"]) | {"final_dim": 0, "latent_dim": 0}
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content["args"] = unpickling.plain(content["args"]) | {"final_dim": 0, "latent_dim": 0}
     pretraining = fairseq.config_tree(content, None, "here")[0]["pretraining"]
     assert (pretraining["width"], pretraining["code_width"]) == (24, 24)
 
 
 def test_an_option_may_stand_in_another_section(tmp_path):
     """`normalize: ${task.normalize}`, not resolved, was taken for true."""
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = inert.plain(content["cfg"])
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = unpickling.plain(content["cfg"])
     cfg["model"]["normalize"] = "${task.normalize}"
     for normalise in (True, False):
         cfg["task"]["normalize"] = normalise
@@ -128,8 +128,8 @@ def test_an_option_may_stand_in_another_section(tmp_path):
 @pytest.mark.parametrize(("theirs", "ours"), [("naive", "mean"), ("linear", "linear")])
 def test_the_lists_of_layers_of_nvidias_hourglass_are_read(tmp_path, theirs, ours):
     """wav2vec2/wav2vec2/model.py of DeepLearningExamples; Base has one by default, and none could be imported."""
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    args = inert.plain(content["cfg"])
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    args = unpickling.plain(content["cfg"])
     args["model"]["w2v_args"]["model"] |= {"hourglass_transformer": "[0,(1,2),1]", "hourglass_resample": theirs}
     weights = {}
     for name, tensor in content["model"].items():
@@ -163,8 +163,8 @@ class Harmful:
 
 @pytest.mark.parametrize("new_form", [True, False])
 def test_no_code_of_a_file_runs(tmp_path, new_form):
-    content = inert.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content = {"model": content["model"], "args": None, "cfg": inert.plain(content["args"])}
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content = {"model": content["model"], "args": None, "cfg": unpickling.plain(content["args"])}
     content["extra_state"] = Harmful(tmp_path / "touched")
     torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=new_form)
     config, _ = sources.read(tmp_path / "x.pt")

@@ -1,7 +1,7 @@
 """fairseq's `.pt` files of wav2vec 2.0, pre-trained and fine-tuned, of the old layout (`args`) and the new (`cfg`).
 
 Read from its source (v0.12.2, `models/wav2vec/wav2vec2.py` and `wav2vec2_asr.py`); NVIDIA's DeepLearningExamples, whose
-Hourglass comes along, writes the old layout. Nothing is executed: `inert.py` reads the file.
+Hourglass comes along, writes the old layout. Nothing is executed: `unpickling.py` reads the file.
 """
 
 import ast
@@ -16,7 +16,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.foreign import inert
+from carnelian_training.foreign import unpickling
 from carnelian_training.foreign.alphabet import Alphabet, fold
 from carnelian_training.foreign.options import Options, carry
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
@@ -159,7 +159,7 @@ def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path)
 
 
 def _options(content: Any, where: str) -> Options:
-    found = inert.plain(content.get("cfg") or content.get("args"))
+    found = unpickling.plain(content.get("cfg") or content.get("args"))
     if not isinstance(found, dict):
         raise CheckpointError(f"{where} must have its configuration in `cfg` or `args`, but has {type(found).__name__}")
     return _flat(found)
@@ -235,7 +235,7 @@ def _literal(expression: str, where: str) -> Any:
 
 def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alphabet:
     """Of the given file, else of the dictionary in the checkpoint, else LibriSpeech's."""
-    dictionary = inert.plain((content.get("task_state") or {}).get("target_dictionary"))
+    dictionary = unpickling.plain((content.get("task_state") or {}).get("target_dictionary"))
     text = content.get("output_labels") if labels is None else labels.read_text(encoding="utf-8")
     if isinstance(text, str):  # NVIDIA's files hold the dictionary's
         lines = text.splitlines()

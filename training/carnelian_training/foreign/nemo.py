@@ -23,7 +23,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
-from carnelian_training.foreign import inert
+from carnelian_training.foreign import unpickling
 from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.options import Options, check, samples, section, single
 from carnelian_training.foreign.stages import block_list, model_tree
@@ -112,7 +112,7 @@ def training_options(content: Any, where: str) -> Options:
     Raises:
         CheckpointError: It holds none.
     """
-    found = inert.plain(content["hyper_parameters"])
+    found = unpickling.plain(content["hyper_parameters"])
     tree = found.get("cfg", found) if isinstance(found, dict) else None
     if not isinstance(tree, dict):
         raise CheckpointError(f"{where} must hold NeMo's configuration in `hyper_parameters`, but does not")

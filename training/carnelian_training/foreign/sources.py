@@ -12,7 +12,7 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, config_from_dict
 from carnelian_training.config_tree import apply_overrides
-from carnelian_training.foreign import dle, fairseq, huggingface, inert, nemo
+from carnelian_training.foreign import dle, fairseq, huggingface, nemo, unpickling
 from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.foreign.options import Options
 from carnelian_training.models.network import CtcNetwork
@@ -75,7 +75,7 @@ def _interpret(
         tree = nemo.config_tree(theirs, where)
         weights = partial(nemo.weights, tensors, path=path)
     else:
-        content = inert.load_checkpoint(path)
+        content = unpickling.load_checkpoint(path)
         if isinstance(content, dict) and "weights" in content:
             raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
         if fairseq.is_fairseq(content):
@@ -115,7 +115,7 @@ def is_ours(path: Path) -> bool:
     if path.suffix == ".nemo" or path.is_dir():
         return False
     try:
-        content = inert.load_checkpoint(path)
+        content = unpickling.load_checkpoint(path)
     except CheckpointError:
         return True  # whose reader says what is wrong with it
     return isinstance(content, dict) and "weights" in content
