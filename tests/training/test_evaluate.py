@@ -20,6 +20,7 @@ from carnelian_training.evaluation.comparison import Measured, Row, render_compa
 from carnelian_training.evaluation.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation.evaluation_table import render_mistakes
 from carnelian_training.evaluation.served import evaluate_served
+from carnelian_training.precision import allow_tf32
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -55,6 +56,19 @@ def test_evaluation_does_not_depend_on_the_batch_size(tiny_config, changed):
     assert any(results[0].transcripts)
     assert results[0].error_rates() == results[1].error_rates() == results[2].error_rates()
     assert results[0].error_rates().clips == 6
+
+
+def test_a_gpu_evaluates_in_float32_in_a_run_of_less(tiny_config):
+    def found():
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    seen, network = [], checkpoint.build_model(tiny_config)
+    network.register_forward_hook(lambda *_: seen.append(found()))
+    allow_tf32("bf16")
+    evaluate(network, tiny_config, CLIPS)
+    assert set(seen) == {("highest", False)}
+    assert found() == ("high", True)
+    allow_tf32("fp32")
 
 
 def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, changed, monkeypatch):

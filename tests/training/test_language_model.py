@@ -19,6 +19,7 @@ from carnelian_training.language_models.perplexity import (
     WordScores,
     interpolate,
     measure_perplexity,
+    score_sentences,
     score_words,
     score_words_by_ngrams,
 )
@@ -218,6 +219,13 @@ def test_processes_make_no_difference_and_may_change_in_between(config, changed,
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)
     whole, parts = (load(tmp_path / run / "tiny-00000006.pt")[1]["training"]["memory"] for run in ("one", "two"))
     torch.testing.assert_close(parts, whole, atol=1e-3, rtol=1e-2)
+
+
+def test_a_process_without_sentences_adds_a_number_of_the_same_type(trained):
+    _, network = load_language_model(trained / "tiny.pt")
+    none, one = score_sentences(network, [], 8), score_sentences(network, [[5]], 8)
+    assert none.dtype == one.dtype == torch.float64  # for they meet in one sum
+    assert none.sum() == 0
 
 
 def test_perplexities_stand_beside_each_other(trained, tmp_path, call):

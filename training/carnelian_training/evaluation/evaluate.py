@@ -24,6 +24,7 @@ from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.precision import full_precision
 
 LogProbs: TypeAlias = npt.NDArray[np.float32]
 """Of one clip: [frames, labels + 1]; the last label is the blank."""
@@ -216,7 +217,8 @@ def score(
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
     for share, batch in zip(shares, loaded, strict=True):
-        log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
+        with full_precision():
+            log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
         rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
         yield share, [row[:length] for row, length in rows]
 

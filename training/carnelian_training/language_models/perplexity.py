@@ -14,6 +14,7 @@ from torch import Tensor
 from carnelian_training.distributed import Process
 from carnelian_training.language_models.tokens import END, UNKNOWN, Tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
+from carnelian_training.precision import full_precision
 
 MOST_TOKENS = 16_384
 """Rated at once."""
@@ -114,7 +115,8 @@ def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
 
 def score_sentences(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
     """The log-probability of each sentence and its end, [sentences] float64; see :func:`score_tokens`."""
-    return torch.stack([found.sum() for found in score_tokens(network, sentences, segment)] or [torch.zeros(())])
+    sums = [found.sum() for found in score_tokens(network, sentences, segment)]
+    return torch.stack(sums or [torch.zeros((), dtype=torch.float64)])
 
 
 @torch.inference_mode()
@@ -144,7 +146,8 @@ def score_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], seg
         for start in range(0, longest, segment):
             end = min(start + segment, longest)
             inputs, targets = tokens[:, start:end].to(device), tokens[:, start + 1 : end + 1].to(device)
-            log_probs, memory = network(inputs, targets, None, memory)
+            with full_precision():
+                log_probs, memory = network(inputs, targets, None, memory)
             parts.append(log_probs.cpu().double())
         for i, log_probs in zip(batch, torch.cat(parts, dim=1), strict=True):
             found[i] = log_probs[: len(sentences[i]) + 1]

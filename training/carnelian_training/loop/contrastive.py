@@ -23,7 +23,7 @@ from carnelian_training.evaluation.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.ctc_loss import augmented
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
-from carnelian_training.precision import autocast
+from carnelian_training.precision import autocast, full_precision
 
 
 class ContrastiveObjective:
@@ -158,7 +158,8 @@ def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process
     settings: PretrainingConfig = model.settings
     codes = torch.zeros(2, settings.groups, settings.codes, device=process.device)
     for batch in load(shares, config.features, config.data.num_threads):
-        contrast = model(**augmented(batch, config, process.device), seeds=batch.seeds)
+        with full_precision():
+            contrast = model(**augmented(batch, config, process.device), seeds=batch.seeds)
         sums += torch.stack([contrast.loss.sum(), contrast.hits.sum(), contrast.hidden.sum()])
         codes += torch.stack([contrast.usage.sum(0), contrast.chosen.sum(0)])
     total = process.total(torch.cat([sums, codes.flatten()]))
