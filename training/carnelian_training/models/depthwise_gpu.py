@@ -36,12 +36,12 @@ class _DepthwiseConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _convolve(x, weight, False)
+        return _convolve(x, weight, reverse=False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        grad_x = _convolve(grad, weight, True) if ctx.needs_input_grad[0] else None
+        grad_x = _convolve(grad, weight, reverse=True) if ctx.needs_input_grad[0] else None
         grad_weight = _sum_products(x, grad, weight.shape[3]) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight
 
@@ -51,7 +51,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.squeeze(2).transpose(1, 2).contiguous()
 
 
-def _convolve(x: Tensor, weight: Tensor, reverse: bool) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, *, reverse: bool) -> Tensor:
     """Convolve, or with `reverse` bring a gradient of the result back to the input."""
     rows = _rows(x)
     batch, frames, channels = rows.shape
