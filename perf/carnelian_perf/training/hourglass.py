@@ -85,6 +85,7 @@ class _Taker:
             return tensor
 
         if self.state.process.device.type == "cuda":
+            self._take()  # the first step of all makes the optimiser's memory, which each form shall count
             torch.cuda.reset_peak_memory_stats()
             self._take()
             self.form.kept_bytes = torch.cuda.max_memory_allocated()

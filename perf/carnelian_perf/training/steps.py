@@ -90,18 +90,21 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Resu
 
 def _take_turns(config: Config, results: list[Result], work: Work) -> None:
     process = Process(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    try:
-        steps = [take_steps(config, result.cell, work, process) for result in results]
-        for turn in range(work.warm_up + work.steps):
-            for result, taken in zip(results, steps, strict=True):
-                wall_s, cpu_s, loss = next(taken)
-                if turn >= work.warm_up:
-                    result.wall_s.append(wall_s)
-                    result.cpu_s.append(cpu_s)
-                    result.losses.append(loss)
-    except torch.cuda.OutOfMemoryError:
-        for result in results:
-            result.not_run = "not run: out of memory"
+    forms = [(result, take_steps(config, result.cell, work, process)) for result in results]
+    for turn in range(work.warm_up + work.steps):
+        for result, steps in forms:
+            if result.not_run is not None:
+                continue
+            try:
+                wall_s, cpu_s, loss = next(steps)
+            except torch.cuda.OutOfMemoryError:  # the other form may need less
+                result.not_run = "not run: out of memory"
+                result.wall_s, result.cpu_s, result.losses = [], [], []
+                continue
+            if turn >= work.warm_up:
+                result.wall_s.append(wall_s)
+                result.cpu_s.append(cpu_s)
+                result.losses.append(loss)
 
 
 def _take_together(config: Config, result: Result, work: Work) -> None:

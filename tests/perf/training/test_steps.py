@@ -11,9 +11,11 @@ from carnelian_perf.training.render_steps import ratios, render_page
 from carnelian_perf.training.steps import grid, measure, take_steps, why_not
 from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import find_floor
+from carnelian_perf.yardsticks.plain import PlainQuartzNet
 from carnelian_perf.yardsticks.published import read_throughput
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import Process
+from carnelian_training.loop.train import optimise
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "perf" / "results"
@@ -143,6 +145,19 @@ def test_a_cell_that_does_not_fit_is_not_run(monkeypatch):
     monkeypatch.setattr("carnelian_perf.training.steps.optimise", refuse)
     (results,) = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
     assert {result.not_run for result in results} == {"not run: out of memory"}
+
+
+def test_ours_is_measured_where_the_baseline_does_not_fit(monkeypatch):
+    def refuse(state, *rest):
+        if isinstance(state.model, PlainQuartzNet) and state.step == 1:
+            raise torch.cuda.OutOfMemoryError
+        return optimise(state, *rest)
+
+    monkeypatch.setattr("carnelian_perf.training.steps.optimise", refuse)
+    config, work = config_from_dict(TREE, "test"), Work(duration_s=1.0, steps=2, warm_up=0)
+    ((ours, plain),) = measure(config, grid([1], ["fp32"], [1]), work)
+    assert (ours.not_run, len(ours.wall_s)) == (None, 2)
+    assert (plain.not_run, plain.wall_s) == ("not run: out of memory", [])
 
 
 @pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("tf32", 4), ("bf16", 2)])
