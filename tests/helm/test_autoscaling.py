@@ -121,13 +121,13 @@ def test_scaling_that_cannot_work_is_refused(values: tuple[str, ...], advice: st
 def test_the_adapter_s_queries_find_a_live_server(adapter_rule: dict[str, str], prometheus: Any) -> None:
     (series,) = {sample["pod"] for sample in prometheus.series(adapter_rule["seriesQuery"])}
     assert series == "server-0"
-    (sample,) = prometheus.query(fill(adapter_rule, prometheus.window))
+    (sample,) = prometheus.wait_for(fill(adapter_rule, prometheus.window))
     assert sample["metric"] == {"pod": "server-0"}
 
 
 def test_keda_s_query_finds_a_live_server(render: Render, prometheus: Any) -> None:
     query = render(case="keda").one("ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
-    (sample,) = prometheus.query(query.replace("120s", prometheus.window))
+    (sample,) = prometheus.wait_for(query.replace("120s", prometheus.window))
     assert float(sample["value"][1]) >= 0
 
 
@@ -148,7 +148,7 @@ def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
 
     def wait_for(is_there: Callable[[float], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
-        while not is_there(value := float(prometheus.query(fill(adapter_rule, prometheus.window))[0]["value"][1])):
+        while not is_there(value := float(prometheus.wait_for(fill(adapter_rule, prometheus.window))[0]["value"][1])):
             assert time.monotonic() < deadline, f"{value} s of audio in progress, target {target}"
             time.sleep(0.5)
 

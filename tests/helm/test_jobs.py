@@ -111,7 +111,7 @@ def torchrun_arguments(render: Render, tmp_path: Path) -> Callable[[int], list[s
     def torchrun_arguments(index: int) -> list[str]:
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": str(index)}
         command = [*container["command"], *container["args"]]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
         return done.stdout.splitlines()
 
     return torchrun_arguments
@@ -218,7 +218,7 @@ def test_the_report_is_in_the_job_s_log_whatever_failed(
     (folder,) = (argument.replace("/results", str(tmp_path)) for argument in perf["args"])
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
-        [*perf["command"], folder], env=environment, capture_output=True, text=True, timeout=10, check=False
+        [*perf["command"], folder], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.returncode) == (output, ends)
 

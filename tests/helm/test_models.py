@@ -146,7 +146,7 @@ def download(chart: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedP
     def download(url: str, sha256: str, key: str = "key") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-I", str(chart / "files" / "download.py"), url, sha256, str(tmp_path / "models")]
         environment = {"AUTHORIZATION": f"Bearer {key}", "no_proxy": "127.0.0.1"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     return download
 

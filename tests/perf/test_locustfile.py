@@ -55,10 +55,10 @@ def test_a_run_is_as_long_as_it_was_told_to_be(server, tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     began, ended = (
-        datetime.fromisoformat(re.search(rf"\[(.*),\d+\] .*{words}", result.stderr)[1])
+        datetime.fromisoformat(".".join(re.search(rf"\[(.*),(\d+)\] .*{words}", result.stderr).groups()))
         for words in ("All users spawned", "limit reached")
     )
-    assert (ended - began).total_seconds() >= 2
+    assert (ended - began).total_seconds() >= 1  # of 3; none are left if the time that is lost before counts
 
 
 def test_users_are_answered_and_the_process_ends(server):

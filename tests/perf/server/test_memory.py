@@ -90,5 +90,7 @@ def test_every_instance_of_a_real_server_is_looked_at(repository):
     )
     assert len(names) == 8
     last = measurement.samples[-1]
-    assert all(process.rss >= process.pss >= process.uss > MIB for process in last.processes.values())
+    for process in last.processes.values():
+        assert process.rss > MIB  # newer kernels count it for each core, and add up late: it may be below the others
+        assert process.pss >= process.uss > MIB
     assert last.shared_memory_bytes > MIB
