@@ -127,9 +127,8 @@ def held_out(
     for name, wer in measured.summary.wer.items():
         print(f"{name:<20} WER {wer:7.2%} of {measured.summary.words} words")
     for gain in measured.summary.gains:
-        print(
-            f"{gain.before} to {gain.after}: {gain.difference:+.2%}, 95 % interval {gain.low:+.2%} to {gain.high:+.2%}"
-        )
+        points, low, high = (f"{100 * share:+.2f}" for share in (gain.difference, gain.low, gain.high))
+        print(f"{gain.before} to {gain.after}: {points} points, 95 % interval {low} to {high}")
     print(f"wrote {out}")
 
 
