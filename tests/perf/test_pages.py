@@ -17,7 +17,7 @@ RAW_FILES = [path for path in sorted((ROOT / RESULTS).glob("*.json")) if path.wi
 SWEEPS = sorted(path for path in (ROOT / RESULTS).glob("*_sweep") if path.is_dir())
 ONE_OF_EACH = {path.stem.rpartition("_")[2]: path for path in RAW_FILES}.values()
 """Of each command's."""
-GROWS = {"batching", "mixed", "infer", "tune", "overhead", "request", "memory", "training"}
+GROWS = {"batching", "mixed", "infer", "tune", "overhead", "request", "memory", "training", "hourglass"}
 """What these commands write grows with each part."""
 PUBLISHED = re.compile(r"--published-\S+ \S+")
 

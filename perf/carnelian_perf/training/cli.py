@@ -119,5 +119,5 @@ def hourglass(
         wanted = counts_of("--factors", factors)
         settings = load_config(config, tuple(overrides or ()))
         render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
-        measure(settings, wanted, Work(batch, duration, steps, threads), render)
+        write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), render)
     show_page(render, render_page(Measurement.read(render)))

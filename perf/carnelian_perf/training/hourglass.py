@@ -5,10 +5,11 @@ take turns, step by step, so that a machine that is busy is busy for all. A step
 takes. CPU seconds, summed over the threads of the process, are kept beside wall seconds.
 """
 
+import copy
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from carnelian_training.checkpoint import build_network
@@ -30,8 +31,11 @@ from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.hourglass_results import Form, Measurement, Work
 
 
-def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[Form]:
-    """Take the steps, write the raw file after every turn.
+def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurement]:
+    """Take the steps.
+
+    Yields:
+        After each turn, in which every form has taken a step, what was measured so far.
 
     Raises:
         ValueError: The configuration is not of wav2vec 2.0.
@@ -50,8 +54,16 @@ def measure(config: Config, factors: list[int], work: Work, out: Path) -> list[F
         for _ in range(work.steps):
             for taker in takers:
                 taker.step()
-            _write(out, origin, config, forms, work, device)
-    return forms
+            yield Measurement(
+                model=config.name,
+                **origin,
+                busy_cores=round(measure_busy_cores(), 2),
+                accelerator=torch.cuda.get_device_name() if device.type == "cuda" else "none",
+                precision=config.loop.precision,
+                objective="pre-training" if config.pretraining is not None else "fine-tuning",
+                work=work,
+                forms=copy.deepcopy(forms),
+            )
 
 
 class _Taker:
@@ -115,19 +127,3 @@ def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:
         return None
     outer = max(1, model.layers // 6)
     return HourglassConfig(before=outer, pooled=model.layers - 2 * outer, after=outer, factor=factor)
-
-
-def _write(
-    out: Path, origin: dict[str, Any], config: Config, forms: list[Form], work: Work, device: torch.device
-) -> None:
-    measurement = Measurement(
-        model=config.name,
-        **origin,
-        busy_cores=round(measure_busy_cores(), 2),
-        accelerator=torch.cuda.get_device_name() if device.type == "cuda" else "none",
-        precision=config.loop.precision,
-        objective="pre-training" if config.pretraining is not None else "fine-tuning",
-        work=work,
-        forms=forms,
-    )
-    measurement.write(out)

@@ -27,11 +27,12 @@ def render_page(measurement: Measurement) -> str:
     lines = [
         f"# Hourglass: steps of {measurement.model}, {measurement.objective}",
         "",
+        *measurement.say_unfinished().splitlines(),
         "| transformer | s/step | audio s/s | times as fast | published | MB | share | published |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
         *rows,
         "",
-        f"Medians of {work.steps} steps of {work.batch} x {work.duration_s:g} s in {measurement.precision}. "
+        f"Medians of {len(forms[0].wall_s)} steps of {work.batch} x {work.duration_s:g} s in {measurement.precision}. "
         f"Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. Published: NVIDIA "
         "DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
         "",

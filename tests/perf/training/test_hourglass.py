@@ -1,10 +1,14 @@
 """Training steps of an Hourglass beside the plain transformer; tiny, for what it writes and not for its numbers."""
 
+import json
+
 import pytest
+from carnelian_perf.cli import main
 from carnelian_perf.training.hourglass import hourglass_of, measure
 from carnelian_perf.training.hourglass_results import Measurement, Work
 from carnelian_perf.training.render_hourglass import render_page
 from carnelian_training.config import config_from_dict
+from carnelian_training.loop.train import optimise
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 
 MODEL = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
@@ -15,7 +19,9 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
     tree = {"name": "tiny", "model": MODEL, "pretraining": {"groups": 2, "codes": 4, "code_width": 4, "width": 4}}
     tree["augment"] = {"speed": [1.0, 1.0], "spans": {"time_probability": 0.5}}
     tree["optimizer"] = {"name": "adamw", "betas": [0.9, 0.98]}
-    forms = measure(config_from_dict(tree, "here"), [2, 4], Work(2, 1.0, 2), tmp_path / "tiny_hourglass.json")
+    *_, measured = measure(config_from_dict(tree, "here"), [2, 4], Work(2, 1.0, 2))
+    measured.write(tmp_path / "tiny_hourglass.json")
+    forms = measured.forms
     assert [form.factor for form in forms] == [1, 2, 4]
     assert all(len(form.wall_s) == len(form.cpu_s) == 2 for form in forms)
     assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > 0
@@ -29,15 +35,37 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
         Measurement.read(tmp_path / "other.json")
 
 
+def test_steps_that_were_taken_before_an_interruption_are_kept(tmp_path, call, monkeypatch):
+    taken = []
+
+    def interrupt(*arguments):
+        taken.append(arguments)
+        if len(taken) == 5:  # both forms warm up, and take their first steps
+            raise KeyboardInterrupt
+        return optimise(*arguments)
+
+    monkeypatch.setattr("carnelian_perf.training.hourglass.optimise", interrupt)
+    tree = {"name": "tiny", "model": MODEL, "optimizer": {"name": "adamw", "betas": [0.9, 0.98]}}
+    (tmp_path / "tiny.yaml").write_text(json.dumps(tree))
+    raw = tmp_path / "raw.json"
+    words = "--factors 2 --duration 1 --steps 3"
+    assert call(main, "hourglass", tmp_path / "tiny.yaml", *words.split(), "--out", raw)[0] != 0
+    kept = Measurement.read(raw)
+    assert [(len(form.wall_s), form.kept_bytes > 0) for form in kept.forms] == [(1, True), (1, True)]
+    page = render_page(kept)
+    assert "\n\n**Not finished.** " in page
+    assert "\n\nMedians of 1 steps of " in page
+
+
 def test_two_thirds_of_the_layers_are_pooled_as_published():
     pooled = hourglass_of(Wav2Vec2Config(), 4)
     assert (pooled.before, pooled.pooled, pooled.after, pooled.factor) == (2, 8, 2, 4)
     assert hourglass_of(Wav2Vec2Config(), 1) is None
 
 
-def test_other_networks_are_refused(tmp_path):
+def test_other_networks_are_refused():
     config = config_from_dict(
         {"name": "q", "model": {"name": "quartznet", "stages": [{"filters": 8, "kernel": 3}]}}, "here"
     )
     with pytest.raises(ValueError, match="an Hourglass is of wav2vec2, but q is a quartznet"):
-        measure(config, [2], Work(1, 1.0, 1), tmp_path / "x.json")
+        next(measure(config, [2], Work(1, 1.0, 1)))
