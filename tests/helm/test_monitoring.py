@@ -137,13 +137,17 @@ def test_no_alert_asks_for_quantiles_that_are_off(render: Render) -> None:
     assert not any("_summary_us" in alert["expr"] for alert in without.values())
 
 
-def test_nobody_is_woken_where_no_pod_is_wanted(render: Render, tmp_path: Path, promtool: Callable[..., str]) -> None:
-    """With KEDA at zero, the absence of pods is an outage only if the Deployment wants some."""
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(render(case="keda").one("PrometheusRule")["spec"]))
+@pytest.mark.parametrize("case", ["keda", "monitoring"])
+def test_nobody_is_woken_where_no_pod_is_wanted(
+    case: str, render: Render, tmp_path: Path, promtool: Callable[..., str]
+) -> None:
+    """Whoever scaled the Deployment to zero, the absence of pods is an outage only if it wants some."""
+    rules = render(case=case).one("PrometheusRule")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     down = {"alertname": "CarnelianDown", "eval_time": "10m"}
-    labels = {"severity": "critical", "namespace": "speech", "release": "speech-eu-carnelian"}
-    annotations = list_alerts(render(case="keda"))["CarnelianDown"]["annotations"]
-    fires = [{"exp_labels": labels, "exp_annotations": annotations}]
+    alert = list_alerts(render(case=case))["CarnelianDown"]
+    labels = alert["labels"] | {"namespace": "speech", "release": "speech-eu-carnelian"}
+    fires = [{"exp_labels": labels, "exp_annotations": alert["annotations"]}]
     series = 'kube_deployment_spec_replicas{namespace="speech",deployment="speech-eu-carnelian"}'
     tests = [
         {
@@ -191,18 +195,18 @@ def test_every_panel_has_data_of_a_live_server(dashboard: dict[str, Any], promet
         for target in panel["targets"]:
             expression = target["expr"].replace("$__rate_interval", prometheus.window)
             expression = expression.replace("$namespace", "speech").replace("$release", "speech-eu-carnelian")
-            assert prometheus.query(expression), f"{panel['title']}: {expression}"
+            assert prometheus.wait_for(expression), panel["title"]
 
 
 def test_every_rule_evaluates_over_a_live_server(groups: list[dict[str, Any]], prometheus: Any) -> None:
     assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
     assert len(prometheus.rules()) == sum(len(group["rules"]) for group in groups)
     for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
-        assert prometheus.query(re.sub(r"\[\d+m\]", f"[{prometheus.window}]", rule["expr"])), rule["record"]
+        assert prometheus.wait_for(re.sub(r"\[\d+m\]", f"[{prometheus.window}]", rule["expr"])), rule["record"]
 
 
 def test_every_series_that_an_alert_asks_for_exists(alerts: list[dict[str, Any]], prometheus: Any) -> None:
     for alert in alerts:
         for name in set(re.findall(r"\b((?:nv|carnelian|kube)_\w+|up)\{", alert["expr"])):
             if not name.startswith(CLUSTER_SERIES):
-                assert prometheus.query(name), f"{alert['alert']} asks for {name}"
+                assert prometheus.wait_for(name), f"{alert['alert']} asks for {name}"
