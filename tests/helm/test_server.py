@@ -202,6 +202,30 @@ def test_what_users_add_reaches_the_pod(render: Render) -> None:
     assert all(m["metadata"]["labels"]["team"] == "speech" for m in rendered.all("Service"))
 
 
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("default", ["HOME"]),
+        ("default", ["CARNELIAN_ADMIN_KEY"]),
+        ("google", ["GOOGLE_APPLICATION_CREDENTIALS"]),
+        ("download", ["AUTHORIZATION"]),
+        ("default", ["HTTPS_PROXY", "HTTPS_PROXY"]),
+    ],
+)
+def test_a_name_that_the_environment_has_already_is_refused(
+    case: str, names: list[str], refusal: Callable[..., str]
+) -> None:
+    values = (
+        value for i, name in enumerate(names) for value in (f"extraEnv[{i}].name={name}", f"extraEnv[{i}].value=x")
+    )
+    assert f"extraEnv has {names[0]}, which it has twice or the chart sets itself" in refusal(*values, case=case)
+
+
+def test_a_name_that_the_chart_would_set_may_be_given_where_it_does_not(render: Render) -> None:
+    server = render("restrictedProtocols.enabled=false", "extraEnv[0].name=CARNELIAN_ADMIN_KEY").server
+    assert [variable["name"] for variable in server["env"]].count("CARNELIAN_ADMIN_KEY") == 1
+
+
 def test_onnxruntime_sends_no_telemetry_whatever_the_image(render: Render) -> None:
     rendered = render(case="jobs")
     (training,) = rendered.one("Job", "-quartznet")["spec"]["template"]["spec"]["containers"]

@@ -22,6 +22,14 @@
 {{- if and (eq $repository.source "download") (not (and $repository.download.url $repository.download.sha256)) -}}
 {{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
 {{- end -}}
+{{- $set := list -}}
+{{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $set = list "AUTHORIZATION" -}}{{- end -}}
+{{- range include "carnelian.env" . | fromYamlArray -}}
+{{- if has .name $set -}}
+{{- fail (printf "extraEnv has %s, which it has twice or the chart sets itself, and which of the two a container gets depends on who applies the manifest; remove it" .name) -}}
+{{- end -}}
+{{- $set = append $set .name -}}
+{{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
 {{- end -}}
