@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from carnelian_serving.cli import app
 from typer.main import get_command
 
@@ -36,13 +35,29 @@ def test_the_native_runtime_starts_tritonserver(render: Render) -> None:
     assert "--backend-config=onnxruntime,intra_op_thread_count=2" in server["args"]
 
 
-def test_a_pod_takes_the_cores_that_it_requests_and_not_all_of_its_node(chart: Path, render: Render) -> None:
-    values = yaml.safe_load((chart / "values.yaml").read_text())
-    assert values["server"]["threads"] == int(values["resources"]["requests"]["cpu"])
-    for runtime in ("wheel", "native"):
-        assert any("thread" in option for option in render(f"runtime={runtime}").server["args"])
-        own = render(f"runtime={runtime}", "server.threads=null").server["args"]  # of the models' configurations
-        assert not any("thread" in option for option in own)
+@pytest.mark.parametrize(
+    ("values", "threads"),
+    [
+        ((), 2),
+        (("resources.requests.cpu=6",), 6),
+        (("resources.requests.cpu=2500m",), 2),
+        (("resources.requests.cpu=1.5",), 1),
+        (("resources.requests.cpu=500m",), 1),
+        (("resources.requests.cpu=null", "resources.limits.cpu=4"), 4),
+        (("resources.requests=null",), None),
+        (("server.threads=3", "resources.requests.cpu=6"), 3),
+        (("server.threads=0",), None),
+    ],
+)
+def test_a_pod_takes_the_cores_that_it_requests_and_not_all_of_its_node(
+    values: tuple[str, ...], threads: int | None, render: Render
+) -> None:
+    options = {"wheel": "--threads=", "native": "--backend-config=onnxruntime,intra_op_thread_count="}
+    for runtime, option in options.items():
+        arguments = render(f"runtime={runtime}", *values).server["args"]
+        assert [a for a in arguments if "thread" in a and "threadpool" not in a] == (
+            [f"{option}{threads}"] if threads else []
+        )
 
 
 @pytest.mark.parametrize("runtime", ["wheel", "native"])

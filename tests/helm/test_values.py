@@ -164,7 +164,7 @@ def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Ca
         "runtime=docker",
         "service.grpcPort=70000",
         "service.type=ExternalName",
-        "server.threads=0",
+        "server.threads=-1",
         "server.logLevel=debug",
         "server.extraArgs={verbose}",
         "modelRepository.path=models",

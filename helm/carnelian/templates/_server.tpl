@@ -19,6 +19,19 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 {{- end -}}
 {{- end -}}
 
+{{/* The whole cores of the CPU request, which Kubernetes takes from the limit where there is none; empty where nothing is to be said. */}}
+{{- define "carnelian.threads" -}}
+{{- $resources := .Values.resources -}}
+{{- if not (kindIs "invalid" .Values.server.threads) -}}
+{{- with int .Values.server.threads -}}{{ . }}{{- end -}}
+{{- else -}}
+{{- with or (dig "requests" "cpu" "" $resources) (dig "limits" "cpu" "" $resources) | toString -}}
+{{- $cores := hasSuffix "m" . | ternary (divf (trimSuffix "m" .) 1000) (float64 .) -}}
+{{- floor $cores | int | max 1 -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "carnelian.args" -}}
 {{- if eq .Values.runtime "wheel" -}}
 - --repository={{ include "carnelian.repository" . }}
@@ -29,7 +42,7 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 - --log-level={{ .Values.server.logLevel }}
 - --exit-timeout={{ .Values.drain.timeoutSeconds }}
 - --start-timeout={{ .Values.probes.startup.timeoutSeconds }}
-{{- with .Values.server.threads }}
+{{- with include "carnelian.threads" . }}
 - --threads={{ . }}
 {{- end }}
 {{- range .Values.model.load }}
@@ -57,7 +70,7 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 - --log-verbose=1
 {{- end }}
 - --exit-timeout-secs={{ .Values.drain.timeoutSeconds }}
-{{- with .Values.server.threads }}
+{{- with include "carnelian.threads" . }}
 - --backend-config=onnxruntime,enable-global-threadpool=1
 - --backend-config=onnxruntime,intra_op_thread_count={{ . }}
 {{- end }}
