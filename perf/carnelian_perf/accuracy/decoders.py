@@ -156,13 +156,7 @@ def measure(
     ways = {name: _way(decoder, {"decoder": name}, usual) for name in ("greedy", "beam", "ngram")}
     if (peer := _pyctcdecode(labels, language_model, usual)) is not None:
         ways["pyctcdecode"] = peer
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    heard: dict[str, list[str]] = {}
-    for _ in range(ROUNDS):  # in turn, so that whatever else the machine does meets all of them
-        for name, decode in ways.items():
-            started = time.process_time()
-            heard[name] = [decode(row) for row in log_probs]
-            times[name].append(time.process_time() - started)
+    times, heard = decode_in_turns(ways, log_probs)
     rows = [
         Row(
             name,
@@ -193,6 +187,20 @@ def measure(
     )
     measurement.write(out)
     return measurement
+
+
+def decode_in_turns(
+    ways: Mapping[str, Decode], log_probs: LogProbs
+) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
+    """CPU seconds of each round, and the texts, by decoder: in turns, so that a busy machine is busy for all."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    heard: dict[str, list[str]] = {}
+    for _ in range(ROUNDS):
+        for name, decode in ways.items():
+            started = time.process_time()
+            heard[name] = [decode(row) for row in log_probs]
+            times[name].append(time.process_time() - started)
+    return times, heard
 
 
 def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float32]]:

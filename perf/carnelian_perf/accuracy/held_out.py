@@ -15,7 +15,7 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
-from carnelian_training.evaluation.evaluate import count_errors, frame_duration_s, score_all
+from carnelian_training.evaluation.evaluate import LogProbs, count_errors, frame_duration_s, score_all
 from carnelian_training.language_models.weights import choose_weights
 from carnelian_training.models.network import CtcNetwork
 from pydantic import Field
@@ -106,24 +106,14 @@ def measure(
         language_model=language_model,
         neural_language_model=neural_language_model,
     )
-    ways = ways_to_decode(decoder)
-    chosen, heard = [], {name: [""] * len(clips) for name in ways}
-    for group in range(groups):
-        others, mine = ([i for i, g in enumerate(of_clip) if (g == group) is is_mine] for is_mine in (False, True))
-        options = choose_weights([log_probs[i] for i in others], [clips[i].text for i in others], decoder)
-        chosen.append(options)
-        for name, way in ways.items():
-            wanted = decoder.read_options(way, decoder.change_options(options))
-            texts, _ = decode([log_probs[i] for i in mine], decoder, wanted)
-            for i, text in zip(mine, texts, strict=True):
-                heard[name][i] = text
+    chosen, heard = decode_with_weights_of_others(decoder, log_probs, clips, of_clip)
     rows = [
         ClipErrors(
             clip.audio_filepath.name,
             _speaker(clip),
             of_clip[i],
             len(clip.text.split()),
-            {name: count_errors(clip.text, heard[name][i]) for name in ways},
+            {name: count_errors(clip.text, texts[i]) for name, texts in heard.items()},
         )
         for i, clip in enumerate(clips)
     ]
@@ -139,6 +129,35 @@ def measure(
     )
     measurement.write(out)
     return measurement
+
+
+def decode_with_weights_of_others(
+    decoder: ctc.Decoder, log_probs: Sequence[LogProbs], clips: Sequence[Clip], of_clip: Sequence[int]
+) -> tuple[list[dict[str, float]], dict[str, list[str]]]:
+    """Choose the weights of each group on all others, and decode its clips with them.
+
+    Args:
+        decoder: with the language models.
+        log_probs: of each clip, [frames, labels + 1] float32.
+        clips: with their references.
+        of_clip: the group of each.
+
+    Returns:
+        The weights by group, and by way of decoding the text of each clip.
+    """
+    chosen: list[dict[str, float]] = []
+    ways = ways_to_decode(decoder)
+    heard = {name: [""] * len(clips) for name in ways}
+    for group in range(max(of_clip) + 1):
+        others, mine = ([i for i, g in enumerate(of_clip) if (g == group) is is_mine] for is_mine in (False, True))
+        options = choose_weights([log_probs[i] for i in others], [clips[i].text for i in others], decoder)
+        chosen.append(options)
+        for name, way in ways.items():
+            wanted = decoder.read_options(way, decoder.change_options(options))
+            texts, _ = decode([log_probs[i] for i in mine], decoder, wanted)
+            for i, text in zip(mine, texts, strict=True):
+                heard[name][i] = text
+    return chosen, heard
 
 
 def deal(clips: Sequence[Clip], groups: int) -> list[int]:
