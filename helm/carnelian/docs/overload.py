@@ -5,10 +5,6 @@ speech, cut to 16.7 s, at 71 clips a second. Writes overload.json beside this fi
 """
 
 import asyncio
-import datetime
-import json
-import os
-import platform
 import statistics
 import tempfile
 import threading
@@ -19,7 +15,9 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
+from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.memory import take_sample
 from carnelian_serving.launcher import Server
@@ -129,20 +127,21 @@ def render_row(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
+    busy, origin = measure_busy_cores(), raw_file.describe_origin(find_commit())
     cuts = cut_equal(ROOT / "demo" / "clips" / "manifest.jsonl", CLIP_S, 8, "flac")
     clips = [np.frombuffer(cut.file, np.uint8)[None] for cut in cuts]
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(Path(folder), bound, clips) for bound in BOUNDS]
     result = {
-        "date": datetime.date.today().isoformat(),
-        "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
-        "load_average": os.getloadavg(),
+        **origin,
+        "command": "python helm/carnelian/docs/overload.py",
+        "others_busy_cores": round(busy, 2),
         "clips": CLIPS,
         "clips_per_s": CLIPS_PER_S,
         "clip_s": CLIP_S,
         "rows": rows,
     }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    raw_file.write(Path(__file__).with_suffix(".json"), result)
     print(*map(render_row, rows), sep="\n")
 
 

@@ -5,10 +5,6 @@ this file and prints the table of autoscaling.md.
 """
 
 import asyncio
-import datetime
-import json
-import os
-import platform
 import re
 import statistics
 import time
@@ -18,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from carnelian_perf import raw_file
+from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,19 +85,20 @@ def render_row(row: dict[str, float]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
+    busy, origin = measure_busy_cores(), raw_file.describe_origin(find_commit())
     paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
     clips = [np.fromfile(path, np.uint8)[None] for path in paths]
     with Server(ROOT / "model_repository", models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
         asyncio.run(send(server.grpc_url, clips, 2, WARM_UP_SECONDS))
         rows = [measure(server, clips, callers) for callers in CALLERS]
     result = {
-        "date": datetime.date.today().isoformat(),
-        "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
-        "load_average": os.getloadavg(),
+        **origin,
+        "command": "python helm/carnelian/docs/pressure.py",
+        "others_busy_cores": round(busy, 2),
         "seconds_a_row": SECONDS,
         "rows": rows,
     }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    raw_file.write(Path(__file__).with_suffix(".json"), result)
     print(*map(render_row, rows), sep="\n")
 
 
