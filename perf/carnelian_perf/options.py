@@ -110,9 +110,7 @@ def check_writable(path: Path | None) -> Path | None:
     if path is not None:
         there = next(place for place in (path, *path.resolve().parents) if place.exists())
         if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
-            raise typer.BadParameter(
-                f"this must be a file that can be written, but is {path}, and {there} is in the way"
-            )
+            raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
     return path
 
 

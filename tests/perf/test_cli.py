@@ -1,17 +1,21 @@
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from carnelian_perf.cli import main
+from carnelian_perf.options import check_writable
+from carnelian_training.cli import _check_writable
 
 ROOT = Path(__file__).parents[2]
 DEMO, DEMO_CLIPS = "demo/quartznet_demo.pt", "demo/clips/manifest.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
+def at_the_root_of_a_wide_terminal(monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "200")  # words stay together however narrow the terminal is
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,8 @@ def at_the_root(monkeypatch):
         (["tune", "--out", "table.md"], ".json"),
         (["hourglass", "--out", "README.md/raw.json"], "README.md is in the way"),
         (["accuracy", DEMO_CLIPS, "--out", "perf"], "perf is in the way"),
+        (["tune", "--write", "README.md/tuning.json"], "README.md is in the way"),
+        (["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--calibration", "perf"], "perf is in the way"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml"),
         (["mixed", "--model", "jasper"], "quartznet_demo"),
         (["infer", "demo/quartznet_demo.pt", "--engines", "steam"], "steam"),
@@ -78,6 +84,12 @@ def test_render_needs_no_server(measurement, tmp_path, call):
     status, _, err = call(main, "batching", "--render", tmp_path / "raw.json")
     assert status == 0, err
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
+
+
+def test_what_cannot_be_written_is_refused_as_training_does():
+    """Neither needs the other, so each has a copy."""
+    ours, theirs = (inspect.getsource(check).splitlines()[2:] for check in (check_writable, _check_writable))
+    assert ours == theirs
 
 
 def test_help_is_light():

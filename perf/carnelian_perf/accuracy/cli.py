@@ -143,7 +143,9 @@ def words(
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="Where to write the calibration, for `carnelian-export --calibration`."),
+        typer.Option(
+            callback=check_writable, help="Where to write the calibration, for `carnelian-export --calibration`."
+        ),
     ] = None,
     out: Annotated[Path | None, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
 ) -> None:

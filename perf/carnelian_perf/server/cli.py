@@ -17,6 +17,7 @@ from carnelian_perf.options import (
     check_file,
     check_model_and_clips,
     check_words,
+    check_writable,
     describe_clips,
     durations_of,
     raw_file_option,
@@ -48,7 +49,7 @@ def tune(
     rounds: Annotated[int, typer.Option(help="Rounds in each step.", min=1)] = 3,
     write: Annotated[
         Path | None,
-        typer.Option(help="Where to write the result, for `carnelian-export --tuning`."),
+        typer.Option(callback=check_writable, help="Where to write the result, for `carnelian-export --tuning`."),
     ] = None,
     out: Annotated[
         Path | None, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
