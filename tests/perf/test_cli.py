@@ -51,6 +51,7 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["loading", "nowhere.yaml"], "CONFIG"),
         (["training", "nowhere.yaml"], "CONFIG"),
         (["training", "training/configs/quartznet_15x5.yaml", "--precisions", "fp32,fp8"], "fp8"),
+        (["hourglass", "training/configs/wav2vec2_base.yaml", "--factors", "1,2"], "--factors must be above 1"),
         (["tune", "--objective", "beauty"], "beauty"),
         (["tune", "--model", "jasper"], "quartznet_demo"),
         (["overhead", "--durations", "0"], "--durations"),

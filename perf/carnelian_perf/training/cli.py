@@ -116,7 +116,8 @@ def hourglass(
 
         from carnelian_perf.training.hourglass import measure
 
-        wanted = counts_of("--factors", factors)
+        if 1 in (wanted := counts_of("--factors", factors)):
+            raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
         settings = load_config(config, tuple(overrides or ()))
         render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), render)
