@@ -12,7 +12,6 @@ from carnelian_training.config import Config
 from carnelian_training.interruption import Interruption
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.replacement import written
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.acoustic import write_acoustic
@@ -24,13 +23,17 @@ logger = logging.getLogger(__name__)
 
 # What makes two exports the same release: a server that serves one may find the other in its place.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
+EDIT = "an edit of config.pbtxt"
 OPTIONS = {
     "language_model": "--lm",
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
-    **dict.fromkeys(("instance_group", "dynamic_batching", "intra_op_thread_count", "num_threads"), "--tuning"),
+    **dict.fromkeys(("intra_op_thread_count", "num_threads"), "--tuning"),
+    **dict.fromkeys(("instance_group", "dynamic_batching"), f"--tuning or {EDIT}"),
+    "optimization": f"--execution-provider or {EDIT}",
 }
 """What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the others."""
+SHOWN = 160  # characters of a value; a warm-up has thousands
 
 
 def write_model(
@@ -144,29 +147,36 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
     changes = []
     for new in folders:
         there = repository / new.name
-        if there.exists():
-            settings = _settings(new)
-            for name, value in _settings(there).items():
-                if value != settings.get(name):
-                    now = f"is {settings[name]}" if name in settings else "is not there any more"
-                    by_default = "--option, --lm-weights" if new.name.endswith("_ctc") else "an edit of config.pbtxt"
-                    option = OPTIONS.get(name, by_default)
-                    changes.append(f"  {new.name}: {name} was {value}, {now} (it comes from {option})")
+        if not there.exists():
+            continue
+        before, after = _settings(there), _settings(new)
+        for name in sorted({**before, **after}):
+            was, now = before.get(name, "not there"), after.get(name, "not there")
+            if was != now:
+                option = OPTIONS.get(name, "--option, --lm-weights" if new.name.endswith("_ctc") else EDIT)
+                changes.append(f"  {new.name}: {name} was {_shorten(was)}, is {_shorten(now)} (it comes from {option})")
     if changes:
-        lines = ["what is replaced was set up otherwise; to have it again, export with the options named:", *changes]
+        lines = [
+            "what is replaced was set up otherwise; to have it again, export with the options named, or edit again:",
+            *changes,
+        ]
         logger.warning("\n".join(lines))
 
 
 def _settings(model: Path) -> dict[str, str]:
-    """What a stage was deployed with, by name: language models, options, instances, threads, batching."""
+    """What a stage was deployed with, by name: parameters, and the fields that are not part of its interface."""
     config = read_config(model / "config.pbtxt")
-    found = {name: parameter.string_value for name, parameter in sorted(config.parameters.items())}
-    groups = [text_format.MessageToString(group, as_one_line=True) for group in config.instance_group]
-    batching = text_format.MessageToString(config.dynamic_batching, as_one_line=True)
-    found |= {"instance_group": "; ".join(groups), "dynamic_batching": batching}
+    found = {name: parameter.string_value for name, parameter in config.parameters.items()}
+    for field, value in config.ListFields():
+        if field.name not in ("name", "input", "output", "parameters"):
+            found[field.name] = " ".join(str(value).split()) or "{}"
     if (model / VERSION / CALIBRATION).exists():
         found[CALIBRATION] = "there"
-    return {name: value for name, value in found.items() if value}
+    return found
+
+
+def _shorten(value: str) -> str:
+    return value if len(value) <= SHOWN else f"{value[:SHOWN]} ..."
 
 
 def _interface(model: Path) -> str:
