@@ -1,7 +1,9 @@
 """Beam search against every text there is, on clips so short that all of them can be listed."""
 
 import itertools
+import json
 import math
+import re
 
 import kenlm
 import numpy as np
@@ -53,13 +55,15 @@ def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa, all_
     assert_ranked(hypothesis.alternatives, expected)
 
 
-def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise(all_texts):
+@pytest.mark.parametrize("phrases", [("ab", "b a"), ("b a", "a"), ("a b", "b", "a b a")])
+def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise(phrases, all_texts):
     clip = random_clip(5, seed=3)
     expected = {
-        text: log_prob + 2.0 * (text.split().count("ab") + 2 * f" {text} ".count(" b a "))
+        text: log_prob
+        + 2.0 * sum(len(phrase.split()) * len(re.findall(rf"(?= {phrase} )", f" {text} ")) for phrase in phrases)
         for text, log_prob in all_texts(clip, LABELS).items()
     }
-    hypothesis = decode(clip, **EVERYTHING, hotwords='["ab", "b a"]', hotword_boost="2")
+    hypothesis = decode(clip, **EVERYTHING, hotwords=json.dumps(phrases), hotword_boost="2")
     assert_ranked(hypothesis.alternatives, expected)
 
 
@@ -178,6 +182,15 @@ def test_next_to_nothing_can_be_decoded(num_frames, arpa):
     for decoder in ("beam", "ngram"):
         hypothesis = decode(clip, Decoder(LABELS, 0.02, language_model=arpa), decoder=decoder, n_best="3")
         assert 1 <= len(hypothesis.alternatives) <= 3
+
+
+def test_of_labels_that_are_all_unlikely_the_likeliest_is_taken():
+    labels = [" ", *map(chr, range(0x4E00, 0x4E00 + 600))]  # so many that none reaches `token_threshold`
+    probabilities = np.ones((1, len(labels) + 1))
+    probabilities[0, 7] = 3.0  # a space and a blank together, both of which are no text, have 2
+    clip = np.log(probabilities / probabilities.sum()).astype(np.float32)
+    assert clip.max() < Options().token_threshold
+    assert decode(clip, Decoder(labels, 0.02)).text == labels[7]
 
 
 def test_nothing_but_blanks_is_an_empty_text(arpa):

@@ -21,6 +21,22 @@ def test_an_epoch_depends_on_seed_and_number_alone_and_holds_every_clip_once(tin
         assert sorted(item.clip.duration for batch in plan for item in batch) == [clip.duration for clip in many]
 
 
+def test_batches_are_of_like_lengths_and_others_in_every_epoch_and_come_in_random_order(tiny_config):
+    config = dataclasses.replace(tiny_config, augment=AugmentConfig(speed=(1.0, 1.0)))
+    epochs = [
+        [[item.duration_s for item in batch] for batch in plan_epoch(clips(*np.linspace(1, 3, 2000)), config, epoch)]
+        for epoch in (0, 1)
+    ]
+    for batches in epochs:
+        padded_s = sum(len(batch) * max(batch) for batch in batches)
+        assert padded_s < 1.15 * sum(map(sum, batches))  # 1.4 in any order
+        longest = [max(batch) for batch in batches]
+        half = len(longest) // 2
+        assert np.mean(longest[:half]) == pytest.approx(np.mean(longest[half:]), abs=0.3)  # 1 apart in sorted order
+    first, second = ({frozenset(batch) for batch in batches} for batches in epochs)
+    assert len(first & second) < len(first) / 2
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 64])
 @pytest.mark.parametrize("device_batch_s", [None, 5, 20])
 def test_shares_hold_every_clip_once_and_have_equally_many_parts(tiny_config, world_size, device_batch_s):

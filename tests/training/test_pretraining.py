@@ -18,6 +18,7 @@ from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, crop, trainable
 from carnelian_training.distributed import Process
 from carnelian_training.loop import contrastive, finetune
+from carnelian_training.loop.ctc_loss import augmented
 from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
@@ -107,6 +108,30 @@ def test_the_diversity_term_has_the_gradient_of_the_whole_steps_mean():
     for part in torch.split(probabilities, 7):  # parts of different sizes
         found += torch.autograd.grad((part * slope).sum() / 30, logits, retain_graph=True)[0]
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-4)
+
+
+def test_the_losses_of_clips_have_the_gradient_of_their_diversity(config, changed):
+    state = new_state(config, CPU)
+    (batch,) = next(iter(shares(read_manifest(CLIPS), config, state))).batches
+    network = state.prepare(config)
+    parameters = list(state.model.parameters())
+
+    def gradient(loss):
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        return torch.cat([tensor.flatten() for tensor in found])
+
+    def gradient_with(weight):
+        weighted = changed(config, pretraining={"diversity_weight": weight})
+        losses, _ = contrastive.ContrastiveObjective(state.model, weighted, 0, CPU).losses(network, batch)
+        return gradient(losses.sum())
+
+    inputs = augmented(batch, config, CPU.device)
+    contrast = network(**inputs, seeds=batch.seeds, temperature=config.pretraining.temperature_at(0))
+    hidden = contrast.hidden.sum()
+    perplexity = contrastive.perplexity(contrast.usage.sum(0) / hidden)
+    expected = gradient(100 * hidden * (32 - perplexity) / 32)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(gradient_with(100.0) - gradient_with(0.0), expected, atol=1e-2, rtol=1e-3)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, tmp_path):

@@ -87,7 +87,7 @@ def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[I
     items = [replace(item, disturbance=sounds.draw(config.augment, rng)) for item in items]
     if config.pretraining is not None:
         items = [crop(item, config.pretraining.crop_s, rng) for item in items]
-    # Lengths are blurred by 10 per cent, so that groups differ from epoch to epoch.
+    # Lengths are blurred by 5 per cent, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * rng.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
     rng.shuffle(batches)
