@@ -83,6 +83,7 @@ def write_model(
             acoustic = staged / f"{name}_acoustic"
             max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
             difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size)
+            _flush(staged)
         if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
             shutil.rmtree(staged / AUDIO_DECODE)
         folders = sorted(staged.iterdir())
@@ -96,6 +97,14 @@ def write_model(
                     place.rename(replaced / folder.name)
                 folder.rename(place)
     return difference
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk hold all files, or a power cut could leave a model's name on empty ones."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def _scratch_place(repository: Path, stages: set[str]) -> Path:

@@ -1,6 +1,7 @@
 import dataclasses
 import fnmatch
 import json
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -80,6 +81,19 @@ def test_ctrl_c_while_folders_are_replaced_comes_too_late(tmp_path, config, netw
     monkeypatch.setattr(Path, "rename", interrupted)
     write_model(tmp_path / "r", "tiny", config, network)
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
+
+
+def test_the_disk_holds_all_of_a_model_before_a_server_can_find_it(tmp_path, config, network, monkeypatch):
+    held, fsync = set(), os.fsync
+
+    def note(descriptor):
+        fsync(descriptor)
+        assert not list((tmp_path / "r").iterdir())
+        held.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert {path.stat().st_ino for path in (tmp_path / "r").rglob("*") if path.is_file()} <= held
 
 
 def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, config, network):
