@@ -50,7 +50,8 @@ class ShapedAcoustic(nn.Module):
         config = self.network.config
         rows, mels = lengths.shape[0], config.num_mels
         frames = shapes[:, 1].long()
-        real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
+        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
+        real = torch.minimum(counted[:, 0], frames)
         (starts, time), (starts_apart, time_apart) = (
             (
                 sum_before(strided(real + gap, config.body_stride) * config.body_stride),
@@ -64,7 +65,7 @@ class ShapedAcoustic(nn.Module):
             log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
         longest = strided(longest_row(longest_request, request_sizes, rows) // mels, config.stride)  # type: ignore[arg-type]
         unpacked = unpack(log_probs, longest, strided(real, config.stride), starts_apart // config.stride)  # type: ignore[arg-type]
-        return unpacked, strided(lengths.clamp(min=0), config.stride)
+        return unpacked, strided(counted, config.stride).int()
 
 
 class ShapedWaveforms(nn.Module):
@@ -79,7 +80,8 @@ class ShapedWaveforms(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Score a ragged batch, as :class:`ShapedAcoustic` does; `features` are samples and `shapes` [rows, 1]."""
         samples = shapes[:, 0].long()
-        real = torch.minimum(lengths[:, 0].long(), samples).clamp(min=0)
+        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
+        real = torch.minimum(counted[:, 0], samples)
         # No row is longer than a clip may be, so TensorRT need not find room for a batch that is one row.
         longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)
         time = torch.arange(longest)
@@ -88,7 +90,7 @@ class ShapedWaveforms(nn.Module):
         waveforms = torch.cat([features, torch.zeros(1)])[index]  # what is past a clip's end reads the zero
         log_probs, ends = self.network(waveforms[:, None].to(self.network.head.weight.dtype), real)
         inside = torch.arange(log_probs.shape[1]) < ends[:, None]
-        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(lengths)
+        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(counted).int()
 
 
 def longest_row(longest_request: Tensor, request_sizes: Tensor, rows: int) -> int:

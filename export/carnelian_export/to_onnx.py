@@ -57,7 +57,8 @@ class RaggedAcoustic(nn.Module):
         """
         config = self.network.config
         frames = shapes[:, 1].long()
-        real = torch.minimum(lengths[:, 0].long(), frames).clamp(min=0)
+        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
+        real = torch.minimum(counted[:, 0], frames)
         starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
         packed, valid = pack(features, frames, real, starts, config.num_mels)
         # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
@@ -73,7 +74,7 @@ class RaggedAcoustic(nn.Module):
         longest, ends = strided(frames.max(), config.stride), strided(real, config.stride)
         unpacked = unpack(log_probs, longest, ends, starts_apart // config.stride)
         unpacked = unpacked + unpack(spoilt, longest, ends, starts // config.stride)
-        return unpacked, strided(lengths.clamp(min=0), config.stride)
+        return unpacked, strided(counted, config.stride).int()
 
 
 def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
@@ -131,13 +132,14 @@ class RaggedWaveforms(nn.Module):
             lengths: [rows, 1] int32, the clip's samples as its sender counts them, which may exceed those of the row.
         """
         samples = shapes[:, 0].long()
-        real = torch.minimum(lengths[:, 0].long(), samples).clamp(min=0)
+        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
+        real = torch.minimum(counted[:, 0], samples)
         first = samples.cumsum(0) - samples
         waveforms = unpack(torch.cat([features, features.new_zeros(1)])[:, None], samples.max(), real, first)
         waveforms = waveforms.to(self.network.head.weight.dtype)
         log_probs, ends = self.network(waveforms.transpose(1, 2), real)
         inside = torch.arange(log_probs.shape[1]) < ends[:, None]
-        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(lengths)
+        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(counted).int()
 
 
 class PlainPositions(nn.Module):

@@ -92,7 +92,7 @@ def test_a_bad_value_stays_in_its_row_and_lengths_are_told_as_they_came(exported
     before, _ = run(session, clips, SAMPLES)
     clips[1][:] = np.nan
     clips[4][3000:] = np.inf  # past the clip's end: nobody hears it
-    after, lengths = run(session, clips, [0, 2611, 9000, -5, 3000])
+    after, lengths = run(session, clips, [0, 2611, 9000, -(2**31), 3000])
     assert lengths[:, 0].tolist() == [0, 20, 70, 0, 23]  # 9000 is more than there is
     assert np.isnan(after[1, :20]).any()
     np.testing.assert_allclose(after[2], before[2], atol=TOLERANCE)
