@@ -35,8 +35,8 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
     path = folder / "model.onnx"
     if target.int8_clips is not None:
         clips = read_features(target.int8_clips, config)
-        onnx.save(quantise(network, clips), path)
-        return check_distributions(path, network, clips)
+        onnx.save(quantise(network, clips.calibration), path)
+        return check_distributions(path, network, clips.comparison)
     export = export_shaped if target.provider == "tensorrt" else export_ragged
     onnx.save(export(network, DTYPES[target.precision]), path)
     return check_parity(path, network, target.precision)

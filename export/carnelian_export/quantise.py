@@ -9,6 +9,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,19 +40,33 @@ class QuantisationError(ValueError):
     """There are no clips to measure scales on, or the architecture cannot be quantised."""
 
 
-def read_features(manifest: Path, config: Config) -> list[ClipFeatures]:
-    """FEATURES of at most :data:`MOST_CLIPS` clips from all over a manifest, [num_mels, frames] each.
+class Int8Clips(NamedTuple):
+    """FEATURES of clips, [num_mels, frames] each."""
+
+    calibration: list[ClipFeatures]
+    """To measure the activations' ranges on."""
+    comparison: list[ClipFeatures]
+    """To compare the result with the network on: others, where the manifest has more than :data:`MOST_CLIPS`."""
+
+
+def read_features(manifest: Path, config: Config) -> Int8Clips:
+    """Twice at most :data:`MOST_CLIPS` clips from all over a manifest.
 
     Raises:
-        QuantisationError: It names no clips, or they hold less than :data:`LEAST_S` of sound.
+        QuantisationError: It names no clips, or those to calibrate on hold less than :data:`LEAST_S` of sound.
         RuntimeError: One of them cannot be read.
     """
     clips = read_manifest(manifest)
     if not clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
-    clips = clips[:: math.ceil(len(clips) / MOST_CLIPS)]
-    batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
-    features = [batch.features[0, :, : int(batch.lengths[0])].numpy() for batch in batches]
+    step = math.ceil(len(clips) / MOST_CLIPS)
+    features, others = (
+        [
+            batch.features[0, :, : int(batch.lengths[0])].numpy()
+            for batch in load([[Item(clip)] for clip in clips[start::step]], config.features, config.data.num_threads)
+        ]
+        for start in (0, step // 2)
+    )
     # Each band of a clip has variance 1, but for those that are constant.
     heard = sum(clip.shape[1] for clip in features if clip.std() > 0.5) * config.features.hop_samples / SAMPLE_RATE_HZ
     if heard < LEAST_S:
@@ -59,7 +74,7 @@ def read_features(manifest: Path, config: Config) -> list[ClipFeatures]:
             f"a manifest to calibrate on must hold at least {LEAST_S:g} s of sound, but {manifest} has {heard:.1f} s "
             "that are not silent"
         )
-    return features
+    return Int8Clips(features, others)
 
 
 def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:

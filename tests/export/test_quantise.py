@@ -128,12 +128,13 @@ def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
     assert group.kind == group.KIND_CPU
 
 
-def test_clips_come_from_all_over_a_manifest(config, monkeypatch):
+def test_clips_come_from_all_over_a_manifest_and_others_are_compared_with(config, monkeypatch):
     manifest = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
-    everything = read_features(manifest, config)
-    assert len(everything) == 6
+    everything, compared = read_features(manifest, config)
+    assert len(everything) == len(compared) == 6
     monkeypatch.setattr(quantise, "MOST_CLIPS", 2)
-    for found, clip in zip(read_features(manifest, config), everything[::3], strict=True):
+    calibration, comparison = read_features(manifest, config)
+    for found, clip in zip([*calibration, *comparison], [*everything[::3], *everything[1::3]], strict=True):
         np.testing.assert_array_equal(found, clip)
 
 

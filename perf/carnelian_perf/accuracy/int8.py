@@ -82,7 +82,7 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> S
     with TemporaryDirectory() as scratch:
         paths = [Path(scratch) / name for name in ("fp32.onnx", "int8.onnx")]
         onnx.save(export_ragged(network), paths[0])
-        onnx.save(quantise(network, read_features(calibration, config)), paths[1])
+        onnx.save(quantise(network, read_features(calibration, config).calibration), paths[1])
         sessions = [open_graph(path) for path in paths]
     pairs = []
     clips = clips_to_evaluate(manifest)
