@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
@@ -185,7 +186,7 @@ class CarnelianClient:
                 return error
 
         def outcomes() -> Generator[Outcome, None, None]:
-            pool = ThreadPoolExecutor(concurrency, thread_name_prefix="carnelian")
+            workers = _Workers(transcribe, concurrency)
             pending: deque[Future[Outcome]] = deque()
             source: Iterator[Audio] | None = iter(clips)
             source_error: Exception | None = None
@@ -196,7 +197,7 @@ class CarnelianClient:
                         if may_wait and pending and pending[0].done():
                             break
                         try:
-                            pending.append(pool.submit(transcribe, next(source)))
+                            pending.append(workers.submit(next(source)))
                         except StopIteration:
                             source = None
                         except Exception as error:
@@ -207,7 +208,9 @@ class CarnelianClient:
                 if source_error is not None:
                     raise source_error
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                for future in pending:
+                    future.cancel()
+                workers.release()
 
         return outcomes()
 
@@ -256,3 +259,40 @@ class CarnelianClient:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise RuntimeError("the client is closed; make a new one.")
+
+
+class _Workers:
+    """Threads that Python does not wait for when it ends, as it does for those of a ThreadPoolExecutor.
+
+    A program would else hang on Ctrl-C for as long as its calls may take, and for ever on a pipe that nobody writes.
+    """
+
+    def __init__(self, transcribe: Callable[[Audio], Outcome], num_threads: int) -> None:
+        self._transcribe = transcribe
+        self._num_threads = num_threads
+        self._num_started = 0
+        self._clips: SimpleQueue[tuple[Future[Outcome], Audio] | None] = SimpleQueue()
+
+    def submit(self, audio: Audio) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        self._clips.put((future, audio))
+        if self._num_started < self._num_threads:
+            self._num_started += 1
+            threading.Thread(target=self._work, name=f"carnelian_{self._num_started}", daemon=True).start()
+        return future
+
+    def release(self) -> None:
+        """Let the threads end, each after the clip it works on."""
+        for _ in range(self._num_started):
+            self._clips.put(None)
+
+    def _work(self) -> None:
+        while (item := self._clips.get()) is not None:
+            future, audio = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._transcribe(audio))
+            except BaseException as error:
+                future.set_exception(error)
+            del item, future, audio  # else an idle thread would hold its last clip

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import struct
 import threading
 import time
@@ -152,6 +153,14 @@ def answers() -> Callable[..., Answer]:
         return answer
 
     return make
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Programs that the test starts heed SIGINT, which a shell has jobs in the background ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
+import contextlib
 import functools
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,23 @@ def test_dash_is_the_standard_input(transcribe, endpoint, wav, monkeypatch):
     status, out, err = transcribe("-", "--url", endpoint.url)  # nothing is left
     assert (status, out) == (1, "")
     assert err.startswith("carnelian-transcribe: -: ")
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_ctrl_c_ends_the_wait_for_a_pipe_that_nobody_writes(endpoint, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([*COMMAND, pipe, "--url", endpoint.url], stderr=subprocess.DEVNULL) as command:
+        try:
+            writer = None
+            while writer is None and command.poll() is None:
+                with contextlib.suppress(OSError):  # nobody reads it yet
+                    writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            command.send_signal(signal.SIGINT)
+            assert command.wait(timeout=60) == 130
+        finally:
+            command.kill()
+    os.close(writer)
 
 
 def test_a_closed_standard_input_is_wrong_use():

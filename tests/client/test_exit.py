@@ -1,0 +1,54 @@
+"""How a program ends that has calls in flight, and has not closed its client."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+PROGRAM = """
+    import sys
+    from carnelian_client import CarnelianClient
+
+    client = CarnelianClient(sys.argv[1], timeout_s=600)
+    clip = bytes.fromhex(sys.argv[2])
+    outcomes = client.transcribe_many([clip] + [clip + bytes(1)] * 19, concurrency=2)
+    print(next(outcomes).text, flush=True)
+    {then}
+"""
+
+
+@pytest.fixture
+def held(make_result, wav):
+    """Answers the clip `wav` at once, and any other only when the test has ended."""
+    is_over = threading.Event()
+
+    def answer(request, context):
+        if request.raw_input_contents[0] == wav:
+            return make_result("first")
+        is_over.wait()
+        return make_result("late")
+
+    yield answer
+    is_over.set()
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [("next(outcomes)", -signal.SIGINT), ("raise SystemExit(3)", 3), ("pass", 0)],
+    ids=["Ctrl-C", "exit", "end"],
+)
+def test_a_program_does_not_wait_for_calls_that_nobody_asks_for(endpoint, triton, wav, held, then, status):
+    triton.answer = held
+    words = [sys.executable, "-c", textwrap.dedent(PROGRAM).format(then=then), endpoint.url, wav.hex()]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout.readline() == "first\n"
+            if status == -signal.SIGINT:
+                program.send_signal(signal.SIGINT)
+            assert program.wait(timeout=60) == status, program.stderr.read()
+        finally:
+            program.kill()
