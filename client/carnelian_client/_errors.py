@@ -129,6 +129,9 @@ def _wording(pattern: str, error: type[CarnelianClientError], advice: str = "") 
     return _Wording(re.compile(pattern, re.IGNORECASE), error, advice)
 
 
+CERTIFICATE_ADVICE = (
+    "in date, and of an authority that it trusts (`cert_path` and `key_path` of `tls`; `--cert`, `--key`)"
+)
 CONVERT_ADVICE = "convert the file, for example with `ffmpeg -i clip.m4a clip.flac`"
 FORMAT_ADVICE = (
     "the server reads WAV, FLAC, Ogg Vorbis and Opus; "
@@ -178,6 +181,12 @@ _WORDINGS = (
         "a proxy before the server takes no request of this size; raise its limit (nginx: `client_max_body_size`), "
         "or send a shorter clip, or a compressed form such as FLAC",
     ),
+    _wording(
+        "http2 header with status: 400",
+        ServerError,
+        "a proxy before the server refused the request; nginx does so where it wants a client certificate, "
+        + CERTIFICATE_ADVICE,
+    ),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
     _wording(
         "larger than max|too little memory for an input",
@@ -196,10 +205,17 @@ _WORDINGS = (
         InvalidAudio,
         CONVERT_ADVICE,
     ),
+    # TLS 1.3 hears of a refused client certificate after its handshake: as bytes that it cannot read, or as an end.
     _wording(
-        "socket closed|http1|parsing http/2",
+        "unwrap failed|_alert_.*(certificate|unknown_ca|access_denied|handshake_failure)",
         ConnectError,
-        "the server ended, or wants `tls`, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP)",
+        f"the server refused this client: it must have a client certificate, {CERTIFICATE_ADVICE}",
+    ),
+    _wording(
+        "socket closed|connection reset|broken pipe|http1|parsing http/2",
+        ConnectError,
+        "the server ended, or wants `tls`, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP), "
+        f"or it wants a client certificate, {CERTIFICATE_ADVICE}",
     ),
     _wording(
         "security handshaker",

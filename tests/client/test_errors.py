@@ -171,6 +171,16 @@ def test_the_native_dali_backends_message_loses_the_servers_traceback():
             "Verification Check failed",
             "the server's certificate does not name the host in `url`",
         ),
+        (
+            "UNAVAILABLE: ipv4:127.0.0.1:8001: Unwrap failed (TSI_DATA_CORRUPTED)",
+            "the server refused this client: it must",
+        ),
+        (
+            "UNKNOWN: ipv4:127.0.0.1:8001: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:10000418:"
+            "SSL routines:OPENSSL_internal:TLSV1_ALERT_UNKNOWN_CA: OK",
+            "the server refused this client: it must have a client certificate, in date, and of an authority",
+        ),
+        ("UNAVAILABLE: ipv4:127.0.0.1:8001: recvmsg:Connection reset by peer", "the server ended, or wants `tls`, or"),
         ("UNKNOWN: ipv4:127.0.0.1:3128: HTTP proxy returned response code 403", "the proxy of the environment refused"),
     ],
 )
@@ -182,6 +192,12 @@ def test_a_proxys_limit_of_size_is_said_to_be_one():
     error = error_from_answer("UNKNOWN", "Received http2 header with status: 413")
     assert type(error) is ServerError
     assert "status: 413; a proxy before the server takes no request of this size; raise its limit" in error.message
+
+
+def test_a_proxy_that_wants_a_client_certificate_is_said_to_be_one():
+    error = error_from_answer("INTERNAL", "Received http2 header with status: 400")
+    assert type(error) is ServerError
+    assert "nginx does so where it wants a client certificate, in date" in error.message
 
 
 def test_an_unknown_model_is_advised_on_at_a_shell_too():

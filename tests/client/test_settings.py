@@ -78,7 +78,7 @@ def test_headers_and_the_api_key_are_sent_with_every_call(endpoint, triton, wav)
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory) -> Path:
-    """A private authority, and what it signed for a server on 127.0.0.1 and for a client."""
+    """A private authority, what it signed for a server on 127.0.0.1 and for a client, and a stranger of its own."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*words: str) -> None:
@@ -86,6 +86,7 @@ def certificates(tmp_path_factory) -> Path:
 
     new_key = ("-newkey", "rsa:2048", "-nodes")
     openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2")
+    openssl("req", "-x509", *new_key, "-keyout", "stranger.key", "-out", "stranger.pem", "-subj", "/CN=stranger")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
     for name in ("server", "client"):
         openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
@@ -124,9 +125,15 @@ def test_mutual_tls(certificates, start_tls_endpoint, wav):
     pair = {"cert_path": certificates / "client.pem", "key_path": certificates / "client.key"}
     with CarnelianClient(endpoint.url, tls=TLS(ca_path=ca, **pair)) as client:
         assert client.transcribe(wav).text
-    nobody = CarnelianClient(endpoint.url, tls=TLS(ca_path=ca), retry=NO_RETRY)
-    with nobody, pytest.raises(ConnectError):
-        nobody.transcribe(wav)
+
+
+@pytest.mark.parametrize("name", [None, "stranger"])
+def test_a_client_certificate_that_is_missing_or_refused_is_named(certificates, start_tls_endpoint, wav, name):
+    endpoint = start_tls_endpoint(wants_client_certificate=True)
+    pair = {"cert_path": certificates / f"{name}.pem", "key_path": certificates / f"{name}.key"} if name else {}
+    client = CarnelianClient(endpoint.url, tls=TLS(ca_path=certificates / "ca.pem", **pair), retry=NO_RETRY)
+    with client, pytest.raises(ConnectError, match=r"a client certificate, in date, .* \(`cert_path` and `key_path`"):
+        client.transcribe(wav)
 
 
 def test_a_file_that_is_no_certificate_is_the_reason_given(certificates, start_tls_endpoint, wav):
