@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from carnelian_client import CarnelianClient, RetryPolicy
 from carnelian_client._audio import wav_from_samples
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -134,6 +135,18 @@ def endpoint(start_endpoint: Callable[..., Endpoint]) -> Endpoint:
 @pytest.fixture
 def triton(endpoint: Endpoint) -> ScriptedTriton:
     return endpoint.triton
+
+
+@pytest.fixture
+def retry() -> RetryPolicy:
+    """Attempts that follow one another at once."""
+    return RetryPolicy(num_attempts=4, first_wait_s=0.01, longest_wait_s=0.02)
+
+
+@pytest.fixture
+def client(endpoint: Endpoint, retry: RetryPolicy) -> Iterator[CarnelianClient]:
+    with CarnelianClient(endpoint.url, retry=retry, timeout_s=5) as client:
+        yield client
 
 
 @pytest.fixture

@@ -22,15 +22,14 @@ from carnelian_client import (
     TransportError,
 )
 
-FAST = RetryPolicy(num_attempts=4, first_wait_s=0.01, longest_wait_s=0.02)
 BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue size")
 
 
 @pytest.fixture
-def run(endpoint):
+def run(endpoint, retry):
     """Run a coroutine function with an open client."""
 
-    def run(use, *, retry=FAST, timeout_s=5):
+    def run(use, *, retry=retry, timeout_s=5):
         async def main():
             async with AsyncCarnelianClient(endpoint.url, retry=retry, timeout_s=timeout_s) as client:
                 return await use(client)
@@ -147,12 +146,12 @@ def test_health_readiness_and_models(run):
     assert Model("other", "1", False, "LOADING", "") in models
 
 
-def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav):
+def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav, retry):
     endpoint = start_endpoint()
     endpoint.stop()
 
     async def main():
-        async with AsyncCarnelianClient(endpoint.url, retry=FAST) as client:
+        async with AsyncCarnelianClient(endpoint.url, retry=retry) as client:
             assert not await client.is_ready()
             await client.transcribe(wav)
 

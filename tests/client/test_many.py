@@ -1,0 +1,102 @@
+"""Many clips: order, concurrency, and what fails among them."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from carnelian_client import CarnelianClient, InvalidAudio, Transcript
+
+
+def test_many_keep_their_order_and_their_number(client, triton, wav, make_result):
+    def slow_for_the_first(request, context):
+        size = len(request.raw_input_contents[0])
+        time.sleep(0.3 if size == len(wav) else 0)
+        return make_result(f"{size} bytes")
+
+    triton.answer = slow_for_the_first
+    clips = [wav + bytes(i) for i in range(40)]
+    outcomes = list(client.transcribe_many(clips, concurrency=4))
+    assert [o.text for o in outcomes] == [f"{len(c)} bytes" for c in clips]
+    assert len(triton.requests) == len(clips)
+    assert triton.most_running <= 4
+
+
+def test_requests_of_many_overlap(client, triton, wav, answers):
+    triton.script = [answers("late", delay_s=0.2)] * 8
+    start = time.monotonic()
+    list(client.transcribe_many([wav] * 8, concurrency=8))
+    assert triton.most_running == 8
+    assert time.monotonic() - start < 1
+
+
+def test_a_failing_clip_does_not_cost_the_others_theirs(client, wav, tmp_path):
+    silent = (np.zeros(0, np.float32), 16000)
+    counted = (np.zeros(16000, np.int64), 16000)
+    clips = [wav, silent, tmp_path / "missing.wav", counted, "a\0b.wav", "\ud800.wav", wav]
+    assert [type(outcome) for outcome in client.transcribe_many(clips)] == [
+        *(Transcript, InvalidAudio, FileNotFoundError, InvalidAudio, OSError, OSError, Transcript)
+    ]
+
+
+def test_failures_can_be_raised_in_their_place(client, wav):
+    outcomes = client.transcribe_many([wav, b"", wav], return_exceptions=False)
+    assert next(outcomes).text
+    with pytest.raises(InvalidAudio):
+        next(outcomes)
+
+
+def test_many_takes_clips_as_room_comes_free(client, wav):
+    taken = []
+
+    def clips():
+        for i in range(1000):
+            taken.append(i)
+            yield wav
+
+    outcomes = client.transcribe_many(clips(), concurrency=2)
+    assert not taken
+    next(outcomes)
+    assert len(taken) <= 4
+    outcomes.close()
+
+
+def test_a_list_is_taken_from_although_an_outcome_is_due(client, triton, wav):
+    """The server must not idle behind a loop that works long on each outcome."""
+    outcomes = client.transcribe_many([wav] * 1000, concurrency=2)
+    for num_taken in range(1, 6):
+        next(outcomes)
+        end = time.monotonic() + 5
+        while len(triton.requests) < num_taken + 3:
+            assert time.monotonic() < end, "the window is not filled again"
+            time.sleep(0.01)
+    outcomes.close()
+
+
+def test_an_error_of_the_iterable_comes_after_the_outcomes_due(client, wav):
+    def clips():
+        yield wav
+        yield wav
+        raise LookupError("no more")
+
+    outcomes = client.transcribe_many(clips())
+    assert next(outcomes).text == next(outcomes).text
+    with pytest.raises(LookupError, match="no more"):
+        next(outcomes)
+
+
+def test_many_refuses_what_is_no_clip_and_no_concurrency(client):
+    with pytest.raises(TypeError, match="must be a path"):
+        list(client.transcribe_many([None]))
+    with pytest.raises(ValueError, match="`concurrency` must be at least 1"):
+        client.transcribe_many([], concurrency=0)
+
+
+def test_nothing_to_do_is_no_mistake(client):
+    assert list(client.transcribe_many([])) == []
+
+
+@pytest.mark.parametrize("clips", ["clip.wav", b"RIFF", Path("clip.wav")])
+def test_one_clip_is_not_many(clips):
+    with CarnelianClient() as client, pytest.raises(TypeError, match="must be an iterable of clips, but is one"):
+        client.transcribe_many(clips)

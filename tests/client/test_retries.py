@@ -1,0 +1,125 @@
+"""Which calls are made again, how often and for how long."""
+
+import logging
+import threading
+import time
+
+import pytest
+from carnelian_client import (
+    AccessDenied,
+    CarnelianClient,
+    CarnelianClientError,
+    ConnectError,
+    DeadlineExceeded,
+    InvalidAudio,
+    ModelNotFound,
+    ModelNotReady,
+    RetryPolicy,
+    ServerBusy,
+)
+from carnelian_client._errors import STATUS_ERRORS
+
+BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue size")
+
+
+def test_a_busy_server_is_asked_again_with_less_time(client, triton, wav):
+    triton.script = [BUSY, ("NOT_FOUND", "Request for unknown model: 'm' has no available versions"), BUSY]
+    assert client.transcribe(wav).text == f"{len(wav)} bytes"
+    assert len({r.id for r in triton.requests}) == 1
+    timeouts = [r.parameters["timeout"].int64_param for r in triton.requests]
+    assert len(timeouts) == 4
+    assert timeouts == sorted(timeouts, reverse=True)
+
+
+def test_the_last_error_is_raised_when_the_attempts_are_used_up(client, triton, wav, retry):
+    triton.script = [BUSY] * 9
+    with pytest.raises(ServerBusy, match="Exceeds maximum queue size"):
+        client.transcribe(wav)
+    assert len(triton.requests) == retry.num_attempts
+
+
+def test_no_attempt_is_made_after_the_deadline(endpoint, triton, wav):
+    triton.script = [BUSY] * 1000
+    patient = RetryPolicy(num_attempts=1000, first_wait_s=0.1, longest_wait_s=0.1)
+    with CarnelianClient(endpoint.url, retry=patient) as client:
+        start = time.monotonic()
+        with pytest.raises((ServerBusy, DeadlineExceeded)):  # the latter if an attempt is on its way at the deadline
+            client.transcribe(wav, timeout_s=1.0)
+        assert time.monotonic() - start < 2.0  # for a busy machine; a thousand attempts would take 100 s
+    assert 2 < len(triton.requests) < 50
+
+
+def test_retries_are_logged_without_a_handler_of_ours(client, triton, wav, caplog):
+    triton.script = [BUSY]
+    with caplog.at_level(logging.INFO, "carnelian_client"):
+        client.transcribe(wav)
+    assert "attempt 1 failed" in caplog.text
+    assert not logging.getLogger("carnelian_client").handlers
+
+
+def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, answers):
+    triton.script = [answers("late", delay_s=1)]
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.1 s; allow more") as caught:
+        client.transcribe(wav, timeout_s=0.1, request_id="7")
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.request_id == "7"
+    assert len(triton.requests) == 1
+
+
+@pytest.mark.parametrize("status", [s for s, kind in STATUS_ERRORS.items() if not kind.retryable])
+def test_what_cannot_pass_is_not_retried(client, triton, wav, status):
+    triton.script = [(status, "words")]
+    with pytest.raises(CarnelianClientError, match=r"words|no answer within 5 s") as caught:
+        client.transcribe(wav, request_id="7")
+    assert type(caught.value) is STATUS_ERRORS[status]
+    assert (caught.value.status, caught.value.request_id, caught.value.clip) == (
+        status,
+        "7",
+        f"{len(wav)} bytes",
+    )
+    assert len(triton.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (("NOT_FOUND", "Request for unknown model: 'm' is not found"), ModelNotFound),
+        (("INVALID_ARGUMENT", "in ensemble 'm', no samples"), InvalidAudio),
+        (("UNAVAILABLE", "This protocol is restricted, expecting header 'k'"), AccessDenied),
+        (("UNAVAILABLE", "in ensemble 'm', Request timeout expired"), DeadlineExceeded),
+    ],
+)
+def test_useless_retries_are_not_made_whatever_the_status(client, triton, wav, answer, kind):
+    triton.script = [answer]
+    with pytest.raises(kind):
+        client.transcribe(wav)
+    assert len(triton.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav, retry):
+    endpoint = start_endpoint()
+    endpoint.stop()
+    with CarnelianClient(endpoint.url, retry=retry) as client:
+        with pytest.raises(ConnectError, match="check `url`"):
+            client.transcribe(wav)
+        assert not client.is_ready()
+        with pytest.raises(ConnectError):
+            client.health()
+
+
+def test_a_server_that_comes_back_is_found_by_the_retries(start_endpoint, wav):
+    endpoint = start_endpoint()
+    with CarnelianClient(endpoint.url, retry=RetryPolicy(num_attempts=50, longest_wait_s=0.2)) as client:
+        client.transcribe(wav)
+        endpoint.stop()
+        starter = threading.Timer(0.5, start_endpoint, [endpoint.url])
+        starter.start()
+        assert client.transcribe(wav, timeout_s=10).text == f"{len(wav)} bytes"
+        starter.join()
+
+
+def test_model_not_ready_is_waited_for_and_then_raised(client, triton, wav, retry):
+    triton.script = [("NOT_FOUND", "Request for unknown model: 'm' has no available versions")] * 9
+    with pytest.raises(ModelNotReady):
+        client.transcribe(wav)
+    assert len(triton.requests) == retry.num_attempts
