@@ -23,16 +23,17 @@ logger = logging.getLogger(__name__)
 
 # What makes two exports the same release: a server that serves one may find the other in its place.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
-EDIT = "an edit of config.pbtxt"
+EDIT = "an edit of config.pbtxt or another version of carnelian-export"
 OPTIONS = {
     "language_model": "--lm",
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
     **dict.fromkeys(("intra_op_thread_count", "num_threads"), "--tuning"),
-    **dict.fromkeys(("instance_group", "dynamic_batching"), f"--tuning or {EDIT}"),
-    "optimization": f"--execution-provider or {EDIT}",
+    **dict.fromkeys(("instance_group", "dynamic_batching"), "--tuning or an edit of config.pbtxt"),
+    "optimization": "--execution-provider or an edit of config.pbtxt",
 }
-"""What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the others."""
+"""What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the other
+parameters."""
 SHOWN = 160  # characters of a value; a warm-up has thousands
 
 
@@ -162,20 +163,20 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
         for name in sorted({**before, **after}):
             was, now = before.get(name, "not there"), after.get(name, "not there")
             if was != now:
-                option = OPTIONS.get(name, "--option, --lm-weights" if new.name.endswith("_ctc") else EDIT)
-                changes.append(f"  {new.name}: {name} was {_shorten(was)}, is {_shorten(now)} (it comes from {option})")
+                is_field = name in pb.ModelConfig.DESCRIPTOR.fields_by_name
+                is_option = new.name.endswith("_ctc") and not is_field
+                source = OPTIONS.get(name, "--option, --lm-weights" if is_option else EDIT)
+                changes.append(f"  {new.name}: {name} was {_shorten(was)}, is {_shorten(now)} (it comes from {source})")
     if changes:
-        lines = [
-            "what is replaced was set up otherwise; to have it again, export with the options named, or edit again:",
-            *changes,
-        ]
-        logger.warning("\n".join(lines))
+        logger.warning(
+            "\n".join(["what is replaced was set up otherwise; each line ends with what sets it:", *changes])
+        )
 
 
 def _settings(model: Path) -> dict[str, str]:
     """What a stage was deployed with, by name: parameters, and the fields that are not part of its interface."""
     config = read_config(model / "config.pbtxt")
-    found = {name: parameter.string_value for name, parameter in config.parameters.items()}
+    found = {name: parameter.string_value or "''" for name, parameter in config.parameters.items()}
     for field, value in config.ListFields():
         if field.name not in ("name", "input", "output", "parameters"):
             found[field.name] = " ".join(str(value).split()) or "{}"

@@ -307,19 +307,20 @@ def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_p
 
 def test_edits_that_an_export_undoes_are_named(tmp_path, config, network, caplog):
     write_model(tmp_path / "r", "tiny", config, network)
-    paths = [tmp_path / "r" / f"tiny_{stage}" / "config.pbtxt" for stage in ("acoustic", "features")]
-    acoustic, features = map(read_config, paths)
+    paths = [tmp_path / "r" / f"tiny_{stage}" / "config.pbtxt" for stage in ("acoustic", "ctc", "features")]
+    acoustic, ctc, features = map(read_config, paths)
     acoustic.version_policy.latest.num_versions = 2
     acoustic.response_cache.enable = True
     acoustic.optimization.priority = acoustic.optimization.PRIORITY_MAX
     acoustic.dynamic_batching.default_queue_policy.max_queue_size = 8
+    ctc.response_cache.enable = True
     del features.parameters["max_pending_requests"]
     features.ClearField("model_warmup")
-    for path, edited in zip(paths, (acoustic, features), strict=True):
+    for path, edited in zip(paths, (acoustic, ctc, features), strict=True):
         path.write_text(str(edited))
     write_model(tmp_path / "r", "tiny", config, network)
     (warning,) = caplog.messages
-    by_hand = "(it comes from an edit of config.pbtxt)"
+    by_hand = "(it comes from an edit of config.pbtxt or another version of carnelian-export)"
     *lines, warm_up = warning.splitlines()[1:]
     assert lines == [
         "  tiny_acoustic: dynamic_batching was default_queue_policy { max_queue_size: 8 }, is {} "
@@ -328,6 +329,7 @@ def test_edits_that_an_export_undoes_are_named(tmp_path, config, network, caplog
         "(it comes from --execution-provider or an edit of config.pbtxt)",
         f"  tiny_acoustic: response_cache was enable: true, is not there {by_hand}",
         f"  tiny_acoustic: version_policy was latest {{ num_versions: 2 }}, is not there {by_hand}",
+        f"  tiny_ctc: response_cache was enable: true, is not there {by_hand}",
         f"  tiny_features: max_pending_requests was not there, is 128 {by_hand}",
     ]
     assert warm_up.startswith("  tiny_features: model_warmup was not there, is [name: ")
