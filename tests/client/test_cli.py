@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,15 @@ def test_ctrl_c_ends_the_wait_for_a_pipe_that_nobody_writes(endpoint, tmp_path):
         try:
             writer = None
             while writer is None and command.poll() is None:
+                time.sleep(0.01)
                 with contextlib.suppress(OSError):  # nobody reads it yet
                     writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            assert writer is not None
             command.send_signal(signal.SIGINT)
             assert command.wait(timeout=60) == 130
+            os.close(writer)
         finally:
             command.kill()
-    os.close(writer)
 
 
 def test_a_closed_standard_input_is_wrong_use():
