@@ -1,4 +1,5 @@
 import functools
+import io
 import json
 import os
 import shutil
@@ -82,6 +83,21 @@ def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, ch
     with pytest.raises(ValueError, match="shorter"):  # nothing is heard
         evaluate(checkpoint.build_model(config), config, CLIPS)
     assert max(map(len, planned)) == 60
+
+
+def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    config, model = checkpoint.load_model(DEMO)
+    for run in (
+        lambda: evaluate(model, config, CLIPS),
+        lambda: evaluate_served(server.grpc_url, "quartznet_demo", CLIPS),
+    ):
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        run()
+        assert "0/6 [" in terminal.getvalue()
 
 
 def test_two_processes_hear_every_clip_once(tmp_path, command):

@@ -110,14 +110,12 @@ def validate(
     if not clips and not mistakes:
         report.defects.append((str(check.manifest), "no clips at all"))
         report.kinds["empty"] += 1
-    with tqdm(total=len(clips), unit="clip", desc=check.manifest.name, disable=None) as progress:
-        for clip, sounds in _listen(clips, min_rate_hz, num_threads or os.cpu_count() or 1):
-            found = _line_defects(clip, check) | sounds
-            report.defects.extend((clip.title, words) for words in found.values())
-            report.kinds.update(found.keys())
-            if not found:
-                report.sound.append(clip)
-            progress.update()
+    for clip, sounds in _listen(clips, check.manifest, min_rate_hz, num_threads or os.cpu_count() or 1):
+        found = _line_defects(clip, check) | sounds
+        report.defects.extend((clip.title, words) for words in found.values())
+        report.kinds.update(found.keys())
+        if not found:
+            report.sound.append(clip)
     return report
 
 
@@ -143,7 +141,7 @@ def check_sound(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None
     """
     bad = [
         f"{clip.title}: {found[kind]}"
-        for clip, found in _listen(clips, 0, num_threads)
+        for clip, found in _listen(clips, manifest, 0, num_threads)
         for kind in ("unreadable", "sound")
         if kind in found
     ]
@@ -161,8 +159,10 @@ def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
     return {kind: words for kind, words in found.items() if words}
 
 
-def _listen(clips: Sequence[Clip], min_rate_hz: int, num_threads: int) -> Iterator[tuple[Clip, dict[str, str]]]:
-    """Decode clips and name the defects of their sound, by kind."""
+def _listen(
+    clips: Sequence[Clip], manifest: Path, min_rate_hz: int, num_threads: int
+) -> Iterator[tuple[Clip, dict[str, str]]]:
+    """Decode the clips of a manifest, in its order, and name the defects of their sound, by kind."""
     failed: dict[Clip, str] = {}
     batches = group([Item(clip) for clip in clips], SECONDS_AT_ONCE)
 
@@ -181,17 +181,19 @@ def _listen(clips: Sequence[Clip], min_rate_hz: int, num_threads: int) -> Iterat
         pipeline.build()
         return pipeline
 
-    for items, outputs in run_surviving(batches, failed, build):
-        samples, rms = (np.array(output.as_tensor()) for output in outputs)
-        for row, item in enumerate(items):
-            if item.clip in failed:
-                yield item.clip, {"unreadable": failed[item.clip]}
-                continue
-            heard = Heard(int(samples[row]), float(rms[row]))
-            rate_hz = soundfile.info(item.clip.audio_filepath).samplerate
-            found = {
-                "sound": sound_defect(item.clip, heard),
-                "silent": silence_defect(heard) if heard.samples else None,
-                "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
-            }
-            yield item.clip, {kind: words for kind, words in found.items() if words}
+    with tqdm(total=len(clips), unit="clip", desc=manifest.name, disable=None) as progress:
+        for items, outputs in run_surviving(batches, failed, build):
+            samples, rms = (np.array(output.as_tensor()) for output in outputs)
+            for row, item in enumerate(items):
+                if item.clip in failed:
+                    yield item.clip, {"unreadable": failed[item.clip]}
+                    continue
+                heard = Heard(int(samples[row]), float(rms[row]))
+                rate_hz = soundfile.info(item.clip.audio_filepath).samplerate
+                found = {
+                    "sound": sound_defect(item.clip, heard),
+                    "silent": silence_defect(heard) if heard.samples else None,
+                    "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
+                }
+                yield item.clip, {kind: words for kind, words in found.items() if words}
+            progress.update(len(items))

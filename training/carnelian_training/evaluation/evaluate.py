@@ -15,6 +15,7 @@ import jiwer
 import numpy as np
 import numpy.typing as npt
 import torch
+from tqdm import tqdm
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
@@ -209,18 +210,24 @@ def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict
 def score(
     model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process
 ) -> Iterator[tuple[list[int], list[LogProbs]]]:
-    """Run the network: positions and log-probabilities of this process's share of the clips, batch by batch."""
+    """Run the network: positions and log-probabilities of this process's share of the clips, batch by batch.
+
+    A terminal shows how many clips the leading process has heard.
+    """
     model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], batch_s(config))
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
-    for share, batch in zip(shares, loaded, strict=True):
-        with full_precision():
-            log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
-        rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
-        yield share, [row[:length] for row, length in rows]
+    total = sum(map(len, shares))
+    with tqdm(total=total, unit="clip", leave=False, disable=None if process.leads else True) as progress:
+        for share, batch in zip(shares, loaded, strict=True):
+            with full_precision():
+                log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
+            rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
+            yield share, [row[:length] for row, length in rows]
+            progress.update(len(share))
 
 
 def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip]) -> list[LogProbs]:

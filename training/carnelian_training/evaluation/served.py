@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from tqdm import tqdm
+
 from carnelian_training.data.loading import read_clip
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.evaluate import Evaluation
@@ -73,7 +75,8 @@ def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options:
             yield clip.audio_filepath if clip.offset is None else read_clip(clip, failed).tobytes()
 
     decoding = cast("DecodingOptions", options)  # the server says which options are wrong
-    outcomes = list(client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding))
+    answers = client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding)
+    outcomes = list(tqdm(answers, total=len(clips), unit="clip", leave=False, disable=None))
     failures = {i: str(outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Transcript)}
     failures |= {i: failed[clip] for i, clip in enumerate(clips) if clip in failed}
     heard = [outcome.text if isinstance(outcome, Transcript) else "" for outcome in outcomes]
