@@ -187,6 +187,41 @@ def test_a_pointer_of_git_lfs_is_named(hf_folder, tmp_path, name):
             read(path)
 
 
+class Program(torch.nn.Module):
+    """Writes a file where it is loaded by `torch.jit.load`."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self):
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]):
+        self.path, self.training = state
+        torch.save(torch.zeros(1), self.path)
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_program_is_not_run(hf_folder, tmp_path):
+    """`torch.load` handed such files to `torch.jit.load`, which runs them."""
+    torch.jit.script(Program(str(tmp_path / "written"))).save(tmp_path / "x.pt")
+    (hf_folder / "model.safetensors").unlink()
+    shutil.copy(tmp_path / "x.pt", hf_folder / "pytorch_model.bin")
+    for path in (tmp_path / "x.pt", hf_folder):
+        for read in (sources.read, sources.load_model):
+            with pytest.raises(CheckpointError, match="must hold weights, but is a TorchScript program"):
+                read(path)
+    assert not (tmp_path / "written").exists()
+    torch.jit.load(tmp_path / "x.pt")
+    assert (tmp_path / "written").exists()
+
+
 @pytest.mark.parametrize(("before", "after"), [("", "module."), ("wav2vec2.", "wav2vec2._orig_mod.")])
 def test_a_model_that_was_saved_inside_of_a_wrapper_is_read_too(hf_folder, before, after):
     expected = sources.read(hf_folder)[1]

@@ -98,17 +98,31 @@ def check_apart(source: Path, target: Path) -> None:
         raise CheckpointError(f"the target must be another file than the source, which would be lost, but is {source}")
 
 
-def check_is_fetched(path: Path) -> None:
-    """Refuse the few lines that Git leaves in a file's place where Git LFS is missing.
+def check_holds_weights(path: Path) -> None:
+    """Refuse what PyTorch would run, and the few lines that Git leaves in a file's place where Git LFS is missing.
 
     Raises:
-        CheckpointError: The file holds them.
+        CheckpointError: The file is a program, or holds those lines.
     """
-    if path.is_file():
-        with path.open("rb") as file:
-            start = file.read(len(_POINTER))
-        if start == _POINTER:
-            raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+    if start == _POINTER:
+        raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
+    if _is_program(path):
+        raise CheckpointError(
+            f"{path} must hold weights, but is a TorchScript program, which is never run here: give the checkpoint "
+            "that it was made of"
+        )
+
+
+def _is_program(path: Path) -> bool:
+    """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
+    try:
+        return "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records()
+    except RuntimeError:  # no zip archive
+        return False
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -122,7 +136,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     Raises:
         CheckpointError: The file cannot be read, is not a checkpoint of ours, or holds weights that are not finite.
     """
-    check_is_fetched(path)
+    check_holds_weights(path)
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
             damaged = archive.testzip()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, check_is_fetched
+from carnelian_training.checkpoint import CheckpointError, check_holds_weights
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
@@ -139,7 +139,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _weights_file(path: Path) -> dict[str, Tensor]:
-    check_is_fetched(path)
+    check_holds_weights(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

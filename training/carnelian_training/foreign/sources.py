@@ -44,7 +44,7 @@ def read(
         CheckpointError: It cannot be read, has options that ours have not, or tensors that do not fit.
         ConfigError: What it describes is no network of ours; every mistake is named.
     """
-    checkpoint.check_is_fetched(path)
+    checkpoint.check_holds_weights(path)
     tree, weights, taken = _interpret(path, dle_config, is_raw, labels)
     given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
     if wrong := [option for option, is_given in given.items() if is_given and option not in taken]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.checkpoint import CheckpointError, check_holds_weights
 
 # What PyTorch's own reader of weights allows, as far as checkpoints of tensors need it.
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -81,6 +81,7 @@ def load_checkpoint(path: Path) -> Any:
     Raises:
         CheckpointError: It cannot be read.
     """
+    check_holds_weights(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
     except Exception as error:  # torch names no common base for what a damaged file raises
