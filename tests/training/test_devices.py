@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from carnelian_training.cli import main
 from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
@@ -22,6 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "quartznet_demo.pt"
+CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
+NGRAMS = ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
 GPU = torch.device("cuda", 0)
 aten = torch.ops.aten
 MIXING = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default}
@@ -195,3 +200,20 @@ def test_a_run_goes_on_on_a_gpu(name, tmp_path, request):
 def test_a_tensor_that_was_left_on_the_cpu_is_found(gpu):
     with pytest.raises(RuntimeError, match=r"expected all tensors on one device, but \[3\] is not"):
         torch.ones(3, device=gpu.device) + torch.arange(3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", DEMO, CLIPS),
+        ("evaluate", "--table", DEMO, CLIPS),
+        ("transcribe", DEMO, CLIPS, "--out", "heard.jsonl"),
+        ("weigh", DEMO, CLIPS, "--lm", NGRAMS, "--out", "weights.json"),
+    ],
+)
+def test_every_command_takes_the_device_that_there_is(command, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("carnelian_training.distributed.find_device", lambda: torch.device("meta"))
+    status, _, err = call(main, *command)
+    assert status == 1
+    assert "meta tensor" in err

@@ -258,6 +258,14 @@ def test_perplexities_stand_beside_each_other(trained, tmp_path, call):
     assert "must be an ARPA file or a KenLM binary" in err
 
 
+def test_perplexities_are_measured_on_the_device_that_there_is(trained, tmp_path, call, monkeypatch):
+    (tmp_path / "text.txt").write_text("The king saw the king.")
+    monkeypatch.setattr("carnelian_training.distributed.find_device", lambda: torch.device("meta"))
+    status, _, err = call(main, "perplexity", trained / "tiny.pt", "--text", tmp_path / "text.txt", "--whole")
+    assert status == 1
+    assert "meta tensor" in err
+
+
 def test_publishing_keeps_the_tokenizer(trained, tmp_path, call):
     assert call(main, "publish", trained / "tiny.pt", tmp_path / "small.pt")[0] == 0
     (_, whole), (_, small) = (load_language_model(path) for path in (trained / "tiny.pt", tmp_path / "small.pt"))

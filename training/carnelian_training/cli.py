@@ -205,10 +205,12 @@ def _compare(
     out: Path | None,
 ) -> None:
     """The table of `evaluate`."""
+    from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.comparison import compare, render_comparison, write_comparison
     from carnelian_training.language_models.weights import read_weights
 
-    rows = list(compare(network, config, manifests, decoder, read_weights(lm_weights), server))
+    weights = read_weights(lm_weights)
+    rows = list(compare(network.to(find_device()), config, manifests, decoder, weights, server))
     typer.echo(render_comparison(rows))
     if out is not None:
         write_comparison(out, rows)

@@ -104,12 +104,31 @@ def is_first() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
+def find_device() -> torch.device:
+    """The GPU of this process, and the CPU where there is none.
+
+    Raises:
+        RuntimeError: More processes than GPUs were started on this machine.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if local_rank >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"each process must have a GPU of its own, but process {local_rank} found {torch.cuda.device_count()}: "
+            "start `torchrun` with --nproc-per-node=gpu"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
 @contextmanager
 def joined() -> Iterator[Process]:
     """Join the processes that `torchrun` started; the log of all but the first is kept to warnings.
 
     Raises:
-        RuntimeError: More processes than GPUs were started on this machine, or they could not be started again.
+        RuntimeError: as :func:`find_device`, or the processes could not be started again.
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
         # PyTorch 2.13 keeps one store for all attempts: the second would look for the processes of the first.
@@ -117,16 +136,7 @@ def joined() -> Iterator[Process]:
             "`torchrun --max-restarts` must run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
         )
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
-            raise RuntimeError(
-                f"each process must have a GPU of its own, but process {local_rank} found {torch.cuda.device_count()}: "
-                "start `torchrun` with --nproc-per-node=gpu"
-            )
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
+    device = find_device()
     process = Process(device, rank, size)
     if not process.leads:
         logging.getLogger("carnelian_training").setLevel(logging.WARNING)

@@ -47,13 +47,14 @@ def weigh(
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
+    from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
     config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, config.labels)
-    log_probs, references = score_all(network, config, clips), [clip.text for clip in clips]
+    log_probs, references = score_all(network.to(find_device()), config, clips), [clip.text for clip in clips]
     options = choose_weights(log_probs, references, decoder)
     rates = word_error_rates(log_probs, references, decoder, options)
     models = [path.name for path in (language_model, neural_language_model) if path]
@@ -118,6 +119,7 @@ def perplexity(
     has no probability for a word that it does not know. Several models are interpolated, too.
     """
     from carnelian_training.checkpoint import load_language_model
+    from carnelian_training.distributed import find_device
     from carnelian_training.language_models.perplexity import interpolate, score_words, score_words_by_ngrams
     from carnelian_training.language_models.sentences import divide
     from carnelian_training.replacement import replaced
@@ -131,7 +133,7 @@ def perplexity(
     for path in models:
         if path.suffix == ".pt":
             config, network = load_language_model(path)
-            scores[path.name] = score_words(network, chosen, config.text.segment)
+            scores[path.name] = score_words(network.to(find_device()), chosen, config.text.segment)
         else:
             scores[path.name] = score_words_by_ngrams(path, chosen)
     mean = interpolate(list(scores.values()))
