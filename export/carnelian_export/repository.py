@@ -166,7 +166,8 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
                 is_field = name in pb.ModelConfig.DESCRIPTOR.fields_by_name
                 is_option = new.name.endswith("_ctc") and not is_field
                 source = OPTIONS.get(name, "--option, --lm-weights" if is_option else EDIT)
-                changes.append(f"  {new.name}: {name} was {_shorten(was)}, is {_shorten(now)} (it comes from {source})")
+                was, now = _shorten(was, now)
+                changes.append(f"  {new.name}: {name} was {was}, is {now} (it comes from {source})")
     if changes:
         logger.warning(
             "\n".join(["what is replaced was set up otherwise; each line ends with what sets it:", *changes])
@@ -185,8 +186,17 @@ def _settings(model: Path) -> dict[str, str]:
     return found
 
 
-def _shorten(value: str) -> str:
-    return value if len(value) <= SHOWN else f"{value[:SHOWN]} ..."
+def _shorten(*values: str) -> list[str]:
+    """What is shown of values, around the first place where they differ."""
+    pairs = enumerate(zip(*values, strict=False))
+    differ = next((place for place, pair in pairs if len(set(pair)) > 1), min(map(len, values)))
+    start = max(0, differ - SHOWN // 2)
+    return [
+        f"{'... ' * (start > 0)}{value[start : start + SHOWN]}{' ...' * (start + SHOWN < len(value))}"
+        if len(value) > SHOWN
+        else value
+        for value in values
+    ]
 
 
 def _interface(model: Path) -> str:
