@@ -28,6 +28,8 @@ LIMIT_S = 60.0
 """Longest clip that is served."""
 SHORTEST_CUT_S = 0.1
 """Shortest clip that is cut to an exact length."""
+MOST_CUTS = 1024
+"""Clips of one length, at most: of 60 s they are 4 GB."""
 
 
 @dataclass(frozen=True)

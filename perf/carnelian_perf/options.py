@@ -47,11 +47,15 @@ def render_option(pages: str) -> Any:
 
 
 def counts_of(option: str, text: str) -> list[int]:
-    """Positive integers with commas between them."""
+    """Whole numbers with commas between them, each once."""
+    from carnelian_perf.clips import MOST_CUTS
+
     counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
-    if min(counts) < 1:
-        raise typer.BadParameter(f"{option} must be positive numbers with commas between them, but is {text!r}")
-    return counts
+    if not all(1 <= count <= MOST_CUTS for count in counts):
+        raise typer.BadParameter(
+            f"{option} must be whole numbers from 1 to {MOST_CUTS} with commas between them, but is {text!r}"
+        )
+    return list(dict.fromkeys(counts))
 
 
 def numbers_of(option: str, text: str) -> list[float]:
@@ -63,7 +67,7 @@ def numbers_of(option: str, text: str) -> list[float]:
 
 
 def durations_of(text: str) -> list[float]:
-    """Seconds of clips to cut, with commas between them, of `--durations`."""
+    """Seconds of clips to cut, with commas between them, of `--durations`; each once."""
     from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
 
     durations = numbers_of("--durations", text)
@@ -71,7 +75,7 @@ def durations_of(text: str) -> list[float]:
         raise typer.BadParameter(
             f"--durations must be seconds from {SHORTEST_CUT_S:g} to {LIMIT_S:g}, with commas between, but is {text!r}"
         )
-    return durations
+    return list(dict.fromkeys(durations))
 
 
 def published_table(model: str | None, machine: str | None, precision: str | None) -> dict[str, str]:

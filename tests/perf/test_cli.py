@@ -41,6 +41,7 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["mixed", "--model", "jasper"], "quartznet_demo"),
         (["infer", "demo/quartznet_demo.pt", "--engines", "steam"], "steam"),
         (["infer", "demo/quartznet_demo.pt", "--durations", "2,x"], "--durations"),
+        (["infer", "demo/quartznet_demo.pt", "--batches", "1,9999999999999"], "from 1 to 1024"),
         (["infer"], "a checkpoint or a training YAML"),
         (["infer", "nowhere.pt"], "nowhere.pt"),
         (["decoding", "nowhere.pt", DEMO_CLIPS, "--lm", "lm.klm"], "CHECKPOINT"),

@@ -40,7 +40,8 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = [
         "Milliseconds of a batch: the network, by engine; features (DALI, the served graph) and greedy CTC, which all "
-        f"share. {plan['steps']} steps after {plan['warm_up']}; engines take turns, step by step. RTFx: of all three.",
+        f"share. {plan['steps']} step{'s' * (plan['steps'] != '1')} after {plan['warm_up']}; engines take turns, step "
+        "by step. RTFx: of all three.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
         f"{facts.gflop_per_s:.0f} GFLOP/s in {plan['precision']}; int8 has a lower one.",
         f"Times as fast as {facts.titles.get(BASELINE, 'the first engine')}, by the median"

@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
+from carnelian_perf.clips import LIMIT_S, MOST_CUTS, SHORTEST_CUT_S
 
 HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
 Protocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system"]
 Positive = Annotated[int, Field(gt=0)]
+Cuts = Annotated[int, Field(gt=0, le=MOST_CUTS)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Duration = Annotated[float, Field(ge=SHORTEST_CUT_S, le=LIMIT_S)]
 
@@ -39,7 +40,7 @@ class ModelUnderTest(_Strict):
 class Static(_Strict):
     """Batches of PCM through `<model>_pcm`, one request at a time: the published tables' kind of load."""
 
-    batches: list[Positive] = Field(default=[1, 2, 4, 8, 16], min_length=1)
+    batches: list[Cuts] = Field(default=[1, 2, 4, 8, 16], min_length=1)
 
 
 class Files(_Strict):
@@ -77,7 +78,7 @@ class Grid(_Strict):
     manifest: HomePath = Path("demo/clips/manifest.jsonl")
     """Speech with its texts: cut to the durations; whole, for the word error rate."""
     durations_s: list[Duration] = Field(default=[2, 7, 16.7], min_length=1)
-    clips: int = Field(default=16, ge=1)
+    clips: Cuts = 16
     """Distinct clips of each duration."""
     protocols: list[Protocol] = Field(default=["grpc"], min_length=1)
     shared_memory: list[SharedMemory] = Field(default=["none"], min_length=1)

@@ -71,13 +71,13 @@ def training(
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
         check_file("CONFIG", config)
+        names = precisions.split(",")
+        check_words("--precisions", names, PRECISIONS)
+        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
         from carnelian_training.config import load_config
 
         from carnelian_perf.training.steps import grid, run
 
-        names = precisions.split(",")
-        check_words("--precisions", names, PRECISIONS)
-        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
         settings = load_config(config, tuple(overrides or ()))
         has_baseline = settings.model.name != "wav2vec2"
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
@@ -112,12 +112,12 @@ def hourglass(
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
         check_file("CONFIG", config)
+        if 1 in (wanted := counts_of("--factors", factors)):
+            raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
         from carnelian_training.config import load_config
 
         from carnelian_perf.training.hourglass import measure
 
-        if 1 in (wanted := counts_of("--factors", factors)):
-            raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
         settings = load_config(config, tuple(overrides or ()))
         render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), render)

@@ -23,6 +23,7 @@ def render_page(measurement: Measurement) -> str:
             f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {medians[0] / seconds:.2f} | {speed:.2f} "
             f"| {form.kept_bytes / 2**20:.0f} | {share:.1%} | {memory:.1%} |"
         )
+    steps = len(forms[0].wall_s)
     unit, memory_of = ("wall", "the highest use") if on_gpu else ("CPU", "what is kept for the backward pass")
     lines = [
         f"# Hourglass: steps of {measurement.model}, {measurement.objective}",
@@ -32,9 +33,9 @@ def render_page(measurement: Measurement) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|",
         *rows,
         "",
-        f"Medians of {len(forms[0].wall_s)} steps of {work.batch} x {work.duration_s:g} s in {measurement.precision}. "
-        f"Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. Published: NVIDIA "
-        "DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
+        f"Medians of {steps} step{'s' * (steps > 1)} of {work.batch} x {work.duration_s:g} s in "
+        f"{measurement.precision}. Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. "
+        "Published: NVIDIA DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
         "",
         f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, commit {measurement.commit}; "
         f"at the end {measurement.busy_cores:g} cores were busy with other work. `{measurement.command}`",

@@ -55,6 +55,7 @@ def test_repeated_values_are_one_cell(tmp_path):
         (SMALL, "at least one of `static` and `files`"),
         (SMALL + "static: {}\nduration_s: [2]\n", "duration_s: Extra inputs"),
         (SMALL + "static: {batches: [0]}\n", "static.batches.0"),
+        (SMALL + "static: {}\nclips: 100000000000\n", "clips: Input should be less than or equal to 1024"),
         (
             SMALL + "static: {}\nserver: {grpc: 'http://localhost:8001'}\n",
             "server.grpc: Value error, must be host:port",

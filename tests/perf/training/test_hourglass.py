@@ -54,7 +54,7 @@ def test_steps_that_were_taken_before_an_interruption_are_kept(tmp_path, call, m
     assert [(len(form.wall_s), form.kept_bytes > 0) for form in kept.forms] == [(1, True), (1, True)]
     page = render_page(kept)
     assert "\n\n**Not finished.** " in page
-    assert "\n\nMedians of 1 steps of " in page
+    assert "\n\nMedians of 1 step of " in page
 
 
 def test_two_thirds_of_the_layers_are_pooled_as_published():
