@@ -1,7 +1,7 @@
 """What becomes of requests that come faster than a server works: python helm/carnelian/docs/overload.py, from the root.
 
 Serves model_repository/ with several bounds on what may wait behind the features, and sends each server the demo's
-speech, cut to 16.7 s, at 71 clips a second. Writes overload.json beside this file and prints the table of sizing.md.
+speech, cut to 16.7 s, at 140 clips a second. Writes overload.json beside this file and prints the table of sizing.md.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from tritonclient.utils import InferenceServerException
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "quartznet_demo"
 BOUNDS = (0, 128, 32)  # 0: none
-CLIPS = 1200
-CLIPS_PER_S = 71.0
+CLIPS = 2400
+CLIPS_PER_S = 140.0
 CLIP_S = 16.7
 
 
