@@ -172,7 +172,10 @@ def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Ca
         "podDisruptionBudget.maxUnavailable=-3",
         "drain.timeoutSeconds=0",
         "resources.limits.memory=3 gigabytes",
+        "resources.limits.memory=512m",  # half a byte
+        "resources.requests.cpu=1k",
         "tmpSize=lots",
+        "tmpSize=256m",
         "model.name=a b",
     ],
 )

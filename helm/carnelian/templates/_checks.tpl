@@ -22,13 +22,19 @@
 {{- if and (eq $repository.source "download") (not (and $repository.download.url $repository.download.sha256)) -}}
 {{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
 {{- end -}}
-{{- $set := list -}}
-{{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $set = list "AUTHORIZATION" -}}{{- end -}}
-{{- range include "carnelian.env" . | fromYamlArray -}}
-{{- if has .name $set -}}
-{{- fail (printf "extraEnv has %s, which it has twice or the chart sets itself, and which of the two a container gets depends on who applies the manifest; remove it" .name) -}}
+{{- /* Which of two a container gets depends on who applies the manifest. */ -}}
+{{- $own := list -}}
+{{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $own = list "AUTHORIZATION" -}}{{- end -}}
+{{- range include "carnelian.ownEnv" . | fromYamlArray -}}{{- $own = append $own .name -}}{{- end -}}
+{{- $given := list -}}
+{{- range .Values.extraEnv -}}
+{{- if has .name $own -}}
+{{- fail (printf "extraEnv has %s, which the chart sets itself; remove it" .name) -}}
 {{- end -}}
-{{- $set = append $set .name -}}
+{{- if has .name $given -}}
+{{- fail (printf "extraEnv has %s twice; remove one" .name) -}}
+{{- end -}}
+{{- $given = append $given .name -}}
 {{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
@@ -82,8 +88,7 @@
 {{- if and (eq .mode "hpa") (lt (int .minReplicas) 1) -}}
 {{- fail "autoscaling.minReplicas is 0, but an HPA keeps at least one pod; set 1, or autoscaling.mode: keda" -}}
 {{- end -}}
-{{- $cpu := or (dig "requests" "cpu" "" $.Values.resources) (dig "limits" "cpu" "" $.Values.resources) -}}
-{{- if and .cpuPercent (ne .mode "none") (not $cpu) -}}
+{{- if and .cpuPercent (ne .mode "none") (not (include "carnelian.cpu" $)) -}}
 {{- fail (printf "autoscaling.cpuPercent is %v, but resources.requests.cpu, of which it is a share, is not set; set it, or cpuPercent: null" .cpuPercent) -}}
 {{- end -}}
 {{- if and (eq .mode "keda") (lt (int .minReplicas) 1) (not .keda.activationQuery) -}}

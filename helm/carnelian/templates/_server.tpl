@@ -19,13 +19,17 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 {{- end -}}
 {{- end -}}
 
-{{/* The whole cores of the CPU request, which Kubernetes takes from the limit where there is none; empty where nothing is to be said. */}}
+{{/* The CPU request, which Kubernetes takes from the limit where there is none. */}}
+{{- define "carnelian.cpu" -}}
+{{- or (dig "requests" "cpu" "" .Values.resources) (dig "limits" "cpu" "" .Values.resources) -}}
+{{- end -}}
+
+{{/* Its whole cores; empty where nothing is to be said. */}}
 {{- define "carnelian.threads" -}}
-{{- $resources := .Values.resources -}}
 {{- if not (kindIs "invalid" .Values.server.threads) -}}
 {{- with int .Values.server.threads -}}{{ . }}{{- end -}}
 {{- else -}}
-{{- with or (dig "requests" "cpu" "" $resources) (dig "limits" "cpu" "" $resources) | toString -}}
+{{- with include "carnelian.cpu" . -}}
 {{- $cores := hasSuffix "m" . | ternary (divf (trimSuffix "m" .) 1000) (float64 .) -}}
 {{- floor $cores | int | max 1 -}}
 {{- end -}}
@@ -113,6 +117,13 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 {{- end -}}
 
 {{- define "carnelian.env" -}}
+{{ include "carnelian.ownEnv" . }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "carnelian.ownEnv" -}}
 {{- $bucket := .Values.modelRepository.bucket -}}
 # Nothing is written to a home folder: the root file system is read-only.
 - name: HOME
@@ -130,9 +141,6 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 {{- if and (eq .Values.modelRepository.source "bucket") $bucket.googleSecretName }}
 - name: GOOGLE_APPLICATION_CREDENTIALS
   value: /google/credentials.json
-{{- end }}
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
