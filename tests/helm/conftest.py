@@ -59,11 +59,20 @@ def render_arguments(case: str, sets: tuple[str, ...], kube_version: str) -> lis
     return [*arguments, *(f"--set={value}" for value in sets)]
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice, as an API server does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key is there twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
 class Rendered:
     """The manifests of one rendering."""
 
     def __init__(self, text: str) -> None:
-        self.manifests: list[Manifest] = [document for document in yaml.safe_load_all(text) if document]
+        self.manifests: list[Manifest] = [document for document in yaml.load_all(text, _StrictLoader) if document]
 
     def all(self, kind: str) -> list[Manifest]:
         return [manifest for manifest in self.manifests if manifest["kind"] == kind]

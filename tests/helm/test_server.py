@@ -204,6 +204,13 @@ def test_scheduling_of_the_cases_reaches_the_pod(render: Render) -> None:
     assert cpu["imagePullSecrets"] == [{"name": "registry"}]
 
 
+def test_a_pods_annotation_replaces_the_container_that_kubectl_shows(render: Render) -> None:
+    other = r"podAnnotations.kubectl\.kubernetes\.io/default-container=sidecar"
+    for values, name in (((), "server"), ((other,), "sidecar")):
+        annotations = render(*values).one("Deployment")["spec"]["template"]["metadata"]["annotations"]
+        assert annotations["kubectl.kubernetes.io/default-container"] == name
+
+
 def test_what_users_add_reaches_the_pod(render: Render) -> None:
     rendered = render(case="extras")
     assert rendered.server["env"][-1] == {"name": "OMP_NUM_THREADS", "value": "1"}
