@@ -37,6 +37,8 @@ class Result(RawFile):
     versions: dict[str, str]
     backend: str
     """Of the acoustic stage."""
+    configuration: str | None = None
+    """SHA-256 of what the server says of the model and its stages: files with the same were served alike."""
     accuracy: dict[str, float]
     """wer, cer, utterances and words of the manifest's whole clips, through the same server; empty of a network with
     random weights."""

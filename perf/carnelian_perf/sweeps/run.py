@@ -1,6 +1,7 @@
 """Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
 
 import contextlib
+import hashlib
 import http.client
 import logging
 import tempfile
@@ -103,6 +104,7 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
             _check_same_machine(done.values(), facts)
             sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts)
             sweep.models = {name: _examine(sweep, name) for name in dict.fromkeys(cell.model for cell in missing)}
+            _check_same_models(done.values(), sweep.models)
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
             if not facts["one_server"]:
                 LOGGER.warning(SEVERAL_SERVERS)
@@ -172,6 +174,23 @@ def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> 
                 )
 
 
+def _check_same_models(results: Iterable[Result], models: Mapping[str, Mapping[str, Any]]) -> None:
+    """See that results are of the models that are served now.
+
+    Raises:
+        GridError: They are not; the message names what differs.
+    """
+    for result in results:
+        for key, now in models.get(result.cell.model, {}).items():
+            before = getattr(result, key, None)
+            if before is not None and before != now:
+                raise GridError(
+                    f"{key} of {result.cell.model} must be as it was for the results that are there, {before}, but is "
+                    f"{now}: another model is served, or the same otherwise; name another folder (--out), or delete "
+                    "that one"
+                )
+
+
 def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
     """What is served under a name, and how well it hears the manifest."""
     client = sweep.target.client
@@ -191,9 +210,13 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
             )
         rates = found.error_rates()
         accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
+    stages = [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step]
+    configs = [client.get_model_config(name).config for name in (*stages, model)]
+    served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
     return {
         "backend": client.get_model_config(f"{model}_acoustic").config.backend,
-        "stages": [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step],
+        "stages": stages,
+        "configuration": hashlib.sha256(served).hexdigest(),
         "accuracy": accuracy,
     }
 
@@ -265,6 +288,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         date=raw_file.now(),
         command=["perf_analyzer", *command[1:]] if command else [],
         backend=facts["backend"],
+        configuration=facts["configuration"],
         accuracy=facts["accuracy"],
         speech={"manifest": str(grid.manifest), "clips": grid.clips, "format": _file_format(grid)},
         others_busy_cores=round(busy, 2),

@@ -74,10 +74,14 @@ def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
     assert sorted(read_results(tmp_path), key=describe) == sorted(results, key=describe)
 
     more = make_grid(static={"batches": [2, 3]})
-    for key, facts in (("cpu", {"machine": static.machine}), ("tritonserver", {"versions": static.versions})):
-        ((field, here),) = facts.items()
-        dataclasses.replace(static, **{field: here | {key: "another"}}).write(tmp_path / static.cell.name / RESULT)
-        with pytest.raises(GridError, match=f"{key} must be as it was for the results that are there, another, but is"):
+    for key, others in (
+        ("cpu", {"machine": static.machine | {"cpu": "another"}}),
+        ("tritonserver", {"versions": static.versions | {"tritonserver": "another"}}),
+        ("configuration of quartznet_demo", {"configuration": "another"}),
+        ("accuracy of quartznet_demo", {"accuracy": static.accuracy | {"cer": 0.99}}),
+    ):
+        dataclasses.replace(static, **others).write(tmp_path / static.cell.name / RESULT)
+        with pytest.raises(GridError, match=f"{key} must be as it was for the results that are there, .*, but is"):
             run_grid(more, tmp_path)
 
 
