@@ -161,29 +161,6 @@ def test_a_pod_has_time_to_leave(case_manifests: list[Manifest]) -> None:
     assert pod["terminationGracePeriodSeconds"] > int(delay_s) + int(exit_s)
 
 
-def test_an_update_can_proceed(case_manifests: list[Manifest]) -> None:
-    (deployment,) = (m for m in case_manifests if m["kind"] == "Deployment")
-    spec = deployment["spec"]
-    assert spec["strategy"]["rollingUpdate"] != {"maxSurge": 0, "maxUnavailable": 0}
-    probe = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "server")["startupProbe"]
-    assert spec["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
-
-
-def test_disruption_budgets_can_be_met(case_manifests: list[Manifest]) -> None:
-    for manifest in case_manifests:
-        if manifest["kind"] == "PodDisruptionBudget":
-            assert manifest["apiVersion"] == "policy/v1"
-            assert "minAvailable" not in manifest["spec"]
-            allowed = manifest["spec"]["maxUnavailable"]
-            assert int(str(allowed).removesuffix("%")) > 0
-
-
-def test_case_files_say_what_they_are_for(case: str, chart: Path) -> None:
-    text = (chart / "ci" / f"{case}-values.yaml").read_text()
-    assert text.startswith("# ")
-    yaml.safe_load(text)
-
-
 def test_another_chart_can_include_it(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
     dependency = {"name": "carnelian", "version": "0.1.0", "condition": "carnelian.enabled"}
     definition = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}

@@ -10,11 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-# Objects whose keys are the user's, Kubernetes' or another program's own.
-OPEN = re.compile(
-    r"(global|(.+\.)?nodeSelector|(.+\.)?resources\.(requests|limits)|monitoring\.dashboard\.labels|perf\.grid(\..+)?)"
-)
-
 
 @pytest.fixture(scope="module")
 def schema(chart: Path) -> dict[str, Any]:
@@ -32,13 +27,6 @@ def properties(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, di
     for key, value in schema.get("properties", {}).items():
         yield f"{path}{key}", value
         yield from properties(value, f"{path}{key}.")
-
-
-def test_every_value_is_in_the_schema(chart: Path, schema: dict[str, Any]) -> None:
-    values = yaml.safe_load((chart / "values.yaml").read_text())
-    assert {path for path, _ in leaves(values) if not OPEN.fullmatch(path.rpartition(".")[0])} <= dict(
-        properties(schema)
-    ).keys()
 
 
 def test_every_property_has_a_default(chart: Path, schema: dict[str, Any]) -> None:

@@ -42,8 +42,8 @@ def class_of(content):
 @each_raw_file
 def test_it_is_read_and_written_as_it_was(path, tmp_path):
     content = json.loads(path.read_text())
-    class_of(content).read(path).write(tmp_path / "raw.json")
-    again = json.loads((tmp_path / "raw.json").read_text())
+    class_of(content).read(path).write(tmp_path / "new" / "raw.json")
+    again = json.loads((tmp_path / "new" / "raw.json").read_text())
     if "facts" in content:
         again["facts"] = {key: again["facts"][key] for key in content["facts"]}
     assert {key: again[key] for key in content} == content

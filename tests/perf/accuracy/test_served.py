@@ -135,9 +135,3 @@ def test_no_server_is_status_1_and_says_where(call):
     status, _, err = call(main, "accuracy", CLIPS / "manifest.jsonl", "--url", "localhost:1")
     assert status == 1
     assert "localhost:1 has no 'quartznet_demo' ready, or is not the address of its gRPC endpoint" in err
-
-
-def test_no_manifest_is_wrong_use(call):
-    status, _, err = call(main, "accuracy", "nowhere.jsonl")
-    assert status == 2
-    assert "nowhere.jsonl" in err

@@ -5,20 +5,6 @@ from carnelian_perf import raw_file
 from carnelian_perf.traffic.batching_results import Measurement, choose_best, summarise
 
 
-def test_raw_file_is_read_as_it_was_written(measurement, tmp_path):
-    path = tmp_path / "new" / "raw.json"
-    measurement.write(path)
-    assert Measurement.read(path) == measurement
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": [], "colour": "red"}', '{"runs": [{}]}'])
-def test_other_files_are_refused(tmp_path, text):
-    path = tmp_path / "raw.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="must be a raw file"):
-        Measurement.read(path)
-
-
 def test_what_is_wrong_in_a_raw_file_is_named(measurement, tmp_path):
     content = dataclasses.asdict(measurement)
     content["runs"][1]["colour"] = "red"

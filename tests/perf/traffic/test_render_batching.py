@@ -2,7 +2,7 @@ import dataclasses
 from pathlib import Path
 
 from carnelian_perf.traffic.batching_results import Measurement
-from carnelian_perf.traffic.render_batching import render, render_page, render_table
+from carnelian_perf.traffic.render_batching import render_page, render_table
 
 PERF = Path(__file__).parents[3] / "perf"
 
@@ -17,13 +17,6 @@ def test_page_says_when_transcripts_differ(measurement):
     different = dataclasses.replace(measurement, mismatches=["clip 3: a / b"])
     assert "equal in every run." in render_page(measurement, "raw.json", "raw.png")
     assert "NOT equal in every run: clip 3: a / b" in render_page(different, "raw.json", "raw.png")
-
-
-def test_writes_table_and_plot_beside_the_raw_file(measurement, tmp_path):
-    measurement.write(tmp_path / "raw.json")
-    table, plot = render(tmp_path / "raw.json")
-    assert "raw.png" in table.read_text()
-    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_docs_show_the_published_table():

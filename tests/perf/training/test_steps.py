@@ -68,21 +68,6 @@ def test_cells_that_were_measured_before_a_failure_are_kept(tiny, tmp_path, call
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "must be named"),
-        (["absent.yaml"], "absent.yaml"),
-        ([CONFIG, "--batches", "1,x"], "--batches"),
-        ([CONFIG, "--precisions", "fp64"], "--precisions"),
-    ],
-)
-def test_wrong_use_ends_with_status_2_and_says_what_is_wrong(arguments, words, call):
-    status, _, err = call(main, "training", *arguments)
-    assert status == 2
-    assert words in err
-
-
-@pytest.mark.parametrize(
     ("objective", "unit", "processes"), [("pre-training", "pretrain", 2), ("transcription", "finetune", 1)]
 )
 def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, unit, processes, tmp_path, call):
@@ -105,13 +90,6 @@ def test_wav2vec2_is_measured_in_seconds_of_audio_without_a_baseline(objective, 
     theirs = read_throughput(f"wav2vec2_base_hourglass/{unit}")[0]["throughput"]
     assert f"| 8 | 1 | {theirs} |" in page
     assert "no seconds of audio" in page
-
-
-def test_what_is_no_raw_file_is_refused(tmp_path):
-    path = tmp_path / "raw.json"
-    path.write_text('{"results": [{}]}')
-    with pytest.raises(ValueError, match="must be a raw file"):
-        Measurement.read(path)
 
 
 def test_two_processes_scale_weakly(tiny, tmp_path, call):
