@@ -6,6 +6,7 @@ so that none is heard with weights that its sentence, or its speaker, had a say 
 
 import dataclasses
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from pydantic import Field
 from carnelian_perf.accuracy.pairs import Difference, compare
 from carnelian_perf.machine import find_commit
 from carnelian_perf.raw_file import Record, describe_origin
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +169,13 @@ def deal(clips: Sequence[Clip], groups: int) -> list[int]:
     Raises:
         ValueError: There are fewer speakers than groups; those who read the same sentence count as one.
     """
+    if nameless := sum(clip.extra.get("speaker") is None for clip in clips):
+        LOGGER.warning(
+            "%d of %d clips name no `speaker` and are dealt out as if each had its own: a voice may have chosen the "
+            "weights that it is decoded with",
+            nameless,
+            len(clips),
+        )
     first_reader: dict[str, str] = {}
     reads_as = {_speaker(clip): _speaker(clip) for clip in clips}
     for clip in clips:

@@ -23,9 +23,11 @@ def test_no_speaker_is_in_two_groups_and_groups_are_about_equal():
         deal(clips, 4)
 
 
-def test_clips_whose_speaker_is_null_are_speakers_by_themselves():
-    clips = [replace(clip(name, 1), extra={"speaker": None}) for name in "abcd"]
-    assert sorted(deal(clips, 4)) == [0, 1, 2, 3]
+def test_clips_whose_speaker_is_null_are_speakers_by_themselves_and_counted(caplog):
+    clips = [replace(clip(name, 1), extra={"speaker": None}) for name in "abc"]
+    assert sorted(deal([*clips, clip("dan", 1)], 4)) == [0, 1, 2, 3]
+    (warning,) = caplog.messages
+    assert warning.startswith("3 of 4 clips name no `speaker`")
 
 
 def test_no_sentence_is_in_two_groups():
