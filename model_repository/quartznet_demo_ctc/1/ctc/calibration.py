@@ -64,7 +64,9 @@ class Calibration:
         numbers = np.arange(len(starts)) * shortest
         levels = is_first.cumsum() << 32
         ends = np.maximum.accumulate(ends - numbers + levels) - levels + numbers
-        before = np.where(is_first, 0, np.roll(ends, 1))
+        before = np.zeros_like(ends)
+        before[1:] = ends[:-1]
+        before[is_first] = 0
         return np.maximum(starts, before), ends
 
     def likelihoods(self, confidences: Floats, decoder: str) -> Floats:

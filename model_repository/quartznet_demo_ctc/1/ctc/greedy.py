@@ -9,7 +9,7 @@ from .calibration import Calibration
 from .hypothesis import Hypothesis, geometric_mean, make_words, mean_confidence
 
 LOG_HALF = -0.69
-"""Just above ln 0.5: a label with more than that is the likeliest of its frame, and need not be compared."""
+"""Just above ln 0.5: a blank with more than that is the likeliest label of its frame, and need not be compared."""
 
 
 def greedy(
@@ -27,19 +27,20 @@ def greedy(
         return []
     blank = len(labels)
     # Frames of all clips lie in one list, in order. Most are blanks beyond doubt; the others are looked at.
-    unsure = [np.flatnonzero(clip[:, blank] < LOG_HALF) for clip in clips]
+    unsure = [(clip[:, blank] < LOG_HALF).nonzero()[0] for clip in clips]
     scores = np.concatenate([clip.take(frames, axis=0) for clip, frames in zip(clips, unsure, strict=True)])
     frames = np.concatenate(unsure)
     places = np.repeat(np.arange(len(clips)), [len(found) for found in unsure])  # each frame's clip
-    best = _likeliest(scores)
-    likely = np.flatnonzero(best != blank)
+    best = scores.argmax(axis=1)
+    likely = (best != blank).nonzero()[0]
     best, frames, places, scores = best[likely], frames[likely], places[likely], scores[likely, best[likely]]
 
     # A run is a stretch of equal labels in frames that follow one another.
     is_first = np.ones(len(best), np.bool_)
-    is_first[1:] = (np.diff(best) != 0) | (np.diff(frames) != 1) | (np.diff(places) != 0)
-    first = np.flatnonzero(is_first)
-    last = np.append(first[1:], len(best))[: len(first)] - 1
+    is_first[1:] = (best[1:] != best[:-1]) | (frames[1:] != frames[:-1] + 1) | (places[1:] != places[:-1])
+    is_last = np.ones(len(best), np.bool_)
+    is_last[:-1] = is_first[1:]
+    first, last = is_first.nonzero()[0], is_last.nonzero()[0]
     peaks = np.maximum.reduceat(scores, first) if first.size else scores
     characters = np.frombuffer("".join(labels).encode("utf-32-le"), np.uint32)
     text = characters[best[first]].tobytes().decode("utf-32-le")
@@ -53,13 +54,3 @@ def greedy(
         confidence = mean_confidence(mine) if mine else geometric_mean(clip[:, blank])
         hypotheses.append(Hypothesis(" ".join([word.word for word in mine]), mine, confidence))
     return hypotheses
-
-
-def _likeliest(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
-    """What `scores.argmax(axis=1)` gives, in a third of the time: only where no label is beyond doubt it compares."""
-    frames, sure = np.divmod(np.flatnonzero(scores > LOG_HALF), scores.shape[1])
-    best = np.full(len(scores), -1)
-    best[frames] = sure
-    rest = np.flatnonzero(best < 0)
-    best[rest] = scores.take(rest, axis=0).argmax(axis=1)
-    return best

@@ -85,14 +85,16 @@ def make_words(
     follows = is_letter[1:] & is_letter[:-1]
     if clips is not None:
         follows &= clips[1:] == clips[:-1]
-    first = np.flatnonzero(is_letter & ~np.concatenate(([False], follows))[: len(text)])
-    after = np.flatnonzero(is_letter & ~np.concatenate((follows, [False]))[: len(text)]) + 1
+    begins, stops = is_letter.copy(), is_letter.copy()
+    begins[1:] &= ~follows
+    stops[:-1] &= ~follows
+    first, after = begins.nonzero()[0], stops.nonzero()[0] + 1
     if not first.size:
         return [], first
     is_first = np.zeros(len(first), np.bool_)
     is_first[0] = True
     if clips is not None:
-        is_first[1:] = np.diff(clips[first]) != 0
+        is_first[1:] = clips[first[1:]] != clips[first[:-1]]
     starts, ends = (np.rint(frames * (1e3 * frame_s)).astype(np.int64) for frames in (begin[first], end[after - 1]))
     starts, ends = calibration.correct_times(starts, ends, round(1e3 * frame_s), is_first)
     least = np.minimum.reduceat(np.where(is_letter, scores, 0.0), first)
