@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import http
 import http.client
 import os
@@ -63,8 +62,6 @@ _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "verbose": ("--log-verbose=1",),
 }
 _CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Server:
@@ -262,12 +259,17 @@ class Server:
         environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
+        command = self._command(installation, repository)
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
-        # the server, so it is asked for only where that thread lives as long as the process.
-        dies_with_launcher = threading.current_thread() is threading.main_thread()
+        # the server, so it is asked for only where that thread lives as long as the process. A preexec_fn would
+        # ask without a program of its own, but it makes Python fork, and in a process with open gRPC channels
+        # one fork in a hundred crashes before the server is there (https://github.com/grpc/grpc/issues/43055).
+        setpriv = shutil.which("setpriv", path=os.defpath)
+        if setpriv is not None and threading.current_thread() is threading.main_thread():
+            command = [setpriv, "--pdeathsig=TERM", *command]
         with raised_limits():
             self._process = subprocess.Popen(
-                self._command(installation, repository),
+                command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -276,7 +278,6 @@ class Server:
                 errors="replace",
                 pass_fds=self._regions.claim(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
-                preexec_fn=_die_with_parent if dies_with_launcher else None,
             )
         self._stubs = StubWatch(self._process.pid)
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
@@ -355,7 +356,3 @@ class Server:
 def describe_exit(status: int) -> str:
     """Say how a process ended whose return code `subprocess` gives as `status`."""
     return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

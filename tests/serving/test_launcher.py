@@ -326,6 +326,14 @@ def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> No
     assert group_members(server) == []
 
 
+def test_a_start_runs_no_handlers_of_forks(cut_repository: Path) -> None:
+    # gRPC's make one start in a hundred crash, where a client is open.
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0):
+        assert not forks
+
+
 def test_metrics_are_served(tiny_server: Server, client: Any) -> None:
     client.infer("ragged", FEATURES=np.ones((1, 4, 3), np.float32))
     with urllib.request.urlopen(tiny_server.metrics_url, timeout=5) as answer:
