@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -16,6 +17,7 @@ import numpy as np
 from nvidia import dali
 from nvidia.dali.backend import TensorListGPU
 
+from carnelian_serving.backends.dali.core import list_threads, shared_core
 from carnelian_serving.backends.model_config import Array, ConfigError, ModelConfig
 
 _DALI: Any = dali  # its stubs leave most of Pipeline untyped
@@ -53,6 +55,7 @@ class PipelineRunner:
         }
         if num_threads is not None:
             self._options["num_threads"] = num_threads
+        self._threads: set[int] = set()
         self._pipeline: Any = self._build()
         self.num_outputs: int = self._pipeline.num_outputs
         """How many outputs the pipeline has."""
@@ -87,7 +90,9 @@ class PipelineRunner:
         try:
             for name, rows in inputs.items():
                 self._pipeline.feed_input(name, list(rows))
-            return [self._rows(output) for output in self._pipeline.run()]
+            with shared_core(self._threads) if self._threads else contextlib.nullcontext():
+                outputs = self._pipeline.run()
+            return [self._rows(output) for output in outputs]
         except Exception as error:  # C++'s own too: too little memory is a MemoryError, an absurd size a ValueError
             self._pipeline = None  # DALI: "Current pipeline object is no longer valid."
             raise RuntimeError(summarise_error(str(error))) from error
@@ -99,7 +104,11 @@ class PipelineRunner:
         return [np.asarray(output.at(index)) for index in range(len(output))]
 
     def _build(self) -> Any:
-        return _DALI.Pipeline.deserialize(self._serialized, **self._options)
+        threads = list_threads()
+        pipeline = _DALI.Pipeline.deserialize(self._serialized, **self._options)
+        if pipeline.num_threads == 1 and pipeline.device_id is None:
+            self._threads = list_threads() - threads
+        return pipeline
 
 
 def summarise_error(text: str) -> str:
