@@ -1,4 +1,3 @@
-import concurrent.futures
 import io
 import os
 from pathlib import Path
@@ -52,17 +51,6 @@ def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(client: Any) -
     assert "dali.py" not in bad.message()  # no paths of the server
     assert bad.status() == "StatusCode.UNKNOWN"  # as the native backend answers
     np.testing.assert_array_equal(client.infer("cut", **requests[0])["CUT"], first["CUT"])
-
-
-def test_a_request_for_some_of_the_outputs_is_refused_alone(client: Any) -> None:
-    # Triton's own backend fails all the requests of its batch.
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        whole = [pool.submit(client.infer, "cut", **signal(samples, 3)) for samples in (5, 6)]
-        part = pool.submit(client.infer, "cut", ("CUT",), **signal(7, 3))
-    with pytest.raises(InferenceServerException, match=r"must ask for all of its outputs, .* asks for CUT alone"):
-        part.result()
-    for samples, answer in zip((5, 6), whole, strict=True):
-        np.testing.assert_array_equal(answer.result()["DOUBLE"], signal(samples, 3)["SIGNAL"] * 2)
 
 
 def test_an_error_of_cplusplus_costs_the_next_batch_nothing() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.dali import admission
@@ -74,27 +73,11 @@ class TritonPythonModel:
         """Answer requests as one batch, or turn them all away."""
         if self._admission is not None and not self._admission.admit(len(requests)):
             return [self._admission.refuse() for _ in requests]
-        responses = [self._refuse_partial(request) for request in requests]
-        whole = [request for request, refusal in zip(requests, responses, strict=True) if refusal is None]
-        answers = iter(execute(self._config, whole, self._run, error_code="UNKNOWN") if whole else ())
-        return [refusal or next(answers) for refusal in responses]
+        return execute(self._config, requests, self._run, error_code="UNKNOWN")
 
     def finalize(self) -> None:
         """Free the pipeline."""
         del self._pipeline
-
-    def _refuse_partial(self, request: Any) -> Any:
-        """Make the answer to a request for some of the outputs: the native backend fails its whole batch. Else None."""
-        wanted = sorted(set(request.requested_output_names()))
-        if len(wanted) == len(self._config.outputs):
-            return None
-        return pb_utils.InferenceResponse(
-            error=pb_utils.TritonError(
-                f"a request to {self._config.name!r} must ask for all of its outputs, as Triton's own DALI backend "
-                f"wants it, but asks for {', '.join(wanted)} alone; name all of them, or none",
-                pb_utils.TritonError.UNKNOWN,
-            )
-        )
 
     def _run(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]
