@@ -36,6 +36,7 @@ MAX_RATE_HZ = 2**24 - 1
 BLOCK_FRAMES = 1 << 16
 _SHORT_BLOCK_FRAMES = 1152
 """Of a read that may end in an error, which loses the block."""
+_LEAST_FRAME_BYTES = 24
 _MOST_FRAME_BYTES = 1 << 12
 """No frame of MPEG audio is half as long."""
 
@@ -51,6 +52,8 @@ _FLAC_SUBTYPES = {
 """libsndfile subtype of the source -> FLAC subtype that keeps it; others go as float WAV: floats, 32 bit, and MP3,
 which decodes to floats, beyond 1 where it is loud."""
 _FLAC_MAX_CHANNELS = 8
+_FLAC_MAX_ANY_RATE_HZ = 2**16 - 1
+"""A higher rate is written in tens of Hz."""
 
 
 def describe_audio(audio: Audio) -> str:
@@ -219,6 +222,20 @@ def _counts_no_frames(data: bytes) -> bool:
     return head[:1] == b"\xff" and not any(count in head for count in (b"Xing", b"Info", b"VBRI"))
 
 
+def _is_taken_for_mpeg(data: bytes) -> bool:
+    """Whether libsndfile would find MPEG frames in what has none, such as raw samples of which the first is -1.
+
+    Frames of one file begin with the same two bytes, and have the rate in common. Nobody writes layer I, as which
+    libsndfile takes -1, and the mark before UTF-16.
+    """
+    if len(data) < 3 or data[0] != 0xFF or data[1] < 0xE0:
+        return False
+    is_layer_1 = data[1] & 0x06 == 0x06
+    head = data[:_MOST_FRAME_BYTES]
+    nexts = range(_LEAST_FRAME_BYTES, len(head) - 2)
+    return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
+
+
 def _first_frame(data: bytes | memoryview) -> int:
     """Where an MP3 file begins, behind a tag."""
     if data[:3] != b"ID3":
@@ -232,6 +249,12 @@ def _transcode(data: bytes, clip: str) -> bytes:
         import soundfile
     except ModuleNotFoundError:
         raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}", clip=clip) from None
+    if _is_taken_for_mpeg(data):
+        raise InvalidAudio(
+            "it begins as an MP3 file does, but no second frame follows; send samples without a header as "
+            "`(samples, rate)`, or as a file, for example from `ffmpeg -f s16le -ar 16000 -i clip.raw clip.flac`",
+            clip=clip,
+        )
     file = _Unmeasured(data) if _counts_no_frames(data) else io.BytesIO(data)
     sink = io.BytesIO()
     num_bytes = 0
@@ -241,10 +264,12 @@ def _transcode(data: bytes, clip: str) -> bytes:
             source.seekable = lambda: False
             flac = _FLAC_SUBTYPES.get(source.subtype)
             form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
-            if flac and source.channels <= _FLAC_MAX_CHANNELS:
+            rate = source.samplerate
+            has_rate = rate <= _FLAC_MAX_ANY_RATE_HZ or rate % 10 == 0
+            if flac and has_rate and source.channels <= _FLAC_MAX_CHANNELS:
                 form = {"format": "FLAC", "subtype": flac}
             # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
-            with soundfile.SoundFile(sink, "w", source.samplerate, source.channels, **form) as target:
+            with soundfile.SoundFile(sink, "w", rate, source.channels, **form) as target:
                 for block in _read_blocks(source, file):
                     target.write(block)
                     num_bytes += block.nbytes

@@ -129,6 +129,35 @@ def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds):
         encode_audio(piped[:middle] + bytes(5000) + piped[middle:])
 
 
+@pytest.mark.parametrize("first", [-1, -257, -1025], ids=["layer I", "UTF-16", "layer III"])
+def test_raw_samples_are_no_mp3(first):
+    """libsndfile would find frames in them, and the text would be that of noise, or empty."""
+    raw = np.concatenate([[first, 0, 0], np.random.default_rng(0).integers(-99, 99, 60_000)]).astype("<i2").tobytes()
+    assert soundfile.info(io.BytesIO(raw)).format == "MP3"
+    with pytest.raises(InvalidAudio, match=r"no second frame follows; send .* `\(samples, rate\)`, or .*ffmpeg"):
+        encode_audio(raw)
+
+
+@pytest.mark.parametrize("bit_rate", [0, 0.99], ids=["most", "least"])
+@pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100, 48000])
+def test_mp3_of_every_kind_is_one(rate, bit_rate):
+    sink = io.BytesIO()
+    sound = np.random.default_rng(0).uniform(-0.5, 0.5, rate)
+    soundfile.write(sink, sound, rate, format="MP3", bitrate_mode="CONSTANT", compression_level=bit_rate)
+    whole = sink.getvalue()
+    for sound in (whole, whole[whole.index(whole[:2], 100) :]):
+        assert len(read(encode_audio(sound))[0]) == pytest.approx(rate, abs=3000)
+
+
+@pytest.mark.parametrize("rate", [65537, 96153])
+def test_a_rate_that_flac_has_not_is_kept(noise, rate):
+    sink = io.BytesIO()
+    soundfile.write(sink, noise, rate, format="AIFF", subtype="PCM_16")
+    samples, sent_rate = read(encode_audio(sink.getvalue()))
+    assert sent_rate == rate
+    np.testing.assert_array_equal(samples, read(sink.getvalue())[0])
+
+
 def test_a_small_file_may_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("carnelian_client._audio.MAX_DECODED_BYTES", 4 * 2**20)
     whole = encode_audio(file_of(np.zeros(2**20), "MP3"))
