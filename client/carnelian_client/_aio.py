@@ -72,7 +72,10 @@ class AsyncCarnelianClient:
         request_id: str | None = None,
         **options: Unpack[DecodingOptions],
     ) -> Transcript:
-        """Transcribe one clip; see `CarnelianClient.transcribe`. A thread reads and encodes it."""
+        """Transcribe one clip; see `CarnelianClient.transcribe`. A thread reads and encodes it.
+
+        `asyncio.run` ends when its threads do: on a pipe that nobody writes, never.
+        """
         import tenacity
 
         transport = self._transport()

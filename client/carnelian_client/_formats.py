@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -43,7 +44,8 @@ def render(transcript: Transcript, format: str, file: str) -> str:
         start_s = cue[0].start_s
         end_s = max(cue[-1].end_s, min(start_s + MIN_CUE_S, next_s))
         text += f"{i}\n" if format == "srt" else ""
-        text += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{_lines(cue)}\n\n"
+        lines = _lines(cue) if format == "srt" else html.escape(_lines(cue), quote=False)
+        text += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{lines}\n\n"
     return text
 
 

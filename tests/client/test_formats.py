@@ -52,6 +52,11 @@ def test_a_short_cue_stays_for_a_second_or_until_the_next_one():
     ]
 
 
+def test_webvtt_has_no_markup_of_the_words():
+    assert render(transcript(spoken("R&B --> <b>")), "vtt", "a.wav").splitlines()[3] == "R&amp;B --&gt; &lt;b&gt;"
+    assert render(transcript(spoken("R&B <b>")), "srt", "a.wav").splitlines()[2] == "R&B <b>"
+
+
 def test_silence_is_no_cue():
     silence = transcript(())
     assert render(silence, "srt", "a.wav") == ""
