@@ -1,10 +1,12 @@
 """Starts the server on model_repository/, transcribes clips through the SDK, prints what was said and how long it took.
 
-Each clip is decoded greedily, and again with the language models that are deployed beside the model.
+Each clip is decoded greedily, and again with the language models that are deployed beside the model, a few times each:
+times are medians.
 `python demo/run.py [FILE...]`; without files, the clips of demo/clips with their references.
 """
 
 import json
+import statistics
 import sys
 import time
 import urllib.request
@@ -25,6 +27,8 @@ STAGES = {
     "acoustic": f"{MODEL}_acoustic",
     "ctc": f"{MODEL}_ctc",
 }
+RUNS = 5
+"""Of each clip. Triton may count a stage until after the next one has begun, and single runs vary."""
 COUNTED_WITHIN_S = 5.0
 """Triton counts a request after it has answered it."""
 
@@ -72,6 +76,16 @@ def transcribe(files: list[str]) -> int:
 def measure(
     server: Server, client: CarnelianClient, clip: Path, **options: Any
 ) -> tuple[Transcript, float, dict[str, float]]:
+    """Transcribe a clip; also the median seconds that it took, and that each stage computed."""
+    runs = [measure_once(server, client, clip, **options) for _ in range(RUNS)]
+    transcripts, elapsed_s, stages = zip(*runs, strict=True)
+    split = {stage: statistics.median(times[stage] for times in stages) for stage in STAGES}
+    return transcripts[0], statistics.median(elapsed_s), split
+
+
+def measure_once(
+    server: Server, client: CarnelianClient, clip: Path, **options: Any
+) -> tuple[Transcript, float, dict[str, float]]:
     """Transcribe a clip; also how long that took, in seconds, and how long each stage computed."""
     before, began = stage_times(server), time.perf_counter()
     transcript = client.transcribe(clip, **options)
@@ -99,8 +113,8 @@ def stage_times(server: Server) -> dict[str, float]:
     """Seconds that each stage has computed since the server started, by Triton's own statistics."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine's own address
     with opener.open(f"http://{server.http_url}/v2/models/stats") as answer:
-        statistics: list[dict[str, Any]] = json.load(answer)["model_stats"]
-    by_model = {row["name"]: row["inference_stats"] for row in statistics}
+        models: list[dict[str, Any]] = json.load(answer)["model_stats"]
+    by_model = {row["name"]: row["inference_stats"] for row in models}
     parts = ("compute_input", "compute_infer", "compute_output")
     return {stage: sum(by_model[name][part]["ns"] for part in parts) / 1e9 for stage, name in STAGES.items()}
 

@@ -1,0 +1,43 @@
+"""The README's first command, and what the README says that it prints."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def run_demo(*files: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "demo" / "run.py"), *files]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def without_times(lines: list[str]) -> list[str]:
+    return [NUMBER.sub("0", line) if re.match(r"ready|  (time|  )", line) else line for line in lines]
+
+
+def test_readme_shows_what_the_demo_prints() -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"The demo prints:\n\n(.*?)\n\n    \.\.\. and four more clips\n", readme, re.S)
+    assert shown is not None
+    wanted = [line.removeprefix("    ") for line in shown[1].splitlines()]
+
+    demo = run_demo()
+
+    assert demo.returncode == 0, demo.stderr
+    printed = demo.stdout.splitlines()
+    assert without_times(printed[: len(wanted)]) == without_times(wanted)
+    assert sum(line.startswith("  heard") for line in printed) == 6
+
+
+def test_a_clip_that_fails_is_named_and_the_others_are_heard(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.wav"
+    broken.write_bytes(b"RIFF")
+
+    demo = run_demo(str(broken), str(ROOT / "demo" / "clips" / "storm.flac"), "absent.wav")
+
+    assert demo.returncode == 1
+    assert [line.split(":")[0] for line in demo.stderr.splitlines() if line] == ["broken.wav", "absent.wav"]
+    assert "storm had passed in the night" in demo.stdout
