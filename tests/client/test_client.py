@@ -1,6 +1,7 @@
 import contextlib
 import gc
 import os
+import queue
 import socket
 import sys
 import threading
@@ -70,22 +71,21 @@ def test_request_ids_are_made_up_and_differ(client, triton, wav):
 
 def test_the_deadline_reaches_triton_and_the_call_outlasts_it(client, triton, wav, make_result):
     """Triton can crash where a call expires."""
-    seen = []
+    given_up, seen = threading.Event(), queue.SimpleQueue()
 
     def watch(request, context):
-        time.sleep(0.5)
-        seen.append(context.is_active())
+        given_up.wait(timeout=30)
+        seen.put(context.is_active())
         return make_result("late")
 
-    client.transcribe(wav, timeout_s=3)
-    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.05)
+    client.transcribe(wav, timeout_s=100)
+    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(1e8, rel=0.05)
     triton.script = [watch]
-    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.2 s"):
-        client.transcribe(wav, timeout_s=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.5 s"):
+        client.transcribe(wav, timeout_s=0.5)
     gc.collect()
-    while not seen:
-        time.sleep(0.01)
-    assert seen == [True]
+    given_up.set()
+    assert seen.get(timeout=30)
 
 
 @pytest.mark.parametrize("answer", [{}, {"text": "a"}, [], {"error": "odd"}])
@@ -105,9 +105,9 @@ def test_the_addresses_of_one_name_are_used_in_turn(start_endpoint, wav):
     first = start_endpoint("127.0.0.1:0")
     second = start_endpoint("127.0.0.2:" + first.url.rsplit(":", 1)[1])
     with CarnelianClient(f"ipv4:{first.url},{second.url}") as client:
-        end = time.monotonic() + 5
+        end = time.monotonic() + 30
         while not (first.triton.requests and second.triton.requests):
-            assert time.monotonic() < end, "one of the two got no request within 5 s"
+            assert time.monotonic() < end, "one of the two got no request within 30 s"
             client.transcribe(wav)
 
 
@@ -130,16 +130,18 @@ def test_a_closed_client_says_so(endpoint, wav):
             call()
 
 
-def test_closing_ends_calls_in_flight(endpoint, triton, wav, answers):
-    triton.script = [answers("late", delay_s=2)]
-    client = CarnelianClient(endpoint.url)
-    closer = threading.Timer(0.2, client.close)
-    closer.start()
-    start = time.monotonic()
-    with pytest.raises(TransportError):
+def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
+    client, ended = CarnelianClient(endpoint.url, timeout_s=60), threading.Event()
+
+    def close(request, context):
+        client.close()
+        ended.wait(timeout=30)
+        return make_result("late")
+
+    triton.script = [close]
+    with pytest.raises(TransportError, match="closed"):
         client.transcribe(wav)
-    assert time.monotonic() - start < 1
-    closer.join()
+    ended.set()
 
 
 def test_closing_ends_calls_between_two_attempts(start_endpoint, wav):
