@@ -1,5 +1,8 @@
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from carnelian_serving.backends.model_config import ConfigError, ModelConfig, re
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
-from carnelian_serving.backends.threads import thread_count
+from carnelian_serving.backends.threads import count_cores, thread_count
 from carnelian_serving.launcher import Server
 from carnelian_serving.stubs import find_instance
 from onnx import TensorProto, helper
@@ -219,6 +222,20 @@ def test_threads_sleep_once_a_run_is_over() -> None:
         time.sleep(0.02)
         busy_s.append(time.process_time() - before)
     assert statistics.median(busy_s) < 0.002
+
+
+def test_no_thread_of_an_instance_is_bound_to_a_core(tiny_server: Server) -> None:
+    """ONNX Runtime binds those that it counts itself, but not their caller, which then shares a core with one."""
+    instances = {find_instance(process.cmdline()): process for process in psutil.Process(tiny_server.pid).children()}
+    threads = instances["large_0_0"].threads()
+    assert {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} == {frozenset(os.sched_getaffinity(0))}
+
+
+def test_cores_are_those_that_the_process_may_run_on() -> None:
+    command = [sys.executable, "-c", "from carnelian_serving.backends.threads import count_cores; print(count_cores())"]
+    one = subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command], capture_output=True)
+    assert one.stdout == b"1\n"
+    assert 1 <= count_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_an_instance_keeps_its_weights_once(tiny_server: Server) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
+from carnelian_serving.backends.threads import count_cores
 from carnelian_serving.launcher import Server
 from tqdm import tqdm
 from tritonclient import grpc
@@ -126,7 +127,7 @@ def open_session(folder: Path) -> onnxruntime.InferenceSession:
     parameters = {name: value.string_value for name, value in read_config(folder).parameters.items()}
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = parameters.get("enable_mem_pattern", "true").lower() not in ("0", "false")
-    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
+    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0)) or count_cores()
     limit_spinning(options)
     path = folder / "1" / "model.onnx"
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ModelConfig
@@ -19,3 +20,13 @@ def thread_count(config: ModelConfig, parameter: str) -> int:
         ConfigError: The parameter is not an integer.
     """
     return int(os.environ.get(THREADS_VARIABLE, 0)) or config.integer(parameter, 0)
+
+
+def count_cores() -> int:
+    """Return how many cores this process may run on; the hardware threads of one core count once."""
+    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    cpus = os.sched_getaffinity(0)
+    try:
+        return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
+    except OSError:  # not every sandbox shows it
+        return len(cpus)

@@ -22,7 +22,7 @@ from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
-from carnelian_serving.backends.threads import thread_count
+from carnelian_serving.backends.threads import count_cores, thread_count
 
 PARAMETERS = (
     "intra_op_thread_count",
@@ -158,7 +158,9 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     if not path.is_file():
         raise ConfigError(f"{config.name!r} must have a model file, but {path} is not there")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = thread_count(config, "intra_op_thread_count")
+    # A count of 0 makes ONNX Runtime pin a thread to each core but one, which is the caller's. The caller is not pinned:
+    # it often runs on the core of another thread and takes turns with it, while a core sleeps.
+    options.intra_op_num_threads = thread_count(config, "intra_op_thread_count") or count_cores()
     options.inter_op_num_threads = config.integer("inter_op_thread_count", 0)
     mode = config.integer("execution_mode", 0)
     if mode not in (0, 1):
