@@ -37,6 +37,7 @@ BLOCK_FRAMES = 1 << 16
 _SHORT_BLOCK_FRAMES = 1152
 """Of a read that may end in an error, which loses the block."""
 _LEAST_FRAME_BYTES = 24
+"""Of MPEG audio: 8 kbit/s at 24 kHz in layer III."""
 _MOST_FRAME_BYTES = 1 << 12
 """No frame of MPEG audio is half as long."""
 
