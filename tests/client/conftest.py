@@ -169,6 +169,19 @@ def answers() -> Callable[..., Answer]:
 
 
 @pytest.fixture
+def late(triton: ScriptedTriton) -> Iterator[Answer]:
+    """A step of a script that gives no answer while the test lasts."""
+    is_over = threading.Event()
+
+    def answer(request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
+        is_over.wait(timeout=60)
+        return result("late")
+
+    yield answer
+    is_over.set()
+
+
+@pytest.fixture
 def heeds_ctrl_c() -> Iterator[None]:
     """Programs that the test starts heed SIGINT, which a shell has jobs in the background ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -84,8 +84,8 @@ def test_invalid_audio_is_not_retried(run, triton, wav):
     assert len(triton.requests) == 1
 
 
-def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, answers):
-    triton.script = [answers("late", delay_s=0.5)]
+def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, late):
+    triton.script = [late]
     with pytest.raises(DeadlineExceeded):
         run(lambda client: client.transcribe(wav, timeout_s=0.1))
 
@@ -169,7 +169,7 @@ def test_a_closed_client_says_so(endpoint, wav):
         asyncio.run(main())
 
 
-def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, answers):
+def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
         while not triton.requests:
@@ -178,20 +178,20 @@ def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, answ
         with pytest.raises(TransportError, match="closed"):
             await task
 
-    triton.script = [answers("late", delay_s=0.5)]
+    triton.script = [late]
     run(use)
 
 
-def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, answers, caplog):
+def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, late, caplog):
     async def give_up(client):
-        calls = (client.transcribe(wav, timeout_s=0.1) for _ in range(8))
-        late = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(error) for error in late] == 8 * [DeadlineExceeded]
+        calls = (client.transcribe(wav, timeout_s=0.5) for _ in range(8))
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in errors] == 8 * [DeadlineExceeded]
         assert len(asyncio.all_tasks()) > 1  # a call that nobody waits for ends by itself
         await client.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    triton.script = 8 * [answers("late", delay_s=0.5)]
+    triton.script = 8 * [late]
     run(give_up)
     run(lambda client: client.transcribe(wav))
     assert not caplog.records
@@ -212,7 +212,7 @@ def test_closing_ends_calls_between_two_attempts(run, triton, wav):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before, a task does not say that it was cancelled")
-def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, answers):
+def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
         while not triton.requests:
@@ -222,7 +222,7 @@ def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton,
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    triton.script = [answers("late", delay_s=0.5)]
+    triton.script = [late]
     run(use)
 
 

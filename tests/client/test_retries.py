@@ -57,8 +57,8 @@ def test_retries_are_logged_without_a_handler_of_ours(client, triton, wav, caplo
     assert not logging.getLogger("carnelian_client").handlers
 
 
-def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, answers):
-    triton.script = [answers("late", delay_s=1)]
+def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, late):
+    triton.script = [late]
     with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.5 s; allow more") as caught:
         client.transcribe(wav, timeout_s=0.5, request_id="7")
     assert isinstance(caught.value, TimeoutError)
