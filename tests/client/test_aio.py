@@ -92,10 +92,12 @@ def test_a_slow_answer_is_a_deadline_exceeded(run, triton, wav, late):
 
 def test_the_time_that_a_call_waits_for_a_thread_counts(run, wav):
     async def use(client):
-        blocked = asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.5)
+        is_free = threading.Event()
+        blocked = asyncio.get_running_loop().run_in_executor(None, is_free.wait, 60)
         with pytest.raises(DeadlineExceeded, match=r"not read within 0\.1 s; allow more .* executor free") as caught:
             await client.transcribe(wav, timeout_s=0.1, model="jasper")
         assert not blocked.done()
+        is_free.set()
         assert (caught.value.clip, caught.value.model) == (f"{len(wav)} bytes", "jasper")
         await blocked
 
