@@ -158,8 +158,8 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     if not path.is_file():
         raise ConfigError(f"{config.name!r} must have a model file, but {path} is not there")
     options = onnxruntime.SessionOptions()
-    # A count of 0 makes ONNX Runtime pin a thread to each core but one, which is the caller's. The caller is not pinned:
-    # it often runs on the core of another thread and takes turns with it, while a core sleeps.
+    # A count of 0 makes ONNX Runtime pin a thread to each core but one. The caller is not pinned to that: it may run on
+    # the core of another thread and take turns with it, while a core sleeps.
     options.intra_op_num_threads = thread_count(config, "intra_op_thread_count") or count_cores()
     options.inter_op_num_threads = config.integer("inter_op_thread_count", 0)
     mode = config.integer("execution_mode", 0)
