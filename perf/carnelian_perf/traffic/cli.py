@@ -101,7 +101,8 @@ def mixed(
 ) -> None:
     """Measure how many clips of mixed length a second are answered in time, in an open loop.
 
-    Starts three servers on 127.0.0.1: as shipped, with buckets, and for clients that pad to multiples of 10 s.
+    Starts three servers on 127.0.0.1: the repository as it is, one with buckets, and one for clients that pad to
+    multiples of 10 s.
     """
     from carnelian_perf.traffic.render_mixed import render as render_pages
 

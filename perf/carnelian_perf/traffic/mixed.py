@@ -50,7 +50,7 @@ class System:
 
 
 SYSTEMS = (
-    System("shipped", "as shipped: ragged batches, clips as they are", BY_NAME["ragged"]),
+    System("shipped", "the repository as it is: ragged batches, clips as they are", BY_NAME["ragged"]),
     System("buckets", "buckets of 4, 8, 16, 60 s on the server", BY_NAME["buckets"]),
     System(
         "padded",
