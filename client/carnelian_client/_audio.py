@@ -12,7 +12,7 @@ import io
 import operator
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
 
@@ -89,9 +89,8 @@ def encode_audio(audio: Audio) -> bytes:
         )
     if not data:
         raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
-    data = _measured(data) if _is_served_container(data) else _transcode(data, clip=describe_audio(audio))
     _check_size(len(data), describe_audio(audio))
-    return data
+    return _measured(data) if _is_served_container(data) else _transcode(data, clip=describe_audio(audio))
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
@@ -99,9 +98,17 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         # Not `Path`, which takes "" for a folder, and a slash out of a URL.
         with open(path, "rb") as file:  # noqa: PTH123
             _check_size(os.fstat(file.fileno()).st_size, describe_audio(path))  # before it fills the memory
-            return file.read()
+            return read_all(file)
     except ValueError as error:  # NUL, or half of a surrogate pair
         raise OSError(errno.EINVAL, f"a path must be a name that a file can have ({error})", str(path)) from error
+
+
+def read_all(file: BinaryIO) -> bytes:
+    """An open file to its end, or more of it than a request may have: devices and pipes may have no end."""
+    data = io.BytesIO()
+    while data.tell() <= MAX_BYTES and (block := file.read(1 << 20)):
+        data.write(block)
+    return data.getvalue()
 
 
 def _check_size(size: int, clip: str) -> None:

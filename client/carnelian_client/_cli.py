@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from ._audio import read_all
 from ._formats import ctm_name, render
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
@@ -168,7 +169,7 @@ def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS
 
 def _read(files: list[str]) -> Iterator[Audio]:
     for file in files:
-        yield sys.stdin.buffer.read() if file == STDIN else file
+        yield read_all(sys.stdin.buffer) if file == STDIN else file
 
 
 def _name_once(file: str, error: Exception) -> str:

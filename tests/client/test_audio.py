@@ -276,6 +276,12 @@ def test_a_file_that_no_server_takes_is_not_read(tmp_path):
         encode_audio(huge)
 
 
+def test_a_device_without_an_end_is_not_read_for_ever(monkeypatch):
+    monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
+    with pytest.raises(InvalidAudio, match=r"/dev/zero: .* smaller than 100 bytes"):
+        encode_audio("/dev/zero")
+
+
 def test_samples_that_no_server_takes_are_not_copied():
     endless = np.lib.stride_tricks.as_strided(np.zeros(1, "<i2"), (2**39,), (0,))
     with pytest.raises(InvalidAudio, match=r"shape \(549755813888,\) .* but has 1099511627776; send shorter clips"):
