@@ -28,7 +28,7 @@ from carnelian_serving.installation import (
     find_installation,
 )
 from carnelian_serving.launcher import Server
-from carnelian_serving.limits import OPEN_FILES
+from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
@@ -314,6 +314,16 @@ def test_a_large_body_that_curl_calls_a_form_does_not_end_the_server(cut_reposit
         assert (answer.status, "error" in json.loads(answer.read())) == (500, True)
         connection.close()
     assert resource.getrlimit(resource.RLIMIT_STACK) == limits
+
+
+def test_stacks_are_left_as_they_are_where_address_space_is_limited() -> None:
+    stack, space = resource.getrlimit(resource.RLIMIT_STACK), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**46, space[1]))
+    try:
+        with raised_limits():
+            assert resource.getrlimit(resource.RLIMIT_STACK) == stack
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, space)
 
 
 def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:
