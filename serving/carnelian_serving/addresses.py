@@ -9,6 +9,19 @@ from collections.abc import Sequence
 from carnelian_serving.errors import ServerError
 
 
+def find_address(host: str) -> str:
+    """Return a host's address, IPv4 for a name: Triton's HTTP server takes each name for 255.255.255.255.
+
+    Raises:
+        ServerError: The name means no address.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, _family(host), socket.SOCK_STREAM)
+    except OSError as error:
+        raise _no_address(host, error) from error
+    return host if ":" in host else str(found[0][4][0])
+
+
 def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
     """Return the ports to use, each seen to be free on `host` now.
 
@@ -28,14 +41,11 @@ def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
             try:
                 bound = socket.create_server((host, port), family=_family(host))
             except OSError as error:
-                reason = (error.strerror or str(error)).partition(" (while attempting")[0]
-                if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:  # of names that mean none
-                    raise ServerError(
-                        f"`--host` must be an address of this machine, but {host} is none: {reason}"
-                    ) from error
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise _no_address(host, error) from error
                 raise ServerError(
                     f"`{option}` must be a free port, but {port} on {host} cannot be had: "
-                    f"{reason}; end what has it, or give another (`{option} 0` takes any)"
+                    f"{_reason(error)}; end what has it, or give another (`{option} 0` takes any)"
                 ) from error
             sockets.append(bound)
             chosen[option] = bound.getsockname()[1]
@@ -74,3 +84,11 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _no_address(host: str, error: OSError) -> ServerError:
+    return ServerError(f"`--host` must be an address of this machine, but {host} is none: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).partition(" (while attempting")[0]

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
-from carnelian_serving.addresses import choose_ports, read_addresses
+from carnelian_serving.addresses import choose_ports, find_address, read_addresses
 from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
@@ -166,6 +166,7 @@ class Server:
             ServerError: The repository, a port, /dev/shm or a model is at fault.
         """
         check_repository(self.repository, self._models)
+        self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
         self._ports = choose_ports(self._host, self._ports)
         # The stubs lie in here.

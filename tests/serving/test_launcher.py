@@ -157,6 +157,11 @@ def test_an_ipv6_address_is_served(cut_repository: Path, connect: Callable[[str]
         assert b"nv_inference_request_success" in urllib.request.urlopen(server.metrics_url).read()
 
 
+def test_a_name_is_served_at_its_address(cut_repository: Path) -> None:
+    with Server(cut_repository, host="localhost", http_port=0, grpc_port=0, metrics_port=0) as server:
+        assert server.http_url.startswith("127.0.0.1:")
+
+
 @pytest.mark.parametrize("name", ["my models", "jo'sé (1)", "a$HOME;b"])
 def test_paths_that_a_shell_reads_otherwise_are_served(
     cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
