@@ -110,6 +110,10 @@ max_batch_size: 4
 input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 """
+BARE_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+"""
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 1
@@ -129,9 +133,9 @@ ensemble_scheduling {
 """
 
 
-def copy_onnx(columns: str | int) -> bytes:
+def copy_onnx(columns: str | int, element_type: int = onnx.TensorProto.FLOAT) -> bytes:
     """A graph from X to Y = X, [rows, columns]."""
-    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", columns]) for name in "XY")
+    x, y = (onnx.helper.make_tensor_value_info(name, element_type, ["rows", columns]) for name in "XY")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["X"], ["Y"])], "copy", [x], [y])
     opset = onnx.helper.make_opsetid("", 17)
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
@@ -145,6 +149,9 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     add_model(cut_repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
     add_model(cut_repository, "vague", COPY_CONFIG, {"model.onnx": copy_onnx("columns")})
     add_model(cut_repository, "narrow", COPY_CONFIG, {"model.onnx": copy_onnx(1)})
+    add_model(cut_repository, "whole", COPY_CONFIG.replace("FP32", "INT32", 1), {"model.onnx": copy_onnx(2)})
+    add_model(cut_repository, "words", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.STRING)})
+    add_model(cut_repository, "counts", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.UINT32)})
     add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
     tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
     add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
@@ -165,6 +172,9 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "neither" in message
     assert "output 'Y' of 'vague' must have the shape [-1, 2] in the graph, but has [-1, -1]" in message
     assert "input 'X' of 'narrow' must have the shape [-1, 2] in the graph, but has [-1, 1]" in message
+    assert "input 'X' of 'whole' must be int32 in the graph, but is tensor(float)" in message
+    assert "words/1/model.onnx must be one of tensor(bool)" in message
+    assert "model 'counts'" not in message
     assert "model 'exact'" not in message
     assert "parameter 'memory_mib' of 'tight' must be 0, for no bound, or at least 16, but is -1" in message
     assert "model 'foreign' could not be loaded" in message

@@ -17,7 +17,7 @@ import onnxruntime
 import triton_python_backend_utils as pb_utils
 
 from carnelian_serving.backends.batching import Rows, check_output, execute
-from carnelian_serving.backends.model_config import ConfigError, ModelConfig, TensorConfig, read_model_config
+from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
@@ -36,6 +36,9 @@ DEFAULT_FILENAME = "model.onnx"
 ONNX_TYPES = {
     "tensor(bool)": "TYPE_BOOL",
     "tensor(uint8)": "TYPE_UINT8",
+    "tensor(uint16)": "TYPE_UINT16",
+    "tensor(uint32)": "TYPE_UINT32",
+    "tensor(uint64)": "TYPE_UINT64",
     "tensor(int8)": "TYPE_INT8",
     "tensor(int16)": "TYPE_INT16",
     "tensor(int32)": "TYPE_INT32",
@@ -131,7 +134,11 @@ class TritonPythonModel:
 
 
 def complete_tensors(config: Any, folder: Path) -> None:
-    """Add the graph's inputs and outputs to Triton's `ModelConfig`, without their batch dimension."""
+    """Add the graph's inputs and outputs to Triton's `ModelConfig`, without their batch dimension.
+
+    Raises:
+        ConfigError: One is of a type that this backend does not take.
+    """
     path = folder / (config.as_dict()["default_model_filename"] or DEFAULT_FILENAME)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for tensors, add in (
@@ -139,6 +146,10 @@ def complete_tensors(config: Any, folder: Path) -> None:
         (session.get_outputs(), config.add_output),
     ):
         for tensor in tensors:
+            if tensor.type not in ONNX_TYPES:
+                raise ConfigError(
+                    f"{tensor.name!r} of {path} must be one of {', '.join(ONNX_TYPES)}, but is {tensor.type}"
+                )
             dims = [size if isinstance(size, int) else -1 for size in tensor.shape[1:]]
             add({"name": tensor.name, "data_type": ONNX_TYPES[tensor.type], "dims": dims})
 
@@ -195,18 +206,24 @@ def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batc
     available = {tensor.name for tensor in session.get_outputs()}
     if missing := sorted({tensor.name for tensor in config.outputs} - available):
         raise ConfigError(f"outputs of {config.name!r} must be among {sorted(available)}, but there is {missing}")
-    _check_shapes(config.name, "input", config.inputs, session.get_inputs())
-    _check_shapes(config.name, "output", config.outputs, session.get_outputs())
+    _check_tensors(config.name, "input", config.inputs, session.get_inputs())
+    _check_tensors(config.name, "output", config.outputs, session.get_outputs())
 
 
-def _check_shapes(model: str, kind: str, wanted: Sequence[TensorConfig], found: Sequence[onnxruntime.NodeArg]) -> None:
-    """Raise ConfigError for a tensor of the graph whose shape the native backend would refuse.
+def _check_tensors(model: str, kind: str, wanted: Sequence[TensorConfig], found: Sequence[onnxruntime.NodeArg]) -> None:
+    """Raise ConfigError for a tensor of the graph whose type or shape the native backend would refuse.
 
     That one asks for a first dimension of any size, -1. The others must be as configured; where an input has -1 in the
     graph any configuration will do, but in an output -1 is not 29.
     """
     shapes = {tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in found}
+    types = {tensor.name: tensor.type for tensor in found}
     for tensor in wanted:
+        if DTYPES.get(ONNX_TYPES.get(types[tensor.name], "")) != tensor.dtype:
+            raise ConfigError(
+                f"{kind} {tensor.name!r} of {model!r} must be {tensor.dtype} in the graph, but is "
+                f"{types[tensor.name]}; export the graph again, or change `data_type`"
+            )
         shape, want = shapes[tensor.name], [-1] if tensor.is_ragged else [-1, *tensor.dims]
         agrees = len(shape) == len(want) and shape[0] == -1
         if not agrees or any(s != w and not (s == -1 and kind == "input") for s, w in zip(shape, want, strict=True)):
