@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Sequence
 
@@ -63,7 +64,7 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
         triton_options: Options of tritonserver, which may give each another address.
 
     Raises:
-        ServerError: They keep the launcher from asking whether the models are ready.
+        ServerError: They keep the launcher from asking whether the models are ready, or name an address by a word.
     """
     options = dict(option.partition("=")[::2] for option in triton_options)
     for option in triton_options:
@@ -79,11 +80,25 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
     found = {kind: options.get(f"--{kind}-address") or host for kind in ("http", "grpc", "metrics")}
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     plain = {kind: address.removeprefix("ipv6:").strip("[]") for kind, address in found.items()}
+    for kind in ("http", "metrics"):
+        if not _is_address(plain[kind]):
+            raise ServerError(
+                f"`--{kind}-address` must be an IP address, but is {plain[kind]}; tritonserver would listen where nobody "
+                "can reach it"
+            )
     return {kind: everywhere.get(address, address) for kind, address in plain.items()}
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _no_address(host: str, error: OSError) -> ServerError:

@@ -179,8 +179,17 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
         urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready").read()
 
 
-@pytest.mark.parametrize("option", ["--allow-http=Off", "--http-restricted-api=trace,health:key=1", "--http-port=1"])
-def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--allow-http=Off",
+        "--http-restricted-api=trace,health:key=1",
+        "--http-port=1",
+        "--http-address=localhost",
+        "--metrics-address=localhost",
+    ],
+)
+def test_what_hides_readiness_or_metrics_from_the_launcher_is_refused(option: str) -> None:
     with pytest.raises(ServerError, match=option.partition("=")[0]):
         read_addresses("127.0.0.1", [option, "--http-restricted-api=trace:key=1"])
 
