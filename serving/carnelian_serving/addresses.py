@@ -83,8 +83,8 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
     for kind in ("http", "metrics"):
         if not _is_address(plain[kind]):
             raise ServerError(
-                f"`--{kind}-address` must be an IP address, but is {plain[kind]}; tritonserver would listen where nobody "
-                "can reach it"
+                f"`--{kind}-address` must be an IP address, but is {plain[kind]}; at a name, Triton listens where "
+                "nobody can reach it"
             )
     return {kind: everywhere.get(address, address) for kind, address in plain.items()}
 
