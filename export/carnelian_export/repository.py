@@ -5,7 +5,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from carnelian_training.config import Config
@@ -70,14 +71,13 @@ def write_model(
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
             nothing was written.
         TuningError: A stage has no such setting; nothing was written.
-        WriteError: The disk has no room; nothing was written.
+        WriteError: The disk has no room, or a folder that is there may not be moved; nothing was written.
     """
     _check_name(name)
     target = target or Target()
     repository.mkdir(parents=True, exist_ok=True)
     stages = {f"{name}{suffix}" for suffix in SUFFIXES} | ({AUDIO_DECODE} if "decode" in target.tuning else set())
-    with tempfile.TemporaryDirectory(prefix=".carnelian-export-", dir=_scratch_place(repository, stages)) as scratch:
-        staged = Path(scratch)
+    with _scratch(_scratch_place(repository, stages)) as staged:
         with written(repository / name, ", and is as it was before"):
             write_stages(staged, name, config, decoding or Decoding(), target)
             _check_release(repository, staged, name)
@@ -89,15 +89,35 @@ def write_model(
             shutil.rmtree(staged / AUDIO_DECODE)
         folders = sorted(staged.iterdir())
         _warn_of_changes(repository, folders)
-        replaced = staged / "replaced"
-        replaced.mkdir()
-        with Interruption():  # which would leave a name without its folder; this takes no time
-            for folder in folders:
-                place = repository / folder.name
-                if place.exists():
-                    place.rename(replaced / folder.name)
-                folder.rename(place)
+        with written(repository / name, ", and is as it was before"):
+            _put_in_place(repository, folders, staged / "replaced")
     return difference
+
+
+@contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """A folder that goes with this context, also when another user's files came into it with a replaced model."""
+    scratch = Path(tempfile.mkdtemp("", ".carnelian-export-", place))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch.exists():
+            logger.warning("%s is left over, with files that this user may not delete: delete it as theirs", scratch)
+
+
+def _put_in_place(repository: Path, folders: Sequence[Path], replaced: Path) -> None:
+    """Exchange all folders, or none: another user's may not be moved, for example."""
+    replaced.mkdir()
+    with Interruption(), ExitStack() as undo:  # a signal would leave a name without its folder; this takes no time
+        for folder in folders:
+            place, old = repository / folder.name, replaced / folder.name
+            if place.exists():
+                place.rename(old)
+                undo.callback(old.rename, place)
+            folder.rename(place)
+            undo.callback(place.rename, folder)
+        undo.pop_all()
 
 
 def _flush(folder: Path) -> None:

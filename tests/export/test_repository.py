@@ -2,6 +2,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -102,6 +103,19 @@ def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, co
     with room(1000), pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: "):
         write_model(tmp_path / "r", "tiny", config, network)
     assert contents(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, config, network):
+    """The ensembles and the acoustic stage were new then, the decoder was old."""
+    write_model(tmp_path / "r", "tiny", config, network)
+    shutil.rmtree(tmp_path / "r" / "tiny_ctc")
+    (tmp_path / "r" / "tiny_ctc").symlink_to(tmp_path / "not_mounted")
+    before = contents(tmp_path)
+    torch.manual_seed(1)
+    with pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: .*/r/tiny_ctc'"):
+        write_model(tmp_path / "r", "tiny", config, build_model(config).eval())
+    assert contents(tmp_path) == before
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
 
 
 def test_exporting_again_gives_the_same_bytes(tmp_path, config, network):
