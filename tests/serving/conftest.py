@@ -25,6 +25,7 @@ def write_model(repository: Path, name: str, config: str, files: Mapping[str, st
     version.mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(f'name: "{name}"\n{config}')
     for file, content in files.items():
+        (version / file).parent.mkdir(exist_ok=True)
         (version / file).write_bytes(content.encode() if isinstance(content, str) else content)
     return repository / name
 

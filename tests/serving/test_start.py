@@ -152,6 +152,7 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     add_model(cut_repository, "whole", COPY_CONFIG.replace("FP32", "INT32", 1), {"model.onnx": copy_onnx(2)})
     add_model(cut_repository, "words", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.STRING)})
     add_model(cut_repository, "counts", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.UINT32)})
+    add_model(cut_repository, "parts", BARE_CONFIG, {"model.onnx/model.onnx": copy_onnx(2)})
     add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
     tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
     add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
@@ -175,6 +176,7 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "input 'X' of 'whole' must be int32 in the graph, but is tensor(float)" in message
     assert "words/1/model.onnx must be one of tensor(bool)" in message
     assert "model 'counts'" not in message
+    assert "model 'parts'" not in message
     assert "model 'exact'" not in message
     assert "parameter 'memory_mib' of 'tight' must be 0, for no bound, or at least 16, but is -1" in message
     assert "model 'foreign' could not be loaded" in message

@@ -139,7 +139,7 @@ def complete_tensors(config: Any, folder: Path) -> None:
     Raises:
         ConfigError: One is of a type that this backend does not take.
     """
-    path = folder / (config.as_dict()["default_model_filename"] or DEFAULT_FILENAME)
+    path = find_model(folder, config.as_dict()["default_model_filename"] or DEFAULT_FILENAME)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for tensors, add in (
         (session.get_inputs(), config.add_input),
@@ -154,6 +154,12 @@ def complete_tensors(config: Any, folder: Path) -> None:
             add({"name": tensor.name, "data_type": ONNX_TYPES[tensor.type], "dims": dims})
 
 
+def find_model(folder: Path, filename: str) -> Path:
+    """Return the model's file, which lies in a folder of this name where it has others beside it."""
+    path = folder / filename
+    return path / DEFAULT_FILENAME if path.is_dir() else path
+
+
 def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onnxruntime.InferenceSession:
     """Build the session that the configuration asks for.
 
@@ -165,7 +171,7 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     Raises:
         ConfigError: The model file is missing, or a parameter has no meaning.
     """
-    path = config.folder / config.model_filename
+    path = find_model(config.folder, config.model_filename)
     if not path.is_file():
         raise ConfigError(f"{config.name!r} must have a model file, but {path} is not there")
     options = onnxruntime.SessionOptions()
