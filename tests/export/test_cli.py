@@ -30,6 +30,17 @@ def test_what_is_not_there_is_refused_by_name(checkpoint, tmp_path, call, option
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("option", ["--lm", "--neural-lm", "--lm-weights", "--calibration", "--tuning"])
+def test_another_file_is_refused_in_few_words(checkpoint, tmp_path, call, option):
+    """What was no file of weights and no calibration was quoted whole: 18 MB on the terminal."""
+    arguments = ["--name", "tiny", "--repository", tmp_path / "r", option, checkpoint]
+    status, _, err = call(main, checkpoint, *arguments)
+    assert status in (1, 2)
+    assert "tiny.pt" in err
+    assert len(err) < 1000
+    assert not list(tmp_path.glob("r/*"))
+
+
 def test_a_foreign_checkpoint_becomes_a_model_with_its_own_labels_and_features(tmp_path, call):
     status, _, err = call(main, REFERENCES / "jasper.nemo", "--name", "jasper", "--repository", tmp_path / "r")
     assert status == 0, err

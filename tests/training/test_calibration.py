@@ -45,7 +45,19 @@ def test_what_is_written_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"confidence": {"greedy": 1}}', '{"confidence": {}, "late": 1}', "\xff"]
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"confidence": {"greedy": 1}}',
+        '{"confidence": {}, "late": 1}',
+        "\xff",
+        # These were read, and every request that came upon them failed or had NaN in its answer.
+        '{"confidence": {}, "start_late_s": NaN}',
+        '{"confidence": {}, "end_late_s": "0.04"}',
+        '{"confidence": {"greedy": [Infinity, 0]}}',
+        '{"confidence": {"gredy": [1, 0]}}',
+    ],
 )
 def test_another_file_is_not_taken_for_a_calibration(tmp_path, content):
     (tmp_path / "other.json").write_text(content)

@@ -122,7 +122,8 @@ def read_weights(path: Path | None) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text())["options"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is not: {error!r}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is not: {why}") from error
 
 
 def _weigh_search(

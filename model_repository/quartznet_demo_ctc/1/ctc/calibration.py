@@ -5,12 +5,16 @@ network. The least certain character of a word ranks words well, but is no proba
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from .options import DECODERS
 
 Times = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -40,9 +44,16 @@ class Calibration:
         """
         try:
             content = json.loads(path.read_text())
-            return cls(**{**content, "confidence": {k: (a, b) for k, (a, b) in content["confidence"].items()}})
+            found = cls(**{**content, "confidence": {k: (a, b) for k, (a, b) in content["confidence"].items()}})
+            if unknown := set(found.confidence) - set(DECODERS):
+                raise ValueError(f"a decoder must be one of {', '.join(DECODERS)}, but there is {sorted(unknown)}")
+            for number in (found.start_late_s, found.end_late_s, *chain(*found.confidence.values())):
+                if type(number) not in (int, float) or not math.isfinite(number):
+                    raise ValueError(f"corrections must be finite numbers, but there is {number!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {error!r}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {why}") from error
+        return found
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
