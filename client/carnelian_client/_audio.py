@@ -293,6 +293,8 @@ def _transcode(data: bytes, clip: str) -> bytes:
             f"neither the server nor libsndfile can decode it ({error.error_string}); {CONVERT_ADVICE}",
             clip=clip,
         ) from error
+    if num_bytes == 0:
+        raise InvalidAudio(f"no samples, or none that its header counts; {CONVERT_ADVICE}", clip=clip)
     return sink.getvalue()
 
 

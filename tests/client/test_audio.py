@@ -235,6 +235,11 @@ def test_samples_that_are_no_clip_are_invalid(samples, words):
         encode_audio((samples, 16000))
 
 
+def test_a_file_of_another_format_without_samples_is_invalid():
+    with pytest.raises(InvalidAudio, match="no samples, or none that its header counts; convert"):
+        encode_audio(file_of(np.zeros(0), "AU", "PCM_16"))
+
+
 def test_a_rate_must_be_a_whole_positive_number():
     for rate in (0, 2**24, 2**32):
         with pytest.raises(InvalidAudio, match="at least 1 Hz and at most 16777215, but is"):
