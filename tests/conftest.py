@@ -178,9 +178,10 @@ def call(
         out, err = capsys.readouterr()
         return exit_.value.code or 0, out, err + caplog.text
 
-    on_sigterm = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield run
-    signal.signal(signal.SIGTERM, on_sigterm)  # commands that start servers set their own
+    for number, handler in handlers.items():  # commands set their own
+        signal.signal(number, handler)
 
 
 @pytest.fixture

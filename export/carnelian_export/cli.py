@@ -114,7 +114,9 @@ def _export_language_model(source: Path, name: str | None, out: Path) -> None:
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was written so far is removed on the way out
+    for number in (signal.SIGTERM, signal.SIGHUP):  # what was written so far is removed on the way out
+        if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has SIGHUP
+            signal.signal(number, lambda *_: sys.exit(1))
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:

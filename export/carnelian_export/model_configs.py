@@ -224,8 +224,15 @@ def to_text(config: pb.ModelConfig) -> str:
 
 
 def read_config(path: Path) -> pb.ModelConfig:
-    """Parse a `config.pbtxt`."""
-    return text_format.Parse(path.read_text(), pb.ModelConfig())
+    """Parse a `config.pbtxt`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a model's configuration, but is none: {error}; mend or delete it") from error
 
 
 def warmup_lengths(hop_samples: int) -> dict[str, int]:

@@ -60,10 +60,12 @@ def test_a_broken_checkpoint_fails_with_status_1(tmp_path, call):
     assert err.startswith(f"carnelian-export: {tmp_path / 'broken.pt'} cannot be read as a checkpoint")
 
 
-def test_an_export_that_is_ended_leaves_nothing(checkpoint, tmp_path, call, monkeypatch):
-    """As Kubernetes ends a job; what had been written stayed beside the repository."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_ended_leaves_nothing(checkpoint, tmp_path, call, monkeypatch, number):
+    """As Kubernetes ends a job, or a closed terminal; what had been written stayed beside the repository."""
+    signal.signal(number, signal.SIG_DFL)
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(repository, "write_acoustic", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(repository, "write_acoustic", lambda *_: signal.raise_signal(number))
     (tmp_path / "r").mkdir()
     assert call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r")[0] == 1
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "r"])

@@ -183,6 +183,17 @@ def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
         write_model(tmp_path / "r", "tiny", config, network)
 
 
+@pytest.mark.parametrize("content", [b"backend: python", b"# \xe9"])
+def test_a_configuration_that_was_broken_by_hand_is_named(tmp_path, config, network, content):
+    """The command ended in the parser's traceback."""
+    path = tmp_path / "r" / "tiny_ctc" / "config.pbtxt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"r/tiny_ctc/config\.pbtxt must be a model's configuration, .*; mend"):
+        write_model(tmp_path / "r", "tiny", config, network)
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize(("stage", "tensor"), [("features", "SIGNAL"), ("acoustic", "FEATURES")])
 def test_warm_up_runs_clips_that_fill_their_tensors(tmp_path, config, network, stage, tensor):
     write_model(tmp_path, "tiny", config, network)
