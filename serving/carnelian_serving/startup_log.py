@@ -12,6 +12,8 @@ _MODEL_FAILED = re.compile(
     re.DOTALL,
 )
 _SYNTAX_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<where>.+)$")
+_NO_MODEL = re.compile(r"at least one version must be available|Could not determine backend for model")
+"""What Triton says of any other folder in a repository, hidden ones too: `.git`, `lost+found`."""
 _START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
@@ -61,6 +63,8 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
             name = failed["version_of"] or failed["model"] or failed["folder"]
             models[name] = _shorten(failed["reason"]) + syntax_error
             syntax_error = ""
+            if _NO_MODEL.search(failed["reason"]):
+                models[name] += "; if this folder is no model, move it away, or name those to serve by `--model`"
         elif (record and record["level"] in "EF") or _START_FAILED.match(text):
             errors.append(_shorten(text))
     return [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()] or errors

@@ -157,12 +157,15 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
     add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
     add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
+    for folder in (".git", "lost+found"):
+        (cut_repository / folder / "objects").mkdir(parents=True)
     with (
         pytest.raises(ServerError) as caught,
         Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
     ):
         pass
     message = str(caught.value)
+    assert message.count("if this folder is no model, move it away, or name those to serve by `--model`") == 2
     assert "model 'typo' could not be loaded" in message
     assert 'has no field named "max_batch_sise"' in message
     assert "model 'short' could not be loaded" in message
