@@ -31,6 +31,8 @@ MAX_DECODED_BYTES = 2**28
 """Of a file that is decoded here, as float32: 25 minutes at 44.1 kHz. Each thread of `transcribe_many` holds one."""
 MAX_CHANNELS = 64
 """More "channels" than this are samples in the wrong axis."""
+MAX_PEAK = 32.0
+"""Floats beyond are integers that nobody scaled: such clips are transcribed badly. Loud ones may exceed 1 a little."""
 MAX_RATE_HZ = 2**24 - 1
 """A WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
 BLOCK_FRAMES = 1 << 16
@@ -126,7 +128,7 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         rate: Samples per second and channel.
 
     Raises:
-        InvalidAudio: no samples, a NaN or an infinity, or a shape or a sample type that is no clip's.
+        InvalidAudio: no samples, NaN, infinity or floats far beyond 1, or a shape or a sample type that is no clip's.
         TypeError: a rate that is no whole number.
     """
     import numpy as np
@@ -154,6 +156,11 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
             array = array.astype("<f4", copy=False)
         if not np.isfinite(array).all():
             raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them", clip=clip)
+        if (peak := max(array.max(), -array.min())) > MAX_PEAK:
+            raise InvalidAudio(
+                f"samples of floating point must be in [-1, 1], but reach {peak:g}; divide those of 16 bits by 32768",
+                clip=clip,
+            )
         return _wav(array, rate, _WAVE_FLOAT)
     if (kind := array.dtype.str[1:]) in ("u1", "i2", "i4"):  # in either byte order
         return _wav(array.astype(f"<{kind}", copy=False), rate, _WAVE_PCM)

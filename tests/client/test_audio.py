@@ -223,6 +223,7 @@ def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
         (np.array([0, np.nan]), "not finite"),
         (np.array([0, -np.inf]), "not finite"),
         (np.array([1e300]), "not finite"),
+        (np.array([4, -23170], np.float32), r"in \[-1, 1\], but reach 23170; divide those of 16 bits by 32768"),
         (np.zeros((2, 16000)), "transpose"),
         (np.zeros((1, 2, 3)), r"\[1, 2, 3\]"),
         (np.float32(0), r"shape \[\]"),
