@@ -30,8 +30,9 @@ OPTIONS = {
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
     **dict.fromkeys(("intra_op_thread_count", "num_threads"), "--tuning"),
-    **dict.fromkeys(("instance_group", "dynamic_batching"), "--tuning or an edit of config.pbtxt"),
-    "optimization": "--execution-provider or an edit of config.pbtxt",
+    "instance_group": "--tuning, --precision int8 or an edit of config.pbtxt",
+    "dynamic_batching": "--tuning or an edit of config.pbtxt",
+    **dict.fromkeys(("optimization", "batch_input"), "--execution-provider or an edit of config.pbtxt"),
 }
 """What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the other
 parameters."""
@@ -65,7 +66,7 @@ def write_model(
 
     Raises:
         RepositoryError: The name cannot name a model, or is that of a model with other labels, features or format; or
-            a language model's file is called as another file of the model.
+            a language model's file is called as another file of the model, or not in ASCII.
         ParityError: What was exported and the network disagree; nothing was written.
         EngineError: TensorRT is not there, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;

@@ -82,7 +82,7 @@ def write_stages(folder: Path, name: str, config: Config, decoding: Decoding, ta
     """Write the folders into an empty one.
 
     Raises:
-        RepositoryError: A language model's file is called as another file of the model.
+        RepositoryError: A language model's file is called as another file of the model, or not in ASCII.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the labels.
         TuningError: A stage has no such setting.
     """
@@ -131,6 +131,8 @@ def _fill_decoder(version: Path, name: str, config: Config, decoding: Decoding) 
         settings["min_samples"] = config.model.window
     _write_json(version / "ctc.json", settings)
     for path in decoding.language_models.values():
+        if not path.name.isascii():  # Python in Triton's stub opens no other name, whatever the locale
+            raise RepositoryError(f"a language model's file must have a name in ASCII: rename {path}")
         if (version / path.name).exists():
             raise RepositoryError(
                 f"a language model's file must have a name of its own beside the other files of {name}_ctc, but there "

@@ -310,6 +310,13 @@ def test_language_models_have_names_of_their_own(tmp_path, config, network, writ
     assert not list((tmp_path / "r").iterdir())
 
 
+def test_language_models_have_names_that_a_server_can_open(tmp_path, config, network):
+    """The server ended with UnicodeEncodeError."""
+    (tmp_path / "français.arpa").write_text(ARPA.format(word="ada"))
+    with pytest.raises(RepositoryError, match=r"must have a name in ASCII: rename .*/français\.arpa"):
+        write_model(tmp_path / "r", "tiny", config, network, Decoding(tmp_path / "français.arpa"))
+
+
 def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_path, config, network, caplog):
     (tmp_path / "lm.arpa").write_text(ARPA.format(word="ada"))
     Calibration().write(tmp_path / "calibration.json")
@@ -326,7 +333,7 @@ def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_p
         "  tiny_ctc: decoder was ngram, is greedy (it comes from --option, --lm-weights)",
         "  tiny_ctc: language_model was lm.arpa, is not there (it comes from --lm)",
         "  tiny_features: instance_group was [count: 3 kind: KIND_CPU ], is [count: 1 kind: KIND_CPU ] "
-        "(it comes from --tuning or an edit of config.pbtxt)",
+        "(it comes from --tuning, --precision int8 or an edit of config.pbtxt)",
     ]
 
 
