@@ -1,8 +1,10 @@
+import copy
 import dataclasses
 
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model
+from carnelian_training.loop.muon import Muon, orthogonal
 from carnelian_training.loop.optim import NovoGrad, build_optimizer, learning_rate
 from torch import nn
 
@@ -103,3 +105,92 @@ def test_adamw_does_not_decay_norms_and_biases(tiny_config):
     assert {p.ndim for p in plain["params"]} == {1}
     assert plain["weight_decay"] == 0.0
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
+
+
+def muon_config(tiny_config, **loop):
+    optimizer = dataclasses.replace(tiny_config.optimizer, name="muon", betas=(0.9, 0.98), lr=0.01, weight_decay=0.1)
+    return dataclasses.replace(tiny_config, optimizer=optimizer, loop=dataclasses.replace(tiny_config.loop, **loop))
+
+
+def take_steps(optimizer, parameters, seed, num_steps=3):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num_steps):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("shape", [(6, 10, 1, 1), (12, 5, 1, 3), (8, 8)])
+def test_muon_is_pytorchs_for_the_matrix_of_a_weight(shape):
+    ours = nn.Parameter(
+        torch.randn(shape).contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+    )
+    theirs = nn.Parameter(ours.detach().flatten(1).clone())
+    optimizer = Muon(
+        [{"params": [ours], "orthogonal": True, "weight_decay": 0.1}],
+        lr=0.02,
+        betas=(0.9, 0.98),
+        eps=1e-8,
+        dtype=torch.bfloat16,
+    )
+    take_steps(optimizer, [ours], seed=1)
+    reference = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        theirs.grad = torch.randn(shape, generator=generator).flatten(1)
+        reference.step()
+    torch.testing.assert_close(ours.detach().flatten(1), theirs.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_muon_moves_the_head_depthwise_weights_norms_and_biases_as_adamw_does(tiny_config):
+    config = muon_config(tiny_config)
+    torch.manual_seed(2)
+    model = build_model(config)
+    twin = copy.deepcopy(model)
+    optimizer = build_optimizer(config, model)
+    others = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="adamw"))
+    take_steps(optimizer, list(model.parameters()), seed=3)
+    take_steps(build_optimizer(others, twin), list(twin.parameters()), seed=3)
+    moved = {
+        name
+        for (name, mine), adamws in zip(model.named_parameters(), twin.parameters(), strict=True)
+        if not torch.allclose(mine, adamws, atol=1e-6, rtol=1e-5)
+    }
+    pointwise = {name for name, weight in model.named_parameters() if weight.ndim == 4 and weight.shape[1] > 1}
+    assert moved == pointwise - {"head.weight"} != set()
+    matrices = [group for group in optimizer.param_groups if group["orthogonal"]]
+    assert {group["weight_decay"] for group in matrices} == {0.1}
+
+
+def test_muon_goes_on_from_its_state(tiny_config):
+    config = muon_config(tiny_config)
+    torch.manual_seed(2)
+    model = build_model(config)
+    optimizer = build_optimizer(config, model)
+    take_steps(optimizer, list(model.parameters()), seed=3)
+    twin = copy.deepcopy(model)
+    resumed = build_optimizer(config, twin)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for network, its in ((model, optimizer), (twin, resumed)):
+        take_steps(its, list(network.parameters()), seed=4)
+    for whole, parts in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(whole, parts)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_muon_computes_in_the_precision_of_training(tiny_config, monkeypatch, precision, dtype):
+    seen = set()
+    monkeypatch.setattr(
+        "carnelian_training.loop.muon.orthogonal", lambda matrix: seen.add(matrix.dtype) or orthogonal(matrix)
+    )
+    config = muon_config(tiny_config, precision=precision)
+    model = build_model(config)
+    take_steps(build_optimizer(config, model), list(model.parameters()), seed=3)
+    assert seen == {dtype}
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64)])
+def test_an_orthogonal_update_has_equal_singular_values(shape):
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(5))))
+    assert values.min() > 0.6
+    assert values.max() < 1.3

@@ -13,14 +13,14 @@ from carnelian_training.checks import check_at_least_one, check_not_negative, ch
 class OptimizerConfig:
     """Which optimiser, and the learning rate over the steps: linear warm-up, hold, then the schedule's decay."""
 
-    name: Literal["adamw", "novograd"] = "novograd"
+    name: Literal["adamw", "muon", "novograd"] = "novograd"
     lr: float = 0.01
     lr_batch_s: float | None = None
     """The `data.batch_s` that `lr` is meant for; with another one it is scaled by the square root of their ratio, as
     suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). None: `lr` as it is."""
     betas: tuple[float, float] = (0.95, 0.0)
     eps: float = 1e-8
-    """Of AdamW."""
+    """Of AdamW, and of Muon for what is no matrix, as the betas are."""
     weight_decay: float = 1e-3
     warmup_steps: int = 1000
     hold_steps: int = 0
@@ -40,7 +40,7 @@ class OptimizerConfig:
     best and published; none: no average."""
 
     def __post_init__(self) -> None:
-        if self.name == "adamw" and not 0 < self.betas[1] < 1:
+        if self.name != "novograd" and not 0 < self.betas[1] < 1:
             raise ValueError(
                 "`betas` must suit AdamW, for example [0.9, 0.98] (the default is NovoGrad's), "
                 f"but are {list(self.betas)}"

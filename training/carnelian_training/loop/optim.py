@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from carnelian_training.config import Config
+from carnelian_training.loop.muon import Muon
 from carnelian_training.run_config import RunConfig
 
 
@@ -54,26 +55,42 @@ class NovoGrad(Optimizer):
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """The configured optimiser. AdamW leaves norms and biases undecayed; NovoGrad, as published, decays all.
+    """The configured optimiser. AdamW and Muon leave norms and biases undecayed; NovoGrad, as published, decays all.
 
     Each group carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
     """
     optimizer = config.optimizer
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    matrices = _matrices(config, model) if optimizer.name == "muon" else set()
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = optimizer.name == "novograd" or parameter.ndim > 1
         stages_below_head = config.model.num_stages - config.model.stage_of(name)
         scale = config.init.stage_lr_decay**stages_below_head
-        groups.setdefault((scale, decays), []).append(parameter)
+        groups.setdefault((scale, decays, name in matrices), []).append(parameter)
     # Decayed parameters first, then undecayed ones, whatever layer comes first.
     ordered = sorted(groups.items(), key=lambda group: group[0], reverse=True)
     parameters = [
         {"params": p, "weight_decay": optimizer.weight_decay if decays else 0.0, "lr_scale": scale}
-        for (scale, decays), p in ordered
+        | ({"orthogonal": orthogonal} if optimizer.name == "muon" else {})
+        for (scale, decays, orthogonal), p in ordered
     ]
     if optimizer.name == "novograd":
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
+    if optimizer.name == "muon":
+        dtype = torch.float32 if config.loop.precision in ("fp32", "tf32") else torch.bfloat16
+        return Muon(parameters, optimizer.lr, optimizer.betas, optimizer.eps, dtype)
     return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+
+
+def _matrices(config: RunConfig, model: nn.Module) -> set[str]:
+    """Names of the weights that mix channels, but for the head's: those that Muon moves its own way."""
+    layers = {
+        f"{name}.weight"
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and layer.weight.shape[1] > 1
+    }
+    named = {name for name, _ in model.named_parameters()}
+    return {name for name in layers & named if config.model.stage_of(name) < config.model.num_stages}
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

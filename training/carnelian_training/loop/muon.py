@@ -1,0 +1,106 @@
+"""The optimiser Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+_MOMENTUM = 0.95
+_ITERATIONS = 5
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Jordan's, of the iteration x -> a x + b x^3 + c x^5, which in five turns brings singular values close to 1."""
+
+
+class Muon(Optimizer):
+    """Moves weights by their momentum with all its singular values made equal, and what is no matrix as AdamW does.
+
+    PyTorch's own takes 2-D parameters alone, no convolutions. The update of a matrix is scaled to the size that AdamW's
+    has, so a learning rate for the one suits the other (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
+
+    Args:
+        params: groups. With `orthogonal: True`, of weights [out, in, ...], at least 2-D, which are taken for matrices
+            [out, in * ...]; AdamW moves the others.
+        lr: the learning rate.
+        betas: of AdamW.
+        eps: of AdamW.
+        dtype: in which momenta are made orthogonal.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        dtype: torch.dtype,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "orthogonal": False}
+        super().__init__(params, defaults)
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if group["orthogonal"]:
+                for parameter in parameters:
+                    self._move_matrix(parameter, group)
+            elif parameters:
+                self._move_others(parameters, group)
+
+    def _move_matrix(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["momentum"].lerp_(gradient, 1 - _MOMENTUM)
+        update = orthogonal(gradient.lerp(state["momentum"], _MOMENTUM).flatten(1).to(self._dtype))  # Nesterov's
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(update.reshape(parameter.shape), alpha=-group["lr"] * 0.2 * max(update.shape) ** 0.5)
+
+    def _move_others(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = {
+                    "mean": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    "second_moment": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    "step": torch.zeros((), device=parameter.device),
+                }
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,  # type: ignore[arg-type]
+            [p.grad for p in parameters if p.grad is not None],
+            [self.state[p]["mean"] for p in parameters],
+            [self.state[p]["second_moment"] for p in parameters],
+            [],
+            [self.state[p]["step"] for p in parameters],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The matrix with every singular value near 1 (0.7 to 1.2), those far below the largest apart.
+
+    Args:
+        matrix: [rows, columns], of the type that is computed in.
+    """
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x = x / x.norm().clamp(min=1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
