@@ -1,6 +1,7 @@
 """`carnelian-export`: a checkpoint into a Triton model repository."""
 
 import logging
+import re
 import signal
 import sys
 from pathlib import Path
@@ -71,6 +72,8 @@ def export(
         return
     if name is None or repository is None:
         raise typer.BadParameter("--name and --repository must be given; of a language model, --out")
+    if re.match(r"\w+:/", str(repository)):  # it would become a folder called `s3:`
+        raise typer.BadParameter(f"--repository must be a folder, to be copied to a bucket, but is {repository}")
     from carnelian_export.target import Target, TargetError
     from carnelian_export.tuning import read_tuning
 

@@ -41,6 +41,14 @@ def test_another_file_is_refused_in_few_words(checkpoint, tmp_path, call, option
     assert not list(tmp_path.glob("r/*"))
 
 
+def test_an_address_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
+    """The model was in a new folder called `s3:`, and the export said that it was done."""
+    monkeypatch.chdir(tmp_path)
+    status, _, err = call(main, checkpoint, "--name", "tiny", "--repository", "s3://bucket/models")
+    assert (status, "folder" in err) == (2, True)
+    assert not Path("s3:").exists()
+
+
 def test_a_foreign_checkpoint_becomes_a_model_with_its_own_labels_and_features(tmp_path, call):
     status, _, err = call(main, REFERENCES / "jasper.nemo", "--name", "jasper", "--repository", tmp_path / "r")
     assert status == 0, err
