@@ -228,6 +228,22 @@ def test_a_graph_with_other_weights_is_refused_with_the_numbers(tmp_path, config
         check_parity(tmp_path / "model.onnx", network)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "message"), [(0, r"must be within 0\.001 of .* by 0\.0\d+"), (1, "LOG_PROB_LENGTH must be")]
+)
+def test_a_single_wrong_number_is_refused(tmp_path, network, tensor, message):
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    session = parity.open_graph(tmp_path / "model.onnx")
+
+    def score(clips, lengths):
+        answer = [values.copy() for values in parity.run(session, clips, lengths)]
+        answer[tensor].flat[0] += (0.05, 1)[tensor]
+        return tuple(answer)
+
+    with pytest.raises(ParityError, match=message):
+        parity.compare(score, network, "fp32", "the graph")
+
+
 def test_a_model_that_fails_parity_is_not_written(tmp_path, config, network, monkeypatch):
     monkeypatch.setitem(parity.TOLERANCES, "fp32", parity.Tolerance(0.0, 0.0))
     with pytest.raises(ParityError):

@@ -6,10 +6,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from carnelian_export import engine
+from carnelian_export import engine, parity
 from carnelian_export.engine import EngineError, build_engine
 from carnelian_export.model_configs import read_config
-from carnelian_export.parity import compare, make_inputs, run, score
+from carnelian_export.parity import ParityError, compare, make_inputs, run, score
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
 from carnelian_export.repository import write_model
 from carnelian_export.shaped import export_shaped
@@ -137,6 +137,14 @@ def test_an_export_writes_the_engine_and_its_configuration(tmp_path, config, net
     assert list(acoustic.input[0].dims) == [-1, -1]
     made = [name for tensor in acoustic.batch_input for name in tensor.target_name]
     assert {*(tensor.name for tensor in acoustic.input), *made} == set(SHAPED_INPUTS)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("fp16", "fp16"), ("bf16", "fp32"), ("bf16", "bf16")])
+def test_the_graph_is_compared_before_an_engine_is_built(tmp_path, config, network, monkeypatch, precision, limit):
+    monkeypatch.setitem(parity.TOLERANCES, limit, parity.Tolerance(0.0, 0.0))
+    with pytest.raises(ParityError, match=f"of {limit} must be within 0 of"):
+        write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision=precision))
+    assert not list(tmp_path.iterdir())
 
 
 def test_onnxruntimes_provider_gets_the_shaped_graph_and_one_profile_for_all_batches(tmp_path, config, network):
