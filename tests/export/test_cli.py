@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from carnelian_export import repository
 from carnelian_export.cli import main
+from carnelian_export.model_configs import read_config
 
 REFERENCES = Path(__file__).parents[1] / "training" / "references"
 
@@ -39,6 +40,14 @@ def test_another_file_is_refused_in_few_words(checkpoint, tmp_path, call, option
     assert "tiny.pt" in err
     assert len(err) < 1000
     assert not list(tmp_path.glob("r/*"))
+
+
+def test_an_option_comes_before_a_file_of_weights(checkpoint, tmp_path, call):
+    (tmp_path / "weights.json").write_text('{"options": {"lm_weight": 0.25, "word_score": 2.0}}')
+    weights = ["--lm-weights", tmp_path / "weights.json", "--option", "lm_weight=0.75"]
+    assert call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r", *weights)[0] == 0
+    parameters = read_config(tmp_path / "r" / "tiny_ctc" / "config.pbtxt").parameters
+    assert [parameters[name].string_value for name in ("lm_weight", "word_score")] == ["0.75", "2.0"]
 
 
 def test_an_address_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
