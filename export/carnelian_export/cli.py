@@ -14,6 +14,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def export(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(help="A checkpoint of ours, a .nemo or .ckpt, a DLE or fairseq .pt, or a Hugging Face folder."),
@@ -66,8 +67,11 @@ def export(
     With --out: write a neural language model as one file, for rescoring.
     """
     if out is not None:
-        if repository is not None:
-            raise typer.BadParameter("--out is for language models and --repository for recognisers: give one of them")
+        if others := _given_options(context) - {"--name", "--out"}:
+            raise typer.BadParameter(
+                "--out, of a language model, must come with no option of a recogniser, but there is "
+                f"{', '.join(sorted(others))}"
+            )
         _export_language_model(source, name, out)
         return
     if name is None or repository is None:
@@ -102,6 +106,15 @@ def export(
     difference = write_model(repository, name, config, network, decoding, target)
     measure = "distributions, in the mean," if precision == "int8" else "log-probabilities"
     print(f"{name} and {name}_pcm are in {repository}; {measure} within {difference:.1e} of PyTorch's")
+
+
+def _given_options(context: typer.Context) -> set[str]:
+    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
+    return {
+        option
+        for option, source in sources.items()
+        if option.startswith("--") and source is not None and source.name == "COMMANDLINE"
+    }
 
 
 def _export_language_model(source: Path, name: str | None, out: Path) -> None:

@@ -127,6 +127,13 @@ def test_the_command_writes_it(tmp_path, call):
     assert call(main, tmp_path / "tiny.pt")[0] == 2
 
 
+@pytest.mark.parametrize("option", [["--precision", "fp16"], ["--repository", "r"], ["--option", "decoder=ngram"]])
+def test_an_option_of_recognisers_is_refused(tmp_path, call, option):
+    """All but --repository were ignored."""
+    status, _, err = call(main, tmp_path / "tiny.pt", "--out", tmp_path / "lm.onnx", *option)
+    assert (status, option[0] in err, "language model" in err) == (2, True, True)
+
+
 def test_a_file_that_finds_no_room_is_named_and_the_old_one_stays(room, tmp_path):
     path = tmp_path / "lm.onnx"
     path.write_text("old")
