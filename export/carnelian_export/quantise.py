@@ -31,6 +31,9 @@ MOST_CLIPS = 64
 LEAST_S = 5.0
 """Of sound. Less fits its own scales well, and other clips do not: with those of a second of speech, distributions over
 the labels of other clips were 0.1 off, with those of 0.3 s or of silence 1.0, where 2 is the most that there is."""
+PIECE_FRAMES = 500
+"""At least, of the pieces whose ranges are averaged: one loud moment widens the range of its own piece alone, where it
+would make the steps of all clips coarse."""
 BODY = "/blocks."
 """How the names of the blocks' nodes start; the head and log-softmax, whose outputs are compared, stay in float32."""
 KINDS = ("Conv", "Relu", "Add", "Where")
@@ -44,7 +47,7 @@ class Int8Clips(NamedTuple):
     """FEATURES of clips, [num_mels, frames] each."""
 
     calibration: list[ClipFeatures]
-    """To measure the activations' ranges on."""
+    """To measure the activations' ranges on: those that are not silent."""
     comparison: list[ClipFeatures]
     """To compare the result with the network on: others, where the manifest has more than :data:`MOST_CLIPS`."""
 
@@ -68,13 +71,14 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
         for start in (0, step // 2)
     )
     # Each band of a clip has variance 1, but for those that are constant.
-    heard = sum(clip.shape[1] for clip in features if clip.std() > 0.5) * config.features.hop_samples / SAMPLE_RATE_HZ
+    sound = [clip for clip in features if clip.std() > 0.5]
+    heard = sum(clip.shape[1] for clip in sound) * config.features.hop_samples / SAMPLE_RATE_HZ
     if heard < LEAST_S:
         raise QuantisationError(
             f"a manifest to calibrate on must hold at least {LEAST_S:g} s of sound, but {manifest} has {heard:.1f} s "
             "that are not silent"
         )
-    return Int8Clips(features, others)
+    return Int8Clips(sound, others)
 
 
 def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
@@ -82,7 +86,7 @@ def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelPr
 
     Args:
         network: Jasper or QuartzNet in evaluation mode.
-        clips: At least one; to measure the activations' ranges on.
+        clips: At least one, of sound; to measure the activations' ranges on.
 
     Raises:
         QuantisationError: It is another network.
@@ -93,6 +97,8 @@ def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelPr
     graph = trace_ragged(module, (network.config.num_mels, 40))
     _unshare(graph.graph)
     body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]
+    everything = np.concatenate(clips, axis=1)
+    pieces = np.array_split(everything, max(1, everything.shape[1] // PIECE_FRAMES), axis=1)
     root = logging.getLogger()
     root.addFilter(_is_not_preprocessing_advice)
     try:
@@ -101,12 +107,13 @@ def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelPr
             quantize_static(
                 graph,
                 path,
-                _Clips(clips),
+                _Pieces(pieces),
                 quant_format=QuantFormat.QDQ,
                 nodes_to_quantize=body,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,  # with VNNI and signed weights ONNX Runtime's fastest kernels
                 weight_type=QuantType.QInt8,
+                extra_options={"CalibMovingAverage": True},  # the mean of the pieces' ranges
             )
             quantised = onnx.load(path)
     finally:
@@ -155,15 +162,15 @@ def _is_not_preprocessing_advice(record: logging.LogRecord) -> bool:
     return "pre-processing before quantization" not in record.getMessage()
 
 
-class _Clips(CalibrationDataReader):  # type: ignore[misc]
-    """Clips one by one, as ONNX Runtime's calibration asks for them."""
+class _Pieces(CalibrationDataReader):  # type: ignore[misc]
+    """Pieces one by one, as ONNX Runtime's calibration asks for them."""
 
-    def __init__(self, clips: Sequence[ClipFeatures]) -> None:
-        self._clips: Iterator[ClipFeatures] = iter(clips)
+    def __init__(self, pieces: Sequence[ClipFeatures]) -> None:
+        self._pieces: Iterator[ClipFeatures] = iter(pieces)
 
     def get_next(self) -> dict[str, npt.NDArray[np.generic]] | None:
-        clip = next(self._clips, None)
-        if clip is None:
+        piece = next(self._pieces, None)
+        if piece is None:
             return None
-        inputs = make_inputs([clip], [clip.shape[1]])
+        inputs = make_inputs([piece], [piece.shape[1]])
         return {name: inputs[name] for name in INPUTS}

@@ -94,6 +94,18 @@ def test_a_bad_value_shows_in_its_row_alone(session, clips, value):
         np.testing.assert_array_equal(after[row], before[row])
 
 
+def test_one_loud_moment_does_not_make_the_steps_of_all_clips_coarse(network, tmp_path):
+    rng = np.random.default_rng(1)
+    calibration = [rng.standard_normal((64, 500), np.float32) for _ in range(8)]
+    others = [rng.standard_normal((64, 500), np.float32) for _ in range(2)]
+    distances = []
+    for factor in (1, 100):
+        calibration[0][:, 250] *= factor
+        onnx.save(quantise.quantise(network, calibration), tmp_path / "model.onnx")
+        distances.append(parity.check_distributions(tmp_path / "model.onnx", network, others))
+    assert distances[1] < 2 * distances[0]
+
+
 def test_jasper_has_an_int8_form_too(jasper, clips, tmp_path):
     onnx.save(quantise.quantise(jasper, clips), tmp_path / "model.onnx")
     found, _ = run(parity.open_graph(tmp_path / "model.onnx"), [clips[2]], [200])
@@ -119,6 +131,18 @@ def test_too_little_to_calibrate_on_is_refused(tmp_path, config, sound, heard):
     (tmp_path / "little.jsonl").write_text(json.dumps(line))
     with pytest.raises(QuantisationError, match=rf"at least 5 s of sound, but .*little\.jsonl has {heard} s that"):
         read_features(tmp_path / "little.jsonl", config)
+
+
+def test_silent_clips_are_not_calibrated_on(tmp_path, config):
+    lines = []
+    for name, sound in (("silence", np.zeros(160_000)), ("noise", np.sin(np.arange(160_000) ** 1.5))):
+        soundfile.write(tmp_path / f"{name}.wav", sound * 0.1, 16_000)
+        lines.append(json.dumps({"audio_filepath": f"{name}.wav", "duration": 10, "text": ""}))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    calibration, comparison = read_features(tmp_path / "manifest.jsonl", config)
+    silence, noise = comparison
+    assert np.ptp(silence) < 1e-3
+    np.testing.assert_array_equal(*calibration, noise)
 
 
 def test_it_stays_on_the_cpu_of_a_machine_with_a_gpu():
