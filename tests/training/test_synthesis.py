@@ -248,6 +248,18 @@ def test_two_kokoro_speakers_make_a_third_between_them():
     assert low < middle < high
 
 
+def test_british_kokoro_speakers_speak_british_english():
+    if (hint := engines.Kokoro.install_hint("bf_emma")) is not None:
+        pytest.skip(f"not installed: {hint}")
+    kokoro = engines.Kokoro()
+    text = "A man's father can't afford the better car, or a castle, Elizondo."
+    american, british = (kokoro._pronounce(text, speaker) for speaker in ("am_adam+jf_alpha", "am_adam+bf_emma"))
+    assert american == "ɐ mˈænz fˈɑðəɹ kˈænt əfˈɔɹd ðə bˈɛTəɹ kˈɑɹ, ɔɹ ɐ kˈæsᵊl, ᵻlɪzˈɑndO."
+    assert british == "ɐ mˈænz fˈɑːðə kˈɑːnt əfˈɔːd ðə bˈɛtə kˈɑː, ɔː ɐ kˈɑːsᵊl, ᵻlɪzˈɑndO."
+    # Words and sounds that are not one to one.
+    assert kokoro._pronounce("It cost $5.", "bf_emma+bf_emma") == "ˌɪt kˈɔst fˈIv dˈɑləɹz."
+
+
 def pitch_hz(speech):
     """The strongest period of the whole clip between 60 and 400 Hz."""
     spectrum = np.abs(np.fft.rfft(speech, 2 * len(speech))) ** 2

