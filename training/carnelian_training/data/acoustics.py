@@ -192,11 +192,12 @@ def disturb(
         sound, response = torch.from_numpy(signal), torch.from_numpy(room)
         spectrum = torch.fft.rfft(sound, size) * torch.fft.rfft(response, size)
         signal = torch.fft.irfft(spectrum, size)[: len(signal)].numpy()
-    noise = np.resize(noise, len(signal))
-    noise_rms = np.sqrt(np.mean(noise**2)) if len(noise) else 0.0
-    if noise_rms > 0:
-        signal_rms = np.sqrt(np.mean(signal**2))
-        signal = signal + noise * (signal_rms / noise_rms * 10 ** (-snr_db / 20))
+    if noise[: len(signal)].any():  # np.resize takes ten milliseconds to repeat a single sample
+        noise = np.resize(noise, len(signal))
+        noise_rms = np.sqrt(np.mean(noise**2))
+        if noise_rms > 0:
+            signal_rms = np.sqrt(np.mean(signal**2))
+            signal = signal + noise * (signal_rms / noise_rms * 10 ** (-snr_db / 20))
     signal = signal * 10 ** (gain_db / 20)
     if dither:
         white = np.random.default_rng(int(dither_seed)).standard_normal(len(signal), np.float32)
