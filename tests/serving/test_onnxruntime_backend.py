@@ -130,6 +130,10 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind: str
         ({"input": [{**BASE["input"][0], "optional": True}]}, "`optional` of 'X'"),
         ({"output": [{**BASE["output"][0], "reshape": {"shape": [1]}}]}, "`reshape` of 'Y'"),
         ({"model_transaction_policy": {"decoupled": True}}, "must not be decoupled"),
+        (
+            {"optimization": {"execution_accelerators": {"cpu_execution_accelerator": [{"name": "openvino"}]}}},
+            "`cpu_execution_accelerator` of 'm'",
+        ),
     ],
 )
 def test_what_the_backends_cannot_do_is_refused_by_name(changes: dict[str, object], words: str) -> None:

@@ -139,6 +139,11 @@ def read_model_config(
     for unsupported in ("batch_output", "sequence_batching"):
         if config.get(unsupported):
             raise ConfigError(f"`{unsupported}` of {name!r} is not supported here; take it out of the configuration")
+    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
+    if accelerators.get("cpu_execution_accelerator"):  # OpenVINO, which PyPI's ONNX Runtime is built without
+        raise ConfigError(
+            f"`cpu_execution_accelerator` of {name!r} is not supported here; take it out of the configuration"
+        )
     if config.get("model_transaction_policy", {}).get("decoupled"):
         raise ConfigError(f"{name!r} must not be decoupled: this backend sends one response for each request")
     return ModelConfig(
@@ -153,9 +158,7 @@ def read_model_config(
         folder=folder,
         gpu_accelerators={
             accelerator["name"]: accelerator.get("parameters", {})
-            for accelerator in config.get("optimization", {})
-            .get("execution_accelerators", {})
-            .get("gpu_execution_accelerator", [])
+            for accelerator in accelerators.get("gpu_execution_accelerator", [])
         },
     )
 
