@@ -131,6 +131,10 @@ class AugmentConfig:
     cutout_frames: int = 5
     """Longest box, likewise."""
     spans: SpanMaskConfig = field(default_factory=SpanMaskConfig)
+    consistency: float = 0.0
+    """Weight of CR-CTC (Yao et al. 2024, arXiv:2410.05101, who take 0.2): above 0 each clip is masked and warped twice
+    over, and a recogniser learns to hear the same in both views. A step then costs as much as one of twice
+    `data.batch_s`."""
 
     def __post_init__(self) -> None:
         check_range("speed", self.speed, 0.5, 2.0)
@@ -138,7 +142,7 @@ class AugmentConfig:
             raise ValueError(f"`speed_factors` must be within 0.5 to 2.0, but are {list(self.speed_factors)}")
         check_range("gain_db", self.gain_db, -60.0, 60.0)
         check_not_negative(self, "dither", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames")
-        check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames")
+        check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames", "consistency")
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
         check_probability(self, "speed_probability", "time_mask_share")
@@ -194,6 +198,11 @@ class Config:
                 "`pretraining` must come with `model.name: wav2vec2` and `augment.spans.time_probability` above 0, for "
                 f"it learns from masked frames, but these are {self.model.name} and "
                 f"{self.augment.spans.time_probability:g}"
+            )
+        if self.pretraining is not None and self.augment.consistency:
+            raise ValueError(
+                "`augment.consistency` must be 0 with `pretraining`, which has no transcripts to hear, but is "
+                f"{self.augment.consistency:g}"
             )
         check_stages(self.init, self.model.num_stages)
 

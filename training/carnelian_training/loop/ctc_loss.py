@@ -39,31 +39,64 @@ class CtcObjective:
 
 
 def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:
-    """The CTC loss of each clip of a batch, augmented first: [batch] float32."""
+    """The loss of each clip of a batch, augmented first: [batch] float32.
+
+    With `augment.consistency` it is the mean over two views of a clip, and how far apart they are heard, weighted.
+    """
     device = next(network.parameters()).device
-    inputs = augmented(batch, config, device)
+    consistency = config.augment.consistency
+    views = [augmented(batch, config, device, view) for view in range(2 if consistency else 1)]
+    inputs = {name: torch.cat([view[name] for view in views]) for name in views[0]}
     targets, target_lengths = batch.targets(config.labels)
     with autocast(device, config.loop.precision):
         log_probs, lengths = network(**inputs)
-    return F.ctc_loss(
+    losses = F.ctc_loss(
         log_probs.transpose(0, 1),
-        targets.to(device),
+        targets.repeat(len(views)).to(device),
         lengths,
-        target_lengths.to(device),
+        target_lengths.repeat(len(views)).to(device),
         blank=len(config.labels),
         reduction="none",
     )
+    loss = losses.view(len(views), -1).mean(0)
+    if not consistency:
+        return loss
+    one, other = log_probs.chunk(2)
+    return loss + consistency * disagreement(one, other, lengths[: len(one)])
 
 
-def augmented(batch: Batch, config: Config, device: torch.device) -> dict[str, Tensor]:
-    """The network's inputs: augmented features, lengths and, for wav2vec 2.0, the masks of frames and channels."""
+def disagreement(one: Tensor, other: Tensor, lengths: Tensor) -> Tensor:
+    """How far apart two views of each clip are heard, the L_CR of CR-CTC (Yao et al. 2024, arXiv:2410.05101).
+
+    The mean of the divergences of each view from the other, which stands still, summed over the frames.
+
+    Args:
+        one: [batch, frames, vocabulary] log-probabilities.
+        other: the same, of the other view.
+        lengths: [batch] int64, frames.
+
+    Returns:
+        [batch], in nats.
+    """
+    towards_other = F.kl_div(one, other.detach(), reduction="none", log_target=True)
+    towards_one = F.kl_div(other, one.detach(), reduction="none", log_target=True)
+    real = torch.arange(one.shape[1], device=one.device) < lengths[:, None]
+    return ((towards_other + towards_one).sum(2) / 2).masked_fill(~real, 0.0).sum(1)
+
+
+def augmented(batch: Batch, config: Config, device: torch.device, view: int = 0) -> dict[str, Tensor]:
+    """The network's inputs: augmented features, lengths and, for wav2vec 2.0, the masks of frames and channels.
+
+    Views with other numbers draw other masks and warps.
+    """
     inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
+    seeds = [seed + view for seed in batch.seeds]
     if not isinstance(config.model, Wav2Vec2Config):
-        features = warp_frequency(inputs["features"], config.augment, batch.seeds)
-        return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, batch.seeds)}
+        features = warp_frequency(inputs["features"], config.augment, seeds)
+        return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, seeds)}
     frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]
     masks = {
-        "time_mask": time_mask(frames, max(1, *frames), config.augment.spans, batch.seeds),
-        "channel_mask": channel_mask(config.model.width, config.augment.spans, batch.seeds),
+        "time_mask": time_mask(frames, max(1, *frames), config.augment.spans, seeds),
+        "channel_mask": channel_mask(config.model.width, config.augment.spans, seeds),
     }
     return inputs | {name: mask.to(device) for name, mask in masks.items() if mask is not None}
