@@ -183,6 +183,25 @@ def test_an_unknown_voice_is_refused_with_the_names_there_are():
         voices.choose_voices(["nobody"])
 
 
+def test_a_pattern_chooses_among_the_speakers_of_a_voice(monkeypatch):
+    for engine in (engines.Espeak, engines.Flite, engines.Kokoro):
+        monkeypatch.setattr(engine, "install_hint", staticmethod(lambda speaker: None))
+    espeak, kokoro = voices.choose_voices(["espeak:en-gb*", "kokoro:b?_*+b?_*"])
+    assert {speaker.partition("+")[0] for speaker in espeak.speakers} == {
+        "en-gb",
+        "en-gb-x-rp",
+        "en-gb-scotland",
+        "en-gb-x-gbclan",
+    }
+    assert len(kokoro.speakers) == 8 * 9 / 2
+    assert [voice.name for voice in voices.choose_voices(["flite:[as]*"])] == ["flite-slt", "flite-awb"]
+    assert voices.choose_voices(["flite", "flite-slt"]) == voices.choose_voices(["flite"])
+    with pytest.raises(ValueError, match=r"one speaker of espeak at least \(en-us\+m1, .*found 'fr\*'"):
+        voices.choose_voices(["espeak:fr*"])
+    with pytest.raises(ValueError, match=r"one pattern of its speakers.*\['espeak'\]"):
+        voices.choose_voices(["espeak", "espeak:en-us*"])
+
+
 def test_a_voice_that_was_named_must_be_installed(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="flite-slt: apt-get install flite"):

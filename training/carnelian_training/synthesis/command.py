@@ -11,7 +11,10 @@ def synthesise(
     hours: Annotated[float, typer.Option(help="Length of the corpus.")],
     voices: Annotated[
         str | None,
-        typer.Option(help="Voices or engines, with commas between; all that are installed by default."),
+        typer.Option(
+            help="Voices or engines, with commas between, of all speakers or of those that a pattern matches: "
+            "flite,espeak:en-gb*. All that are installed by default."
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,

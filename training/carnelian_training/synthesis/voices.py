@@ -1,9 +1,11 @@
 """The voices of a corpus: who speaks, how often, how fast and how high."""
 
+import fnmatch
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -196,14 +198,18 @@ def choose_voices(names: Sequence[str] | None) -> list[Voice]:
     """Resolve voices to those that can speak here.
 
     Args:
-        names: Voices or engines (`flite` is its four voices). None: all that are installed; the others are
-            logged with how to install them.
+        names: Voices or engines (`flite` is its four voices), of all their speakers or of those that a pattern of the
+            shell matches (`espeak:en-gb*`). None: all that are installed; the others are logged with how to install
+            them.
 
     Raises:
-        ValueError: A name is unknown, or a voice that was named is not installed, or none is.
+        ValueError: A name is unknown, a pattern matches no speaker, a voice comes twice, or one that was named is not
+            installed, or none is.
     """
     chosen = list(VOICES) if names is None else [voice for name in names for voice in _find(name)]
     chosen = list(dict.fromkeys(chosen))
+    if twice := [name for name, count in Counter(voice.name for voice in chosen).items() if count > 1]:
+        raise ValueError(f"a voice must be named with one pattern of its speakers, but these have more: {twice}")
     hints = {voice.name: hint for voice in chosen if (hint := _install_hint(voice)) is not None}
     advice = "; ".join(f"{name}: {hint}" for name, hint in hints.items())
     if hints and names is not None:
@@ -235,12 +241,17 @@ def _start(engine: str) -> Engine:
     return ENGINES[engine]()
 
 
-def _find(name: str) -> list[Voice]:
+def _find(named: str) -> list[Voice]:
+    name, _, pattern = named.partition(":")
     found = [voice for voice in VOICES if name in (voice.name, voice.engine)]
     if not found:
         known = ", ".join(voice.name for voice in VOICES)
         raise ValueError(f"a voice must be one of {known} (or an engine, such as flite), found {name!r}")
-    return found
+    matching = [(voice, tuple(fnmatch.filter(voice.speakers, pattern or "*"))) for voice in found]
+    if not any(speakers for _, speakers in matching):
+        known = ", ".join(itertools.islice((speaker for voice in found for speaker in voice.speakers), 5))
+        raise ValueError(f"a pattern must match one speaker of {name} at least ({known}, ...), found {pattern!r}")
+    return [replace(voice, speakers=speakers) for voice, speakers in matching if speakers]
 
 
 def _install_hint(voice: Voice) -> str | None:
