@@ -48,6 +48,8 @@ def variants(tiny_config, tmp_path):
         ),
         "process": dataclasses.replace(config, data=data),
     }
+    muon = OptimizerConfig(name="muon", lr=0.05, betas=(0.9, 0.98), warmup_steps=1)
+    found["muon"] = dataclasses.replace(found["frozen"], optimizer=muon)
     found["parts"] = dataclasses.replace(found["frozen"], data=dataclasses.replace(data, device_batch_s=5))
     paths = {}
     for name, variant in found.items():
@@ -65,6 +67,8 @@ def test_two_processes_equal_one(variants):
     one, two = ten_steps([sys.executable], variants), ten_steps(TORCHRUN, variants)
     for name in ("shared", "frozen", "parts"):
         assert two[name]["losses"] == pytest.approx(one[name]["losses"], abs=TOLERANCE), name
+    # Muon's AdamW may make a step out of rounding; processes that do not share their matrices are 0.1 apart.
+    assert two["muon"]["losses"] == pytest.approx(one["muon"]["losses"], abs=1e-3)
     assert two["shared"]["empty"] > 0
     assert two["shared"]["statistics"] == pytest.approx(one["shared"]["statistics"], abs=TOLERANCE)
     assert one["parts"]["parts"] > 15 > one["frozen"]["parts"] == 10

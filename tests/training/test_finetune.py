@@ -9,6 +9,7 @@ from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
+from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop import finetune
 from carnelian_training.loop.optim import build_optimizer
@@ -157,7 +158,9 @@ def test_lower_stages_learn_more_slowly(tiny_config, source):
     config = with_init(tiny_config, source, stage_lr_decay=0.5)
     model = checkpoint.build_model(config)
     scales = {
-        id(p): group["lr_scale"] for group in build_optimizer(config, model).param_groups for p in group["params"]
+        id(p): group["lr_scale"]
+        for group in build_optimizer(config, model, Process(torch.device("cpu"))).param_groups
+        for p in group["params"]
     }
     found = {config.model.stage_of(name): scales[id(p)] for name, p in model.named_parameters()}
     assert found == {0: 0.25, 1: 0.5, 2: 1.0}

@@ -4,9 +4,12 @@ import dataclasses
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model
+from carnelian_training.distributed import Process
 from carnelian_training.loop.muon import Muon, orthogonal
 from carnelian_training.loop.optim import NovoGrad, build_optimizer, learning_rate
 from torch import nn
+
+CPU = Process(torch.device("cpu"))
 
 
 def rates(config, steps, **settings):
@@ -99,7 +102,7 @@ def test_adamw_does_not_decay_norms_and_biases(tiny_config):
     optimizer = dataclasses.replace(tiny_config.optimizer, weight_decay=0.3)
     config = dataclasses.replace(tiny_config, optimizer=optimizer)
     model = build_model(config)
-    decayed, plain = build_optimizer(config, model).param_groups
+    decayed, plain = build_optimizer(config, model, CPU).param_groups
     assert {p.ndim for p in decayed["params"]} == {4}
     assert decayed["weight_decay"] == 0.3
     assert {p.ndim for p in plain["params"]} == {1}
@@ -132,6 +135,7 @@ def test_muon_is_pytorchs_for_the_matrix_of_a_weight(shape):
         betas=(0.9, 0.98),
         eps=1e-8,
         dtype=torch.bfloat16,
+        process=CPU,
     )
     take_steps(optimizer, [ours], seed=1)
     reference = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -147,10 +151,10 @@ def test_muon_moves_the_head_depthwise_weights_norms_and_biases_as_adamw_does(ti
     torch.manual_seed(2)
     model = build_model(config)
     twin = copy.deepcopy(model)
-    optimizer = build_optimizer(config, model)
+    optimizer = build_optimizer(config, model, CPU)
     others = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="adamw"))
     take_steps(optimizer, list(model.parameters()), seed=3)
-    take_steps(build_optimizer(others, twin), list(twin.parameters()), seed=3)
+    take_steps(build_optimizer(others, twin, CPU), list(twin.parameters()), seed=3)
     moved = {
         name
         for (name, mine), adamws in zip(model.named_parameters(), twin.parameters(), strict=True)
@@ -166,10 +170,10 @@ def test_muon_goes_on_from_its_state(tiny_config):
     config = muon_config(tiny_config)
     torch.manual_seed(2)
     model = build_model(config)
-    optimizer = build_optimizer(config, model)
+    optimizer = build_optimizer(config, model, CPU)
     take_steps(optimizer, list(model.parameters()), seed=3)
     twin = copy.deepcopy(model)
-    resumed = build_optimizer(config, twin)
+    resumed = build_optimizer(config, twin, CPU)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for network, its in ((model, optimizer), (twin, resumed)):
         take_steps(its, list(network.parameters()), seed=4)
@@ -185,7 +189,7 @@ def test_muon_computes_in_the_precision_of_training(tiny_config, monkeypatch, pr
     )
     config = muon_config(tiny_config, precision=precision)
     model = build_model(config)
-    take_steps(build_optimizer(config, model), list(model.parameters()), seed=3)
+    take_steps(build_optimizer(config, model, CPU), list(model.parameters()), seed=3)
     assert seen == {dtype}
 
 

@@ -8,11 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import torch
 from carnelian_training import checkpoint
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import Batch, load
 from carnelian_training.data.plan import plan_epoch, trainable
+from carnelian_training.distributed import Process
 from carnelian_training.loop.ctc_loss import ctc_loss
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.recognition import read_training_clips
@@ -100,7 +102,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
 def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
     """What takes a step with each batch but the first, which it takes here, to warm up."""
     model = checkpoint.build_model(config).train()
-    optimizer = build_optimizer(config, model)
+    optimizer = build_optimizer(config, model, Process(torch.device("cpu")))
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()

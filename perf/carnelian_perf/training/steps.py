@@ -165,7 +165,7 @@ def build_state(config: Config, form: str, process: Process) -> State:
     assert isinstance(state.model, QuartzNet)
     plain = PlainQuartzNet.of(state.model).to(process.device)
     # All that a step asks of a network is what this one has as well.
-    return State(cast("CtcNetwork", plain), build_optimizer(config, plain), state.scaler, None, process)
+    return State(cast("CtcNetwork", plain), build_optimizer(config, plain, process), state.scaler, None, process)
 
 
 def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from carnelian_training.distributed import Process
+
 _MOMENTUM = 0.95
 _ITERATIONS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -18,7 +20,8 @@ class Muon(Optimizer):
     """Moves weights by their momentum with all its singular values made equal, and what is no matrix as AdamW does.
 
     PyTorch's own takes 2-D parameters alone, no convolutions. The update of a matrix is scaled to the size that AdamW's
-    has, so a learning rate for the one suits the other (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
+    has, so a learning rate for the one suits the other (Liu et al. 2025, https://arxiv.org/abs/2502.16982). Each
+    process makes its share of the momenta orthogonal, for all have the same: on CPUs that takes as long as the network.
 
     Args:
         params: groups. With `orthogonal: True`, of weights [out, in, ...], at least 2-D, which are taken for matrices
@@ -27,6 +30,7 @@ class Muon(Optimizer):
         betas: of AdamW.
         eps: of AdamW.
         dtype: in which momenta are made orthogonal.
+        process: this one, among those that train together.
     """
 
     def __init__(
@@ -36,32 +40,42 @@ class Muon(Optimizer):
         betas: tuple[float, float],
         eps: float,
         dtype: torch.dtype,
+        process: Process,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "orthogonal": False}
         super().__init__(params, defaults)
         self._dtype = dtype
+        self._process = process
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if group["orthogonal"]:
-                for parameter in parameters:
-                    self._move_matrix(parameter, group)
+            if parameters and group["orthogonal"]:
+                self._move_matrices(parameters, group)
             elif parameters:
                 self._move_others(parameters, group)
 
-    def _move_matrix(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        state = self.state[parameter]
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["momentum"].lerp_(gradient, 1 - _MOMENTUM)
-        update = orthogonal(gradient.lerp(state["momentum"], _MOMENTUM).flatten(1).to(self._dtype))  # Nesterov's
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update.reshape(parameter.shape), alpha=-group["lr"] * 0.2 * max(update.shape) ** 0.5)
+    def _move_matrices(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        updates = [torch.zeros_like(parameter).flatten(1) for parameter in parameters]
+        costliest_first = sorted(range(len(updates)), key=lambda i: -min(updates[i].shape) * updates[i].numel())
+        mine = costliest_first[self._process.rank :: self._process.size]
+        for i, parameter in enumerate(parameters):
+            gradient = parameter.grad
+            assert gradient is not None
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["momentum"].lerp_(gradient, 1 - _MOMENTUM)
+            if i in mine:
+                nesterov = gradient.lerp(state["momentum"], _MOMENTUM)
+                updates[i].copy_(orthogonal(nesterov.flatten(1).to(self._dtype)))
+        shared = self._process.total(torch.cat([update.flatten() for update in updates]))
+        pieces = shared.split([update.numel() for update in updates])
+        for parameter, update, piece in zip(parameters, updates, pieces, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(piece.view(parameter.shape), alpha=-group["lr"] * 0.2 * max(update.shape) ** 0.5)
 
     def _move_others(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         for parameter in parameters:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from carnelian_training.config import Config
+from carnelian_training.distributed import Process
 from carnelian_training.loop.muon import Muon
 from carnelian_training.run_config import RunConfig
 
@@ -54,7 +55,7 @@ class NovoGrad(Optimizer):
             torch._foreach_add_(parameters, momenta, alpha=-group["lr"])
 
 
-def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
+def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Optimizer:
     """The configured optimiser. AdamW and Muon leave norms and biases undecayed; NovoGrad, as published, decays all.
 
     Each group carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
@@ -78,7 +79,7 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
     if optimizer.name == "muon":
         dtype = torch.float32 if config.loop.precision in ("fp32", "tf32") else torch.bfloat16
-        return Muon(parameters, optimizer.lr, optimizer.betas, optimizer.eps, dtype)
+        return Muon(parameters, optimizer.lr, optimizer.betas, optimizer.eps, dtype, process)
     return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
 
 

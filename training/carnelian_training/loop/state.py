@@ -209,7 +209,7 @@ def new_state(config: RunConfig, process: Process) -> State:
         if isinstance(module, MaskedConv):
             module.uses_triton = config.loop.depthwise == "triton"
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    return State(model, build_optimizer(config, model), scaler, average, process)
+    return State(model, build_optimizer(config, model, process), scaler, average, process)
 
 
 def compiled(model: nn.Module, device: torch.device) -> nn.Module:
