@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.config import load_config
-from carnelian_training.data.loading import _no_clips
+from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.data.loading import Batch, _no_clips
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.loop.ctc_loss import augmented, ctc_loss, disagreement
@@ -40,12 +40,13 @@ def test_disagreement_is_the_mean_of_both_divergences_over_the_frames_of_a_clip(
     torch.testing.assert_close(found, torch.stack([each[0].sum(), each[1, :4].sum()]))
 
 
-def test_each_view_is_drawn_to_the_other_which_stands_still():
-    logits = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    still = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(1)).log_softmax(2)
-    disagreement(logits.log_softmax(2), still, torch.tensor([3])).sum().backward()
-    # Of KL(still || p) by the logits of p: p - still. Were `still` weighed by p as well, more would come to it.
-    torch.testing.assert_close(logits.grad, (logits.softmax(2) - still.exp()).detach() / 2)
+def test_each_view_is_drawn_to_the_other_as_it_stands():
+    logits = [torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(2)]
+    disagreement(*(view.log_softmax(2) for view in logits), torch.tensor([3])).sum().backward()
+    # Of KL(other || one) by the logits of `one`: one - other. If it moved as well, more would come to it.
+    apart = (logits[0].softmax(2) - logits[1].softmax(2)).detach() / 2
+    torch.testing.assert_close(logits[0].grad, apart)
+    torch.testing.assert_close(logits[1].grad, -apart)
 
 
 def test_the_loss_is_of_two_views_and_of_what_lies_between_them(without_dropout, changed, batch):
@@ -73,7 +74,30 @@ def test_views_without_masks_agree(without_dropout, changed, batch):
 
 def test_a_share_without_clips_adds_nothing(without_dropout, changed):
     config = changed(without_dropout, augment={"consistency": 0.2})
-    assert ctc_loss(new_state(config, CPU).model, _no_clips(64), config).sum() == 0
+    network = new_state(config, CPU).model
+    loss = ctc_loss(network, _no_clips(64), config)
+    assert loss.tolist() == [0.0]
+    loss.sum().backward()
+    assert all((parameter.grad == 0).all() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    "spans", [{}, {"time_probability": 0.5, "channel_probability": 0.2}], ids=["no masks", "masks"]
+)
+def test_wav2vec2_sees_two_views_as_well(batch, spans):
+    tree = {
+        "name": "waves",
+        "model": {"name": "wav2vec2", "width": 16, "layers": 1, "heads": 2, "feed_forward": 16, "dropout": 0.0}
+        | {"conv_channels": [8, 8], "conv_kernels": [80, 4], "conv_strides": [80, 4], "layer_drop": 0.0}
+        | {"position_kernel": 4, "position_groups": 2, "attention_dropout": 0.0},
+        "augment": {"spans": spans},
+    }
+    plain = config_from_dict(tree, "here")
+    twice = config_from_dict({**tree, "augment": {"spans": spans, "consistency": 5.0}}, "here")
+    samples = Batch(batch.items, torch.randn(len(batch.items), 1, 32000), torch.full((len(batch.items),), 32000))
+    network = new_state(plain, CPU).model
+    apart = ctc_loss(network, samples, twice) - ctc_loss(network, samples, plain)
+    assert (apart.abs() < 1e-3).all() == (not spans)
 
 
 def test_a_network_trained_so_hears_two_views_more_alike(tiny_config, changed, batch):
@@ -87,6 +111,7 @@ def test_a_network_trained_so_hears_two_views_more_alike(tiny_config, changed, b
         (one, lengths), (other, _) = (state.model.eval()(**view) for view in views)
         return disagreement(one, other, lengths).sum().item()
 
+    # 88 and 10 nats.
     without, with_it = (apart_after_training(weight) for weight in (0.0, 5.0))
     assert with_it < without / 2
 

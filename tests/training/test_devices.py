@@ -138,14 +138,18 @@ WAV2VEC2 |= {"position_kernel": 16, "position_groups": 2, "layer_drop": 0.3}
 HOURGLASS = {"before": 1, "pooled": 1, "after": 1, "factor": 3, "resampling": "linear"}
 SPANS = {"spans": {"time_probability": 0.65, "channel_probability": 0.2, "channel_length": 4}}
 MASKS = {"frequency_masks": 2, "time_masks": 2, "cutout_boxes": 1, "frequency_warp": 0.1}
+VIEWS = {"consistency": 0.2}
 WAVEFORM = {"features": {"name": "waveform"}}
 ADAMW = {"name": "adamw", "betas": [0.9, 0.98], "ema": 0.9, "warmup_steps": 2}
 NOVOGRAD = {"max_grad_norm": 1.0, "warmup_steps": 2}
+MUON = {"name": "muon", "betas": [0.9, 0.98], "warmup_steps": 2}
 RUNS = {
     "quartznet": {"model": {"name": "quartznet", "stages": STAGES}, "augment": MASKS, "optimizer": NOVOGRAD},
+    "two_views": {"model": {"name": "quartznet", "stages": STAGES}, "augment": MASKS | VIEWS, "optimizer": MUON},
     "recomputed": {"model": {"name": "quartznet", "stages": STAGES}, "loop": {"recompute": True}, "optimizer": ADAMW},
     "jasper": {"model": {"name": "jasper", "stages": [*STAGES[:2], STAGES[1]], "head_frames": 2}, "optimizer": ADAMW},
     "wav2vec2": {"model": WAV2VEC2 | {"hourglass": HOURGLASS}, "augment": SPANS, "optimizer": ADAMW, **WAVEFORM},
+    "views_of_waveforms": {"model": WAV2VEC2, "augment": SPANS | VIEWS, "optimizer": ADAMW, **WAVEFORM},
     "large": {"model": WAV2VEC2 | {"conv_norm": "layer", "norm_first": True}, "optimizer": ADAMW, **WAVEFORM},
     "pretraining": {
         **{"model": WAV2VEC2, "augment": SPANS, "optimizer": ADAMW, **WAVEFORM},

@@ -193,6 +193,23 @@ def test_muon_computes_in_the_precision_of_training(tiny_config, monkeypatch, pr
     assert seen == {dtype}
 
 
+def test_processes_share_muons_matrices(tiny_config, monkeypatch):
+    class OneOfTwo(Process):
+        def total(self, values):
+            return values
+
+    shares = []
+    monkeypatch.setattr("carnelian_training.loop.muon.orthogonal", lambda matrix: shares[-1].append(matrix) or matrix)
+    config = muon_config(tiny_config)
+    config = dataclasses.replace(config, init=dataclasses.replace(config.init, stage_lr_decay=0.5))
+    for rank in range(2):
+        shares.append([])
+        model = build_model(config)
+        take_steps(build_optimizer(config, model, OneOfTwo(CPU.device, rank, 2)), list(model.parameters()), 3, 1)
+    # The pointwise weights of a stem of one sub-block, and of a block of two with a projection.
+    assert sorted(map(len, shares)) == [2, 2]
+
+
 @pytest.mark.parametrize("shape", [(64, 256), (256, 64)])
 def test_an_orthogonal_update_has_equal_singular_values(shape):
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(5))))

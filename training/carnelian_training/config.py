@@ -132,9 +132,9 @@ class AugmentConfig:
     """Longest box, likewise."""
     spans: SpanMaskConfig = field(default_factory=SpanMaskConfig)
     consistency: float = 0.0
-    """Weight of CR-CTC (Yao et al. 2024, arXiv:2410.05101, who take 0.2): above 0 each clip is masked and warped twice
-    over, and a recogniser learns to hear the same in both views. A step then costs as much as one of twice
-    `data.batch_s`."""
+    """Weight of CR-CTC (Yao et al. 2024, arXiv:2410.05101, who take 0.2): above 0 a recogniser sees two views of each
+    clip, with masks and warps of their own, and learns to hear the same in both. A step then costs as much as one of
+    twice `data.batch_s`, and a part as much memory: halve `data.device_batch_s`."""
 
     def __post_init__(self) -> None:
         check_range("speed", self.speed, 0.5, 2.0)

@@ -1,6 +1,7 @@
 """The processes of a run, one per device, as `torchrun` starts them on one machine or many; one alone without it.
 
-All of them walk through the same steps. What they must agree on (the loss, when to stop) travels in small sums.
+All of them walk through the same steps. What they must agree on (the loss, when to stop) travels in small sums;
+gradients and Muon's updates are large ones.
 """
 
 import datetime

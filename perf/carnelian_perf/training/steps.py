@@ -137,6 +137,7 @@ def _run_process(rank: int, config: Config, cell: Cell, work: Work, address: str
 def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iterator[tuple[float, float, float]]:
     """Take a step at each `next`, without end: wall seconds, CPU seconds of this process, loss per character."""
     config = replace(config, loop=replace(config.loop, precision=cell.precision))  # type: ignore[arg-type]
+    config = replace(config, augment=replace(config.augment, consistency=0.0))  # floors are of one view of a clip
     if isinstance(config.model, Wav2Vec2Config):  # all steps do the same work
         config = replace(config, model=replace(config.model, layer_drop=0.0))
     state = build_state(config, cell.form, process)

@@ -1,4 +1,4 @@
-"""The objective of recognisers: the CTC loss of a batch, after augmentation of its features."""
+"""The objective of recognisers: the CTC loss of a batch, after augmentation of its features, or CR-CTC's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -30,7 +30,7 @@ class CtcObjective:
         return batches
 
     def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """The CTC loss of each clip, [batch] float32, and the characters of all."""
+        """The loss of each clip, [batch] float32, as :func:`ctc_loss` has it, and the characters of all."""
         return ctc_loss(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
 
     def measured(self) -> Mapping[str, float]:

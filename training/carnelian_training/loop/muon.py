@@ -20,8 +20,8 @@ class Muon(Optimizer):
     """Moves weights by their momentum with all its singular values made equal, and what is no matrix as AdamW does.
 
     PyTorch's own takes 2-D parameters alone, no convolutions. The update of a matrix is scaled to the size that AdamW's
-    has, so a learning rate for the one suits the other (Liu et al. 2025, https://arxiv.org/abs/2502.16982). Each
-    process makes its share of the momenta orthogonal, for all have the same: on CPUs that takes as long as the network.
+    has, so a learning rate for the one suits the other (Liu et al. 2025, https://arxiv.org/abs/2502.16982). All
+    processes have the same momenta: each makes its share of them orthogonal and gets the others'.
 
     Args:
         params: groups. With `orthogonal: True`, of weights [out, in, ...], at least 2-D, which are taken for matrices
@@ -50,18 +50,27 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
+        matrices: list[tuple[nn.Parameter, dict[str, Any]]] = []
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters and group["orthogonal"]:
-                self._move_matrices(parameters, group)
+            if group["orthogonal"]:
+                matrices += [(parameter, group) for parameter in parameters]
             elif parameters:
                 self._move_others(parameters, group)
+        if matrices:
+            self._move_matrices(matrices)
 
-    def _move_matrices(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        updates = [torch.zeros_like(parameter).flatten(1) for parameter in parameters]
-        costliest_first = sorted(range(len(updates)), key=lambda i: -min(updates[i].shape) * updates[i].numel())
-        mine = costliest_first[self._process.rank :: self._process.size]
-        for i, parameter in enumerate(parameters):
+    def _move_matrices(self, matrices: list[tuple[nn.Parameter, dict[str, Any]]]) -> None:
+        updates = matrices[0][0].new_zeros(sum(parameter.numel() for parameter, _ in matrices))
+        pieces = [
+            piece.view(parameter.flatten(1).shape)
+            for piece, (parameter, _) in zip(
+                torch.split(updates, [p.numel() for p, _ in matrices]), matrices, strict=True
+            )
+        ]
+        costliest_first = sorted(range(len(pieces)), key=lambda i: -min(pieces[i].shape) * pieces[i].numel())
+        mine = set(costliest_first[self._process.rank :: self._process.size])
+        for i, (parameter, _) in enumerate(matrices):
             gradient = parameter.grad
             assert gradient is not None
             state = self.state[parameter]
@@ -70,12 +79,11 @@ class Muon(Optimizer):
             state["momentum"].lerp_(gradient, 1 - _MOMENTUM)
             if i in mine:
                 nesterov = gradient.lerp(state["momentum"], _MOMENTUM)
-                updates[i].copy_(orthogonal(nesterov.flatten(1).to(self._dtype)))
-        shared = self._process.total(torch.cat([update.flatten() for update in updates]))
-        pieces = shared.split([update.numel() for update in updates])
-        for parameter, update, piece in zip(parameters, updates, pieces, strict=True):
+                pieces[i].copy_(orthogonal(nesterov.flatten(1).to(self._dtype)))
+        self._process.total(updates)
+        for (parameter, group), piece in zip(matrices, pieces, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(piece.view(parameter.shape), alpha=-group["lr"] * 0.2 * max(update.shape) ** 0.5)
+            parameter.add_(piece.view(parameter.shape), alpha=-group["lr"] * 0.2 * max(piece.shape) ** 0.5)
 
     def _move_others(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         for parameter in parameters:

@@ -13,7 +13,7 @@ def synthesise(
         str | None,
         typer.Option(
             help="Voices or engines, with commas between, of all speakers or of those that a pattern matches: "
-            "flite,espeak:en-gb*. All that are installed by default."
+            "'flite,espeak:en-gb*'. All that are installed by default."
         ),
     ] = None,
     text: Annotated[

@@ -17,6 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -141,7 +142,8 @@ class Kokoro:
 
         with KOKORO_VOICES.open("rb") as archive:
             # The package puts its model together at the first call, and two workers would write into one file.
-            fcntl.flock(archive, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(archive, fcntl.LOCK_EX)
             path = kokoro.model_path()
         self._model = _open_session(path)
         self._phonemizer = Phonemizer(threads=1)

@@ -203,8 +203,8 @@ def choose_voices(names: Sequence[str] | None) -> list[Voice]:
             them.
 
     Raises:
-        ValueError: A name is unknown, a pattern matches no speaker, a voice comes twice, or one that was named is not
-            installed, or none is.
+        ValueError: A name is unknown, a pattern matches no speaker, a voice comes with two patterns, or one that was
+            named is not installed, or none is.
     """
     chosen = list(VOICES) if names is None else [voice for name in names for voice in _find(name)]
     chosen = list(dict.fromkeys(chosen))
@@ -242,12 +242,12 @@ def _start(engine: str) -> Engine:
 
 
 def _find(named: str) -> list[Voice]:
-    name, _, pattern = named.partition(":")
+    name, colon, pattern = named.partition(":")
     found = [voice for voice in VOICES if name in (voice.name, voice.engine)]
     if not found:
         known = ", ".join(voice.name for voice in VOICES)
         raise ValueError(f"a voice must be one of {known} (or an engine, such as flite), found {name!r}")
-    matching = [(voice, tuple(fnmatch.filter(voice.speakers, pattern or "*"))) for voice in found]
+    matching = [(voice, tuple(fnmatch.filter(voice.speakers, pattern if colon else "*"))) for voice in found]
     if not any(speakers for _, speakers in matching):
         known = ", ".join(itertools.islice((speaker for voice in found for speaker in voice.speakers), 5))
         raise ValueError(f"a pattern must match one speaker of {name} at least ({known}, ...), found {pattern!r}")
