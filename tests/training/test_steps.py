@@ -56,6 +56,15 @@ def test_precisions_agree_roughly(tiny_config, plain, changed, precision):
     assert state.scaler.is_enabled() == (precision == "fp16")
 
 
+@pytest.mark.parametrize(
+    ("capability", "precision", "warned"), [("AVX2", "bf16", True), ("AVX2", "fp32", False), ("AVX512", "bf16", False)]
+)
+def test_emulated_bf16_is_warned_of(tiny_config, changed, monkeypatch, caplog, capability, precision, warned):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    new_state(changed(tiny_config, loop={"precision": precision}), CPU)
+    assert ("set `loop.precision=fp32`" in caplog.text) == warned
+
+
 def test_fp16_survives_an_overflow_by_scaling_down(tiny_config, changed):
     config = changed(tiny_config, loop={"precision": "fp16"})
     state = new_state(config, CPU)

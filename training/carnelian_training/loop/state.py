@@ -6,6 +6,7 @@ clip (`data.plan.Item.seed`). So there is no state of a generator to keep either
 number of processes.
 """
 
+import logging
 import os
 import shutil
 import time
@@ -26,6 +27,8 @@ from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.precision import allow_tf32
 from carnelian_training.run_config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -194,6 +197,12 @@ def new_state(config: RunConfig, process: Process) -> State:
         name = torch.cuda.get_device_name(device)
         raise ValueError(
             f"`loop.precision: bf16` needs an NVIDIA GPU of the Ampere generation or later, not {name}: use fp16"
+        )
+    is_emulated = precision == "bf16" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if is_emulated and process.leads:
+        logger.warning(
+            "`loop.precision: bf16` should have a CPU with AVX-512, but this one has AVX2 and emulates it, about ten "
+            "times slower than fp32: set `loop.precision=fp32`"
         )
     if config.loop.depthwise == "triton" and device.type != "cuda":
         raise ValueError("`loop.depthwise: triton` must run on a GPU, but PyTorch sees none: set it to `pytorch`")
