@@ -87,12 +87,12 @@ class Muon(Optimizer):
 
     def _move_others(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter] = {
-                    "mean": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                    "second_moment": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                    "step": torch.zeros((), device=parameter.device),
-                }
+            state = self.state[parameter]
+            if not state:
+                state["mean"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["second_moment"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["step"] = torch.zeros(())
+            state["step"] = state["step"].to(parameter.device)  # restored, a "step" stays on the CPU
         beta1, beta2 = group["betas"]
         adamw(
             parameters,  # type: ignore[arg-type]
