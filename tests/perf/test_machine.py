@@ -1,5 +1,26 @@
+import platform
+
 import pytest
-from carnelian_perf.machine import describe_machine
+from carnelian_perf.machine import describe_machine, name_cpu
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("fpu sse2 avx avx2 fma", "AMD EPYC (AVX2)"),
+        ("avx2 avx512f avx512bw avx512_vnni", "AMD EPYC (AVX-512 VNNI)"),
+        ("avx2 avx512f avx512bw", "AMD EPYC (AVX-512)"),
+        ("avx2 avx_vnni", "AMD EPYC (AVX2 VNNI)"),
+        ("fpu sse2", "AMD EPYC"),
+    ],
+)
+def test_a_cpu_is_named_with_its_widest_vectors(flags, said):
+    cpu = f"processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\n"
+    assert name_cpu(f"{cpu}\n{cpu}") == said
+
+
+def test_a_cpu_without_a_name_is_called_by_its_architecture():
+    assert name_cpu("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n") == platform.machine()
 
 
 @pytest.mark.parametrize(
