@@ -18,6 +18,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 FRAMES = [1, 37, 200, 90]
 # One step of 8 bits here or there, where kernels add float32 in another order.
 TOLERANCE = 0.05
+INT8 = onnx.TensorProto.INT8
 
 
 @pytest.fixture
@@ -58,6 +59,15 @@ def test_every_convolution_of_the_blocks_is_in_integers(network, clips, tmp_path
     assert not any(kind.startswith("DynamicQuantize") for kind in kinds)
     assert "QLinearWhere" not in kinds
     assert kinds.count("Transpose") <= 4  # once into the layout of the integers' kernels, and once back
+
+
+def test_two_products_never_overflow_sixteen_bits(path):
+    """CPUs without VNNI add them there, and a larger sum would be cut off without a word."""
+    graph = onnx.load(path).graph
+    weights = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.data_type == INT8]
+    kernels = [weight.astype(int) for weight in weights if weight.ndim == 4]
+    assert len(kernels) == 10
+    assert max(2 * 255 * np.abs(kernel).max() for kernel in kernels) <= np.iinfo(np.int16).max
 
 
 def test_masks_of_integers_give_what_masks_of_numbers_gave(session, network, clips, tmp_path, monkeypatch):
