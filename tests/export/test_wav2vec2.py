@@ -45,8 +45,15 @@ KINDS = {
 }
 
 
-def built(kind: str):
-    config = config_from_dict({"name": "tiny", "model": TINY | KINDS[kind]}, "here")
+PUBLISHED_STRIDES = {
+    "conv_channels": [8] * 7,
+    "conv_kernels": [10, 3, 3, 3, 3, 2, 2],
+    "conv_strides": [5, 2, 2, 2, 2, 2, 2],
+}
+
+
+def built(kind: str, **model: object):
+    config = config_from_dict({"name": "tiny", "model": TINY | KINDS[kind] | model}, "here")
     torch.manual_seed(0)
     network = build_model(config).eval()
     with torch.no_grad():
@@ -98,6 +105,17 @@ def test_a_bad_value_stays_in_its_row_and_lengths_are_told_as_they_came(exported
     np.testing.assert_allclose(after[2], before[2], atol=TOLERANCE)
     assert not after[2, 62:].any()
     assert np.isfinite(after[4]).all()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_minute_of_silence_with_an_offset_is_heard_as_in_pytorch(tmp_path, noise):
+    """Its mean is a sum of 192,000 numbers, and what is wrong with it is multiplied by 316."""
+    _, network = built("base", **PUBLISHED_STRIDES)
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    clip = 0.5 + noise * np.random.default_rng(0).standard_normal(960_000, np.float32)
+    expected, end = score(network, clip, len(clip))
+    found, _ = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), [clip], [len(clip)])
+    np.testing.assert_allclose(found[0, :end], expected, atol=5e-4)
 
 
 def test_rows_without_samples_pass(exported):
