@@ -181,7 +181,9 @@ def test_muon_goes_on_from_its_state(tiny_config):
         assert torch.equal(whole, parts)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_muon_computes_in_the_precision_of_training(tiny_config, monkeypatch, precision, dtype):
     seen = set()
     monkeypatch.setattr(

@@ -78,7 +78,8 @@ def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Op
     if optimizer.name == "novograd":
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
     if optimizer.name == "muon":
-        dtype = torch.float32 if config.loop.precision in ("fp32", "tf32") else torch.bfloat16
+        # Not float16: sums of squares would overflow it, and GPUs that train in it have no fast bfloat16.
+        dtype = torch.bfloat16 if config.loop.precision == "bf16" else torch.float32
         return Muon(parameters, optimizer.lr, optimizer.betas, optimizer.eps, dtype, process)
     return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
 
