@@ -111,6 +111,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("optimizer.lr=.nan", "`lr` must be positive and finite, but is nan"),
         ("optimizer.lr=1e-6", "`min_lr` must be at most `lr`, 1e-06, but is 1e-05"),
         ("optimizer.warmup_steps=-1", "`warmup_steps` must be finite and at least 0"),
+        ("optimizer={name: muon}", r"`betas` must suit muon, .* here it is 0.01, where 0.001 is usual"),
         ("optimizer.betas=[1.0, 0.5]", "`betas` must be at least 0 and below 1"),
         ("loop.checkpoint_every_s=0", "`checkpoint_every_s` must be positive"),
     ],

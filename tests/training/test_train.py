@@ -169,6 +169,13 @@ def test_nothing_to_train_on_is_an_error(tiny_config, tmp_path):
         train(dataclasses.replace(tiny_config, labels=("x",)), tmp_path)
 
 
+def test_an_empty_manifest_cannot_be_trained_on(tiny_config, changed, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "empty.jsonl"),)})
+    with pytest.raises(ValueError, match=r"manifests with clips, but they have none$"):
+        train(config, tmp_path / "run")
+
+
 def test_an_empty_manifest_cannot_be_evaluated(tiny_config, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ValueError, match=r"at least one clip, but .*empty\.jsonl"):

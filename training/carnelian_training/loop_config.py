@@ -42,8 +42,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.name != "novograd" and not 0 < self.betas[1] < 1:
             raise ValueError(
-                "`betas` must suit AdamW, for example [0.9, 0.98] (the default is NovoGrad's), "
-                f"but are {list(self.betas)}"
+                f"`betas` must suit {self.name}, for example [0.9, 0.98], but are {list(self.betas)} (the defaults are "
+                f"NovoGrad's, that of `lr` too: here it is {self.lr:g}, where 0.001 is usual)"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be at least 0 and below 1, but are {list(self.betas)}")

@@ -36,7 +36,10 @@ class Recognition:
     def __init__(self, config: Config) -> None:
         self.config = config
         Sounds.find(config.augment)  # each epoch lists them; this says what is wrong before anything is written
-        self.clips = trainable(read_training_clips(config), config)
+        clips = read_training_clips(config)
+        if not clips:
+            raise ValueError("`data.train` must name manifests with clips, but they have none")
+        self.clips = trainable(clips, config)
         if not self.clips:
             raise ValueError(
                 "`data.train` must name manifests with usable clips, but none is left; see the warnings above"

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -95,7 +96,7 @@ def synthesise(
     Raises:
         ValueError: A voice or a text is unknown or not installed, or a number is out of its range.
     """
-    if hours <= 0 or workers < 1:
+    if not 0 < hours < math.inf or workers < 1:
         raise ValueError(f"`hours` and `workers` must be positive, found {hours} and {workers}")
     chosen = choose_voices(voices)
     utterances = plan_utterances(choose_sources(texts), chosen, seed)

@@ -3,6 +3,7 @@
 import fnmatch
 import itertools
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,9 @@ from carnelian_training.synthesis.engines import ENGINES, Engine
 logger = logging.getLogger(__name__)
 
 SAMPLE_RATE_HZ = 16_000  # that of `features.py`, which would load DALI into every worker: 70 MB, 0.6 s
+
+SOME = 5
+"""Speakers that a message names, from all over a voice."""
 
 ESPEAK_SPEAKERS = tuple(
     f"{accent}+{variant}"
@@ -203,9 +207,11 @@ def choose_voices(names: Sequence[str] | None) -> list[Voice]:
             them.
 
     Raises:
-        ValueError: A name is unknown, a pattern matches no speaker, a voice comes with two patterns, or one that was
-            named is not installed, or none is.
+        ValueError: No name is given, one is unknown, a pattern matches no speaker, a voice comes with two patterns, or
+            one that was named is not installed, or none is.
     """
+    if names is not None and not names:
+        raise ValueError("one voice must be named at least, found none")
     chosen = list(VOICES) if names is None else [voice for name in names for voice in _find(name)]
     chosen = list(dict.fromkeys(chosen))
     if twice := [name for name, count in Counter(voice.name for voice in chosen).items() if count > 1]:
@@ -249,8 +255,9 @@ def _find(named: str) -> list[Voice]:
         raise ValueError(f"a voice must be one of {known} (or an engine, such as flite), found {name!r}")
     matching = [(voice, tuple(fnmatch.filter(voice.speakers, pattern if colon else "*"))) for voice in found]
     if not any(speakers for _, speakers in matching):
-        known = ", ".join(itertools.islice((speaker for voice in found for speaker in voice.speakers), 5))
-        raise ValueError(f"a pattern must match one speaker of {name} at least ({known}, ...), found {pattern!r}")
+        speakers = [speaker for voice in found for speaker in voice.speakers]
+        some = ", ".join(speakers[:: math.ceil(len(speakers) / SOME)])
+        raise ValueError(f"a pattern must match one speaker of {name} at least, such as {some}; found {pattern!r}")
     return [replace(voice, speakers=speakers) for voice, speakers in matching if speakers]
 
 
