@@ -97,7 +97,7 @@ def synthesise(
         ValueError: A voice or a text is unknown or not installed, or a number is out of its range.
     """
     if not 0 < hours < math.inf or workers < 1:
-        raise ValueError(f"`hours` and `workers` must be positive, found {hours} and {workers}")
+        raise ValueError(f"`hours` and `workers` must be positive and finite, found {hours} and {workers}")
     chosen = choose_voices(voices)
     utterances = plan_utterances(choose_sources(texts), chosen, seed)
     target_s = hours * 3600

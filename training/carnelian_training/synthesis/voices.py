@@ -19,9 +19,6 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_RATE_HZ = 16_000  # that of `features.py`, which would load DALI into every worker: 70 MB, 0.6 s
 
-SOME = 5
-"""Speakers that a message names, from all over a voice."""
-
 ESPEAK_SPEAKERS = tuple(
     f"{accent}+{variant}"
     for accent in ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029")
@@ -256,7 +253,7 @@ def _find(named: str) -> list[Voice]:
     matching = [(voice, tuple(fnmatch.filter(voice.speakers, pattern if colon else "*"))) for voice in found]
     if not any(speakers for _, speakers in matching):
         speakers = [speaker for voice in found for speaker in voice.speakers]
-        some = ", ".join(speakers[:: math.ceil(len(speakers) / SOME)])
+        some = ", ".join(speakers[:: math.ceil(len(speakers) / 5)])  # from all over them
         raise ValueError(f"a pattern must match one speaker of {name} at least, such as {some}; found {pattern!r}")
     return [replace(voice, speakers=speakers) for voice, speakers in matching if speakers]
 
