@@ -75,7 +75,7 @@ def test_a_long_clip_after_short_ones_finds_the_memory_of_the_one_before(server,
             transcribe(connect(fresh.grpc_url), [np.zeros(seconds * RATE_HZ, np.float32)], [seconds * RATE_HZ])
         before = count_page_faults(stubs)
         transcribe(connect(fresh.grpc_url), [np.zeros(20 * RATE_HZ, np.float32)], [20 * RATE_HZ])
-        assert count_page_faults(stubs) - before < 1000  # 2,500 without `KEPT_MEMORY`
+        assert count_page_faults(stubs) - before < 1750  # 2,490 or more without `KEPT_MEMORY`, at most 1,000 with it
 
 
 def test_the_memory_of_a_recording_that_is_far_too_long_is_given_back(server, models):
