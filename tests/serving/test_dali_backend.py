@@ -1,3 +1,4 @@
+import collections
 import io
 import os
 from pathlib import Path
@@ -26,6 +27,24 @@ def test_requests_of_different_lengths_run_as_one_batch(client: Any) -> None:
         length = request["LENGTH"].item()
         np.testing.assert_array_equal(answer["CUT"], request["SIGNAL"][:, :length])
         np.testing.assert_array_equal(answer["DOUBLE"], request["SIGNAL"] * 2)
+
+
+def test_a_few_requests_run_at_a_time_on_a_cpu(client: Any) -> None:
+    requests = [signal(samples, 1) for samples in range(1, 7)]
+    before = client.executions("padded")
+    answers = client.infer_together("padded", requests)
+    assert client.executions("padded") == before + 1
+    widths = collections.Counter(answer["DOUBLE"].shape[1] for answer in answers)  # of the longest that ran beside
+    assert sorted(widths.values()) == [2, 4]
+    for request, answer in zip(requests, answers, strict=True):
+        np.testing.assert_array_equal(answer["CUT"], request["SIGNAL"][:, :1])
+        np.testing.assert_array_equal(np.trim_zeros(answer["DOUBLE"][0]), request["SIGNAL"][0])
+
+
+def test_the_rows_of_a_request_run_together(client: Any) -> None:
+    large, small = client.infer_together("padded", [signal(5, 2, rows=5), signal(7, 2)])
+    assert large["DOUBLE"].shape == (5, 5)
+    assert small["DOUBLE"].shape == (1, 7)
 
 
 def test_rows_of_a_request_come_back_in_order(client: Any) -> None:

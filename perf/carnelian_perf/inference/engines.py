@@ -18,8 +18,8 @@ import torch
 from carnelian_export.precision import lower
 from carnelian_export.quantise import QuantisationError, quantise
 from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
-from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
+from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet
@@ -163,7 +163,7 @@ def _in_parts(run: Engine) -> Engine:
     """Run large batches as the server does."""
 
     def run_parts(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
-        parts = split([features[0].size] * len(features))
+        parts = split([features[0].size] * len(features), MAX_RUN_ELEMENTS)
         return np.concatenate([run(features[part], lengths[part]) for part in parts])
 
     return run_parts

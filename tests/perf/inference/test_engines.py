@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 from carnelian_perf.inference.engines import EngineError, _in_parts, build_engine
 from carnelian_perf.networks import load_network
-from carnelian_serving.backends.onnxruntime.parts import MAX_RUN_ELEMENTS
+from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS
 
 ROOT = Path(__file__).parents[3]
 

@@ -19,6 +19,7 @@ from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.dali import admission
 from carnelian_serving.backends.dali.pipeline import TOO_LITTLE_MEMORY, PipelineRunner, load_serialized
 from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
+from carnelian_serving.backends.parts import MAX_RUN_ROWS, split
 from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = ("num_threads", "memory_mib", *admission.PARAMETERS)
@@ -58,26 +59,32 @@ class TritonPythonModel:
                 f"parameter 'memory_mib' of {self._config.name!r} must be 0, for no bound, or at least "
                 f"{LEAST_MEMORY_MIB}, but is {memory_mib}"
             )
+        on_gpu = args["model_instance_kind"] == "GPU"
         self._pipeline = PipelineRunner(
             load_serialized(self._config),
             max_batch_size=self._config.max_batch_size,
             num_threads=thread_count(self._config, "num_threads") or None,
-            device_id=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None,
+            device_id=int(args["model_instance_device_id"]) if on_gpu else None,
         )
+        self._most_rows = self._config.max_batch_size if on_gpu else MAX_RUN_ROWS * self._pipeline.num_threads
         self._check_pipeline()
         self._admission = admission.read_admission(self._config)
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
         self._most_input_bytes = (memory_mib << 20) // INPUT_COPIES
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer requests as one batch, or turn them all away."""
+        """Answer requests, a few at a time, or turn them all away."""
         if self._admission is not None and not self._admission.admit(len(requests)):
             return [self._admission.refuse() for _ in requests]
-        return execute(self._config, requests, self._run, error_code="UNKNOWN")
+        return execute(self._config, requests, self._run, self._split, error_code="UNKNOWN")
 
     def finalize(self) -> None:
         """Free the pipeline."""
         del self._pipeline
+
+    def _split(self, inputs: Rows) -> Iterator[slice]:
+        counts = [len(array) for array in next(iter(inputs.values()))]
+        return split(counts, self._most_rows)
 
     def _run(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]

@@ -59,6 +59,8 @@ class PipelineRunner:
         self._pipeline: Any = self._build()
         self.num_outputs: int = self._pipeline.num_outputs
         """How many outputs the pipeline has."""
+        self.num_threads: int = self._pipeline.num_threads
+        """How many threads work on a batch."""
 
     def has_input(self, name: str) -> bool:
         """Return whether the pipeline has an external source of this name."""

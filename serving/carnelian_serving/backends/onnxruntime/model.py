@@ -19,9 +19,9 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.parts import split
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
+from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_serving.backends.threads import count_cores, thread_count
 
 PARAMETERS = (
@@ -92,7 +92,7 @@ class TritonPythonModel:
 
     def _split(self, inputs: Rows) -> Iterator[slice]:
         sizes = [sum(array.size for array in arrays) for arrays in zip(*(inputs[n] for n in self._ragged), strict=True)]
-        return split(sizes)
+        return split(sizes, MAX_RUN_ELEMENTS)
 
     def _run(self, inputs: Rows) -> Rows:
         """Run requests as one batch; the rows of a large one, which is by itself, in parts too."""
@@ -100,7 +100,7 @@ class TritonPythonModel:
         if not self._splits or len(requests) > 1:
             return self._run_whole(inputs)
         row_size = sum(inputs[name][0][0].size for name in self._ragged)
-        parts = list(split([row_size] * len(requests[0])))
+        parts = list(split([row_size] * len(requests[0]), MAX_RUN_ELEMENTS))
         if len(parts) == 1:
             return self._run_whole(inputs)
         answers = [self._run_whole({name: [arrays[0][part]] for name, arrays in inputs.items()}) for part in parts]

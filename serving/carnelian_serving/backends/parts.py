@@ -1,0 +1,24 @@
+"""Batches in parts, on a CPU. A GPU runs whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+MAX_RUN_ELEMENTS = 2**17
+"""Of an ONNX model's ragged input, in one run: 20 s of log-mel features. Beyond, the activations of deep networks leave
+the caches, and each clip costs up to a third more than alone."""
+MAX_RUN_ROWS = 4
+"""Of a DALI pipeline, in one run, for each of its threads. Its operators keep a buffer for each place in a batch, as
+large as the longest clip that ever had that place. Fewer rows take as long or less, each: the buffers stay in the
+caches."""
+
+
+def split(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Yield slices of consecutive ones that are at most `most` together; a larger one is by itself."""
+    start, total = 0, 0
+    for position, size in enumerate(sizes):
+        if position > start and total + size > most:
+            yield slice(start, position)
+            start, total = position, 0
+        total += size
+    yield slice(start, len(sizes))
