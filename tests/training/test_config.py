@@ -49,6 +49,18 @@ def test_unknown_keys_are_refused_at_every_depth(config_file, path):
         config_from_dict(tree, "here")
 
 
+def test_true_is_no_number(config_file):
+    mistakes = ("augment.consistency=true", "augment.speed=[yes, 1]", "loop.steps=yes")
+    with pytest.raises(ConfigError) as error:
+        load_config(config_file, mistakes)
+    assert str(error.value).splitlines()[1:] == [
+        "  augment.consistency: must be a number (found True)",
+        "  augment.speed.0: must be a number (found True)",
+        "  loop.steps: must be a number (found True)",
+    ]
+    assert load_config(config_file, ("loop.compile=yes", "optimizer.lr=1e-3")).optimizer.lr == 1e-3
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -120,6 +120,21 @@ def test_a_training_manifest_that_is_not_there_is_named_with_its_key_and_its_pla
         train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
 
 
+def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_config, changed, tmp_path):
+    path = tmp_path / "moved" / "train.jsonl"
+    path.parent.mkdir()
+    clips = read_manifest(tiny_config.data.dev)
+    write_manifest(
+        path, [dataclasses.replace(c, audio_filepath=path.parent / "clips" / c.audio_filepath.name) for c in clips]
+    )
+    train_on = (*tiny_config.data.train, ManifestConfig(path=path))
+    with pytest.raises(
+        ValueError, match=rf"`data\.train\.1\.path`: .* first {len(clips)} none is, such as .*moved/clips/"
+    ):
+        train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_without_noises_ends_a_run_before_it_writes_anything(tiny_config, changed, tmp_path):
     config = changed(tiny_config, augment={"noise": NoiseConfig(path=tmp_path / "absent")})
     with pytest.raises(ConfigError, match="absent must hold sound files"):

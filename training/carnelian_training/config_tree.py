@@ -147,10 +147,21 @@ def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagg
         ConfigError: with every unknown key and wrong value, by path.
     """
     try:
-        return adapter.validate_python(tree)
+        config = adapter.validate_python(tree)
     except ValidationError as error:
-        found = config_errors.describe(error, tagged)
-        raise ConfigError("\n".join([f"{where}: {len(found)} mistake(s)", *(f"  {line}" for line in found)])) from error
+        raise ConfigError(_listed(where, config_errors.describe(error, tagged))) from error
+    # To pydantic, `true` is 1; its strict mode would refuse 1e-3 as well, which is a string to YAML.
+    values = flat(config_to_dict(config))
+    numbers = {
+        path: found for path, found in flat(tree).items() if isinstance(found, bool) and values[path] is not found
+    }
+    if numbers:
+        raise ConfigError(_listed(where, [f"{path}: must be a number (found {numbers[path]})" for path in numbers]))
+    return config
+
+
+def _listed(where: str, mistakes: list[str]) -> str:
+    return "\n".join([f"{where}: {len(mistakes)} mistake(s)", *(f"  {line}" for line in mistakes)])
 
 
 def config_to_dict(config: object) -> dict[str, Any]:

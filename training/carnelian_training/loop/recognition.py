@@ -24,6 +24,9 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 
 logger = logging.getLogger(__name__)
 
+LOOKED_UP = 100
+"""Sound files of a manifest that are looked up before training: on a network, a file takes a millisecond."""
+
 
 class Recognition:
     """Learning from clips, as a :class:`Config` says; see :class:`carnelian_training.loop.task.Task`.
@@ -91,15 +94,27 @@ def read_training_clips(config: Config) -> list[Clip]:
     """All clips of `data.train`, as often as they come in an epoch.
 
     Raises:
-        ValueError: A file is not a manifest; the message says which entry names it.
+        ValueError: A file is not a manifest, or its sound files are not where it says; the message says which entry
+            names it.
     """
     clips: list[Clip] = []
     for i, manifest in enumerate(config.data.train):
         try:
-            clips += read_manifest(manifest.path) * manifest.repeat
+            found = read_manifest(manifest.path)
+            _check_place(found[:LOOKED_UP])
+            clips += found * manifest.repeat
         except ValueError as error:
             raise ValueError(f"`data.train.{i}.path`: {error}") from error
     return clips
+
+
+def _check_place(clips: Sequence[Clip]) -> None:
+    # One file that is missing is left out of its batch; all of them would be an epoch of warnings.
+    if clips and not any(clip.audio_filepath.exists() for clip in clips):
+        raise ValueError(
+            f"a manifest's sound files must be there, but of the first {len(clips)} none is, such as "
+            f"{clips[0].audio_filepath}; a relative path begins at the manifest's own folder"
+        )
 
 
 def check_dev(config: Config) -> None:
