@@ -12,8 +12,9 @@ from carnelian_export.profiles import MAX_AUDIO_S, Profile, choose_profiles, sha
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, apply_tuning
 
-WARMUPS = ((2, 1), (2, 4), (20, 1))
-"""Seconds and clips: what is small, what comes in batches, and what needs room."""
+WARMUPS = {"features": ((2, 1), (20, 4)), "acoustic": ((2, 1), (2, 4), (20, 1))}
+"""Seconds and clips: what is small, what comes in batches, and what needs room. DALI keeps it for each of the rows that
+`carnelian-serve` runs at once, and memory should not grow with each of them that meets its first long clip."""
 MAX_PENDING_REQUESTS = 128
 """Before the stages behind the features: as many clips as four batches, or some seconds of work on two cores."""
 ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root
@@ -90,7 +91,7 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),
-        model_warmup=_warm_up("SIGNAL", (), 1, "SIGNAL_LENGTH"),
+        model_warmup=_warm_up("features", "SIGNAL", (), 1, "SIGNAL_LENGTH"),
         parameters={
             "max_pending_requests": pb.ModelParameter(string_value=str(MAX_PENDING_REQUESTS)),
             "pending_models": pb.ModelParameter(string_value=",".join(next_stages)),
@@ -122,7 +123,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it would not pay (perf/docs/batching.md)
-        model_warmup=_warm_up("FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
+        model_warmup=_warm_up("acoustic", "FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
         parameters={
             # Nearly every batch has a new shape. ONNX Runtime would keep a plan of its memory for each, and on a GPU
             # time every algorithm of each convolution; 1 is to choose by heuristics. Triton documents
@@ -237,10 +238,11 @@ def read_config(path: Path) -> pb.ModelConfig:
 
 def warmup_lengths(hop_samples: int) -> dict[str, int]:
     """Files in a stage's `warmup` and the length that each holds, in hops; one of zero would warm nothing up."""
-    return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds, _ in WARMUPS}
+    durations_s = sorted({seconds for clips in WARMUPS.values() for seconds, _ in clips})
+    return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds in durations_s}
 
 
-def _warm_up(name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
+def _warm_up(stage: str, name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
     """Batches of silent clips of one length, which an instance runs before it is ready, twice: DALI has two buffers."""
     sample = pb.ModelWarmup.Input
     sizes = warmup_lengths(hop_samples)
@@ -254,7 +256,7 @@ def _warm_up(name: str, rows: Sequence[int], hop_samples: int, length: str) -> l
                 length: sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=f"length_{seconds}s"),
             },
         )
-        for seconds, clips in WARMUPS
+        for seconds, clips in WARMUPS[stage]
     ]
 
 

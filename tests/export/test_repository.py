@@ -194,11 +194,13 @@ def test_a_configuration_that_was_broken_by_hand_is_named(tmp_path, config, netw
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(("stage", "tensor"), [("features", "SIGNAL"), ("acoustic", "FEATURES")])
-def test_warm_up_runs_clips_that_fill_their_tensors(tmp_path, config, network, stage, tensor):
+@pytest.mark.parametrize(
+    ("stage", "tensor", "rows"), [("features", "SIGNAL", [1, 4]), ("acoustic", "FEATURES", [1, 4, 1])]
+)
+def test_warm_up_runs_clips_that_fill_their_tensors(tmp_path, config, network, stage, tensor, rows):
     write_model(tmp_path, "tiny", config, network)
     warmups = read_config(tmp_path / f"tiny_{stage}" / "config.pbtxt").model_warmup
-    assert [warmup.batch_size for warmup in warmups] == [1, 4, 1]
+    assert [warmup.batch_size for warmup in warmups] == rows
     for warmup in warmups:
         (length,) = (value for value in warmup.inputs.values() if value.input_data_file)
         file = tmp_path / f"tiny_{stage}" / "warmup" / length.input_data_file
