@@ -18,6 +18,7 @@ from carnelian_export.stages import SOURCES, Decoding, RepositoryError
 from carnelian_export.target import Target
 from carnelian_export.to_onnx import export_ragged
 from carnelian_export.tuning import StageTuning
+from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model
 from carnelian_training.ctc import Calibration, OptionError
 from carnelian_training.replacement import WriteError
@@ -195,7 +196,7 @@ def test_a_configuration_that_was_broken_by_hand_is_named(tmp_path, config, netw
 
 
 @pytest.mark.parametrize(
-    ("stage", "tensor", "rows"), [("features", "SIGNAL", [1, 4]), ("acoustic", "FEATURES", [1, 4, 1])]
+    ("stage", "tensor", "rows"), [("features", "SIGNAL", [1, MAX_RUN_ROWS]), ("acoustic", "FEATURES", [1, 4, 1])]
 )
 def test_warm_up_runs_clips_that_fill_their_tensors(tmp_path, config, network, stage, tensor, rows):
     write_model(tmp_path, "tiny", config, network)

@@ -135,6 +135,17 @@ def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_c
     assert not (tmp_path / "run").exists()
 
 
+def test_segments_of_one_recording_that_is_missing_are_left_out(tiny_config, changed, tmp_path):
+    here = read_manifest(tiny_config.data.dev)
+    segments = [
+        dataclasses.replace(here[0], audio_filepath=tmp_path / "absent.wav", offset=float(i)) for i in range(100)
+    ]
+    write_manifest(tmp_path / "train.jsonl", [*segments, *here])
+    config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "train.jsonl"),)}, loop={"steps": 1})
+    train(config, tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 1
+
+
 def test_a_folder_without_noises_ends_a_run_before_it_writes_anything(tiny_config, changed, tmp_path):
     config = changed(tiny_config, augment={"noise": NoiseConfig(path=tmp_path / "absent")})
     with pytest.raises(ConfigError, match="absent must hold sound files"):

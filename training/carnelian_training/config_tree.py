@@ -144,7 +144,8 @@ def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagg
         tagged: sections of which there are several kinds, told apart by their `name`.
 
     Raises:
-        ConfigError: with every unknown key and wrong value, by path.
+        ConfigError: with every unknown key and wrong value, by path; where there is none, with every `true` for a
+            number.
     """
     try:
         config = adapter.validate_python(tree)
@@ -152,11 +153,11 @@ def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagg
         raise ConfigError(_listed(where, config_errors.describe(error, tagged))) from error
     # To pydantic, `true` is 1; its strict mode would refuse 1e-3 as well, which is a string to YAML.
     values = flat(config_to_dict(config))
-    numbers = {
+    misplaced = {
         path: found for path, found in flat(tree).items() if isinstance(found, bool) and values[path] is not found
     }
-    if numbers:
-        raise ConfigError(_listed(where, [f"{path}: must be a number (found {numbers[path]})" for path in numbers]))
+    if misplaced:
+        raise ConfigError(_listed(where, [f"{path}: must be a number (found {misplaced[path]})" for path in misplaced]))
     return config
 
 

@@ -1,4 +1,4 @@
-"""Batches in parts, on a CPU. A GPU runs whole ones."""
+"""Batches in parts, on a CPU. An instance on a GPU runs whole ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ MAX_RUN_ELEMENTS = 2**17
 """Of an ONNX model's ragged input, in one run: 20 s of log-mel features. Beyond, the activations of deep networks leave
 the caches, and each clip costs up to a third more than alone."""
 MAX_RUN_ROWS = 4
-"""Of a DALI pipeline, in one run, for each of its threads. Its operators keep a buffer for each place in a batch, as
-large as the longest clip that ever had that place. Fewer rows take as long or less, each: the buffers stay in the
-caches."""
+"""Of a DALI pipeline, in one run; more only if it has more threads. Its operators keep a buffer for each place in a
+batch, as large as the longest clip that ever had that place. On one thread, four rows take as long or less, each, than
+32 do: the buffers stay in the caches."""
 
 
 def split(sizes: Sequence[int], most: int) -> Iterator[slice]:

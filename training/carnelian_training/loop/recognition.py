@@ -3,8 +3,10 @@
 import hashlib
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
 from carnelian_training.config import Config
 from carnelian_training.data.acoustics import Sounds
@@ -24,7 +26,7 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 
 logger = logging.getLogger(__name__)
 
-LOOKED_UP = 100
+MAX_FILES_LOOKED_UP = 100
 """Sound files of a manifest that are looked up before training: on a network, a file takes a millisecond."""
 
 
@@ -101,19 +103,20 @@ def read_training_clips(config: Config) -> list[Clip]:
     for i, manifest in enumerate(config.data.train):
         try:
             found = read_manifest(manifest.path)
-            _check_place(found[:LOOKED_UP])
+            _check_place(manifest.path, found)
             clips += found * manifest.repeat
         except ValueError as error:
             raise ValueError(f"`data.train.{i}.path`: {error}") from error
     return clips
 
 
-def _check_place(clips: Sequence[Clip]) -> None:
+def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     # One file that is missing is left out of its batch; all of them would be an epoch of warnings.
-    if clips and not any(clip.audio_filepath.exists() for clip in clips):
+    files = list(dict.fromkeys(clip.audio_filepath for clip in clips))
+    if len(files) > 1 and not any(map(os.path.isfile, files[:MAX_FILES_LOOKED_UP])):
         raise ValueError(
-            f"a manifest's sound files must be there, but of the first {len(clips)} none is, such as "
-            f"{clips[0].audio_filepath}; a relative path begins at the manifest's own folder"
+            f"the sound files of {manifest} must be there, but of the first {len(files[:MAX_FILES_LOOKED_UP])} none "
+            f"is, such as {files[0]}; a relative path begins at the manifest's own folder"
         )
 
 

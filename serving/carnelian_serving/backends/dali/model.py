@@ -66,7 +66,7 @@ class TritonPythonModel:
             num_threads=thread_count(self._config, "num_threads") or None,
             device_id=int(args["model_instance_device_id"]) if on_gpu else None,
         )
-        self._most_rows = self._config.max_batch_size if on_gpu else MAX_RUN_ROWS * self._pipeline.num_threads
+        self._most_rows = self._config.max_batch_size if on_gpu else max(MAX_RUN_ROWS, self._pipeline.num_threads)
         self._check_pipeline()
         self._admission = admission.read_admission(self._config)
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
