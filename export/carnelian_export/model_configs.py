@@ -13,8 +13,8 @@ from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, apply_tuning
 
 WARMUPS = {"features": ((2, 1), (20, 4)), "acoustic": ((2, 1), (2, 4), (20, 1))}
-"""Seconds and clips: what is small, what comes in batches, and what needs room. DALI keeps it for each of the rows that
-`carnelian-serve` runs at once, and memory should not grow with each of them that meets its first long clip."""
+"""Seconds and clips: what is small, what comes in batches, and what needs room. DALI keeps room for each of the rows
+that `carnelian-serve` runs at once, four: all have met a long clip before the server is ready."""
 MAX_PENDING_REQUESTS = 128
 """Before the stages behind the features: as many clips as four batches, or some seconds of work on two cores."""
 ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root

@@ -112,11 +112,11 @@ def read_training_clips(config: Config) -> list[Clip]:
 
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     # One file that is missing is left out of its batch; all of them would be an epoch of warnings.
-    files = list(dict.fromkeys(clip.audio_filepath for clip in clips))
-    if len(files) > 1 and not any(map(os.path.isfile, files[:MAX_FILES_LOOKED_UP])):
+    files = list(dict.fromkeys(clip.audio_filepath for clip in clips))[:MAX_FILES_LOOKED_UP]
+    if len(files) > 1 and not any(map(os.path.isfile, files)):
         raise ValueError(
-            f"the sound files of {manifest} must be there, but of the first {len(files[:MAX_FILES_LOOKED_UP])} none "
-            f"is, such as {files[0]}; a relative path begins at the manifest's own folder"
+            f"the sound files of {manifest} must be there, but of the first {len(files)} none is, such as {files[0]}; "
+            "a relative path begins at the manifest's own folder"
         )
 
 
