@@ -224,6 +224,7 @@ SCALAR_PIPELINE = CUT_PIPELINE.replace(
 )
 PADDED_CONFIG = CUT_CONFIG.replace("max_batch_size: 4", "max_batch_size: 8").replace("[ 3 ]", "[ 6 ]")
 PADDED_PIPELINE = CUT_PIPELINE.replace("signal * 2", "fn.pad(signal)")
+FIVE_THREADS_CONFIG = PADDED_CONFIG.replace('string_value: "1"', 'string_value: "5"')
 
 
 @pytest.fixture(scope="session")
@@ -235,6 +236,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(repository, "large", LARGE_CONFIG, {"model.onnx": large_onnx()})
     write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "padded", PADDED_CONFIG, {"dali.py": PADDED_PIPELINE})
+    write_model(repository, "padded_by_five_threads", FIVE_THREADS_CONFIG, {"dali.py": PADDED_PIPELINE})
     write_model(repository, "bounded", BOUNDED_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "heard", HEARD_CONFIG, {"dali.py": HEARD_PIPELINE})
     write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})

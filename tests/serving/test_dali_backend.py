@@ -29,13 +29,14 @@ def test_requests_of_different_lengths_run_as_one_batch(client: Any) -> None:
         np.testing.assert_array_equal(answer["DOUBLE"], request["SIGNAL"] * 2)
 
 
-def test_a_few_requests_run_at_a_time_on_a_cpu(client: Any) -> None:
+@pytest.mark.parametrize(("model", "together"), [("padded", 4), ("padded_by_five_threads", 5)])
+def test_four_requests_run_at_a_time_on_a_cpu_or_one_on_each_thread(client: Any, model: str, together: int) -> None:
     requests = [signal(samples, 1) for samples in range(1, 7)]
-    before = client.executions("padded")
-    answers = client.infer_together("padded", requests)
-    assert client.executions("padded") == before + 1
+    before = client.executions(model)
+    answers = client.infer_together(model, requests)
+    assert client.executions(model) == before + 1
     widths = collections.Counter(answer["DOUBLE"].shape[1] for answer in answers)  # of the longest that ran beside
-    assert sorted(widths.values()) == [2, 4]
+    assert sorted(widths.values()) == [6 - together, together]
     for request, answer in zip(requests, answers, strict=True):
         np.testing.assert_array_equal(answer["CUT"], request["SIGNAL"][:, :1])
         np.testing.assert_array_equal(np.trim_zeros(answer["DOUBLE"][0]), request["SIGNAL"][0])
@@ -70,6 +71,19 @@ def test_a_dali_error_is_answered_alone_and_the_pipeline_lives_on(client: Any) -
     assert "dali.py" not in bad.message()  # no paths of the server
     assert bad.status() == "StatusCode.UNKNOWN"  # as the native backend answers
     np.testing.assert_array_equal(client.infer("cut", **requests[0])["CUT"], first["CUT"])
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_an_error_in_one_part_of_a_batch_is_answered_alone(client: Any, place: int) -> None:
+    requests = [signal(samples, 1) for samples in range(1, 7)]
+    requests[place]["LENGTH"][:] = 9
+    before = client.executions("padded")
+    answers = client.infer_together("padded", requests)
+    assert client.executions("padded") == before + 1
+    assert isinstance(answers.pop(place), InferenceServerException)
+    for request, answer in zip(requests[:place] + requests[place + 1 :], answers, strict=True):
+        np.testing.assert_array_equal(answer["CUT"], request["SIGNAL"][:, :1])
+        np.testing.assert_array_equal(np.trim_zeros(answer["DOUBLE"][0]), request["SIGNAL"][0])
 
 
 def test_an_error_of_cplusplus_costs_the_next_batch_nothing() -> None:
