@@ -31,23 +31,33 @@ def execute(
         run_batch: From input arrays to output arrays, request by request. Those may be views that the next
             call overwrites: Triton has copied them by then, but for the single runs.
         split: From the input arrays to consecutive requests that run together. They are answered as soon as they
-            have run, the last ones by what this returns.
+            have run.
         error_code: Of the answer to a request that fails, the native backend's; a name in `pb_utils.TritonError`.
 
     Returns:
         For each request, in their order, a response, or None where it has been answered.
     """
     inputs = [_read_inputs(config, request) for request in requests]
-    parts = split(_transpose(inputs)) if split else [slice(0, len(requests))]
+    parts = list(split(_transpose(inputs))) if split else [slice(0, len(requests))]
+    if len(parts) == 1:
+        return _answer(config, requests, inputs, run_batch, error_code)
+    # The last part is sent too: were it returned and found no room, Triton would free what it has of all requests,
+    # the answered ones for the second time, and crash (2.51).
     responses: list[Any] = []
     for part in parts:
-        answers = _answer(config, requests[part], inputs[part], run_batch, error_code)
-        if part.stop < len(requests):
-            for request, answer in zip(requests[part], answers, strict=True):
-                request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-            answers = [None] * len(answers)
-        responses += answers
+        responses += map(_send, requests[part], _answer(config, requests[part], inputs[part], run_batch, error_code))
     return responses
+
+
+def _send(request: Any, answer: Any) -> Any:
+    """Answer a request; return what `execute` has to return for it."""
+    try:
+        request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except pb_utils.TritonModelException as error:
+        pb_utils.Logger.log_error(f"an answer was not sent: {error}")
+        # A response for a request that counts as answered makes Triton send an error to those that were not.
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("not sent"))
+    return None
 
 
 def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], dtype: Any) -> None:
