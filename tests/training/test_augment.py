@@ -56,3 +56,12 @@ def test_features_are_augmented_on_the_device_where_they_are():
     features, lengths = torch.zeros(2, 64, 30, device="meta"), torch.tensor([30, 20], device="meta")
     warped = warp_frequency(features, config, range(2))
     assert spec_augment(warped, lengths, config, range(2)).is_meta
+
+
+def test_a_time_mask_takes_its_share_of_the_clip_and_not_of_the_batch():
+    config = AugmentConfig(frequency_masks=0, time_masks=1, time_mask_frames=50, time_mask_share=0.1)
+    lengths = torch.tensor([300, 50]).repeat(50)
+    frames = (spec_augment(torch.ones(100, 64, 300), lengths, config, range(100)) == 0).all(1)
+    assert frames[0::2].sum(1).max() == 30
+    assert frames[1::2].sum(1).max() == 5
+    assert not frames[1::2, 50:].any()

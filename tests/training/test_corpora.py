@@ -314,3 +314,11 @@ def test_offline_perturbation_refuses_what_training_leaves_out(tmp_path, samples
     with pytest.raises(ValueError, match=rf"bad\.wav: {words}; `carnelian-train validate --write`"):
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9])
     assert not list(tmp_path.rglob("*.flac"))
+
+
+def test_what_offline_perturbation_writes_of_a_segment_is_a_file_of_its_own(tmp_path):
+    soundfile.write(tmp_path / "long.wav", NOISE[:32000], 16000)
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "long.wav", 1.0, "a", offset=0.5)])
+    old, new = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.25]))
+    assert (old.offset, new.offset) == (0.5, None)
+    assert soundfile.info(new.audio_filepath).duration == pytest.approx(new.duration)

@@ -302,3 +302,15 @@ def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):
     config, model = sources.load_model(tmp_path / "t.pt", "other")
     assert config_to_dict(config) == config_to_dict(tiny_config)
     assert np.isfinite(sum(p.sum().item() for p in model.parameters()))
+
+
+def test_the_options_of_a_yamls_features_come_along(tmp_path):
+    path = yaml_of("quartznet", tmp_path / "dle.yaml")
+    tree = yaml.safe_load(path.read_text())
+    options = {"window_size": 0.025, "window_stride": 0.0125, "preemph": 0, "lowfreq": 20, "highfreq": 7600}
+    tree["input_val"]["filterbank_features"] |= options
+    tree["input_val"]["filterbank_features"].pop("n_fft", None)
+    path.write_text(yaml.safe_dump(tree))
+    features = sources.read(saved(tmp_path / "dle.pt", trained("quartznet"), None), dle_config=path)[0].features
+    assert (features.window_samples, features.hop_samples, features.fft_size) == (400, 200, 512)
+    assert (features.preemphasis, features.low_hz, features.high_hz) == (0.0, 20.0, 7600.0)

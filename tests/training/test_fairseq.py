@@ -181,3 +181,15 @@ def test_expressions_of_layers_are_read_and_nothing_else():
     for harmful in ("__import__('os').getcwd()", "[1] * 10 ** 9", "[1] * 1000000", "2 +", "'a'"):
         with pytest.raises(CheckpointError, match="by numbers"):
             _literal(harmful, "here")
+
+
+def test_samples_are_as_they_are_where_a_file_says_nothing_of_normalising(tmp_path):
+    """fairseq's own default: Base was trained so."""
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = unpickling.plain(content["cfg"])
+    inner = cfg["model"]["w2v_args"]
+    for section in (cfg["task"], cfg["model"], inner.get("task") or {}, inner["model"]):
+        section.pop("normalize", None)
+    letters = {"output_labels": "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n"}
+    torch.save(content | letters | {"cfg": cfg, "task_state": None}, tmp_path / "silent.pt")
+    assert not sources.read(tmp_path / "silent.pt")[0].features.normalise

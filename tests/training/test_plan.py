@@ -114,3 +114,14 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
 def test_other_characters_come_with_what_would_mend_them(tiny_config, text, words):
     limits = Limits.of(dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "é", "Ж")))
     assert text_defect(Clip(Path("a.wav"), 2.0, text), limits) == f"characters outside the labels{words}"
+
+
+def test_another_seed_gives_another_epoch(tiny_config, changed):
+    many = clips(*np.linspace(1, 9, 50))
+    plans = [plan_epoch(many, changed(tiny_config, loop={"seed": seed}), 0) for seed in (1, 2)]
+    lengths, seeds = (
+        [[[what(item) for item in batch] for batch in plan] for plan in plans]
+        for what in (lambda item: item.clip.duration, lambda item: item.seed)
+    )
+    assert lengths[0] != lengths[1]
+    assert not {seed for batch in seeds[0] for seed in batch} & {seed for batch in seeds[1] for seed in batch}

@@ -228,3 +228,10 @@ def test_a_pre_training_shows_accuracy_and_codes(tmp_path):
 def test_no_dev_manifest_draws_the_loss_alone(tiny_config, changed, tmp_path):
     train(changed(tiny_config, data={"dev": None}), tmp_path)
     assert (tmp_path / "tiny.png").exists()
+
+
+def test_curves_lose_what_a_resumed_run_will_record_again_and_nothing_before(tiny_config, tmp_path, monkeypatch):
+    found = {}
+    monkeypatch.setattr("carnelian_training.loop.report.SummaryWriter", lambda *_, **named: found.update(named))
+    Report(tmp_path, tiny_config, 2)
+    assert found == {"purge_step": 3}  # TensorBoard hides what there is of this step and of later ones

@@ -65,3 +65,14 @@ def test_a_manifest_without_voices_is_refused(tmp_path, call):
     assert status == 2
     assert "must name a manifest with clips" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_babble_is_three_to_eight_voices_at_once(tmp_path):
+    voice = 0.01 * np.random.default_rng(0).standard_normal(32000).astype(np.float32)
+    soundfile.write(tmp_path / "voice.wav", voice, 16000, subtype="FLOAT")
+    clips = [Clip(tmp_path / "voice.wav", 2.0, "")]
+    times = set()
+    for seed in range(30):
+        mixed = babble(clips, np.random.default_rng(seed))[:32000]
+        times.add(round(float(mixed @ voice / (voice @ voice))))
+    assert times == {3, 4, 5, 6, 7, 8}

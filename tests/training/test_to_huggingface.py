@@ -80,3 +80,11 @@ def test_a_label_that_would_pass_for_the_space_is_refused(tmp_path):
     config = dataclasses.replace(config, labels=(" ", "|", *config.labels[2:]))
     with pytest.raises(CheckpointError, match=r"`labels` must not hold '\|'"):
         huggingface.write(tmp_path / "x", config, weights)
+
+
+@pytest.mark.parametrize(("source", "is_masked"), [("wav2vec2_base", False), ("wav2vec2_large", True)])
+def test_padding_is_masked_in_transformers_where_the_model_was_trained_so(tmp_path, call, source, is_masked):
+    assert call(main, "import", REFERENCES / source, tmp_path / "ours.pt")[0] == 0
+    assert call(main, "to-huggingface", tmp_path / "ours.pt", tmp_path / "folder")[0] == 0
+    extractor = json.loads((tmp_path / "folder" / "preprocessor_config.json").read_text())
+    assert extractor["return_attention_mask"] is is_masked

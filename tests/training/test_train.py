@@ -313,3 +313,13 @@ def test_what_float16_cannot_hold_is_published_as_it_is(tiny_config, tmp_path):
     checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "published.pt")
     _, published = checkpoint.load_model(tmp_path / "published.pt")
     assert torch.equal(published.blocks[0].sub_blocks[0].norm.running_var, variance)
+
+
+def test_an_average_of_networks_that_hear_otherwise_is_refused(tiny_config, changed, tmp_path):
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    other = changed(tiny_config, features={"edges": "zero"})
+    for name, config in (("a", other), ("b", tiny_config)):
+        checkpoint.save(tmp_path / f"{name}.pt", config, weights, results={})
+    with pytest.raises(CheckpointError, match=r"a\.pt must be of the same network as .*b\.pt, .* in features$"):
+        checkpoint.average([tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "mean.pt")
+    assert not (tmp_path / "mean.pt").exists()

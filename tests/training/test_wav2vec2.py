@@ -248,3 +248,58 @@ def test_training_evaluation_and_checkpoints_are_those_of_every_network(config, 
     assert len(evaluate(model, config, CLIPS).transcripts) == 6
     start = build_model(config).state_dict()
     assert any(not torch.equal(start[name], tensor) for name, tensor in model.state_dict().items())
+
+
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "input_dropout", "head_dropout", "layer_drop")
+
+
+def scores(model, *masks, seed=1):
+    torch.manual_seed(seed)
+    return model(torch.randn(1, 1, 4000, generator=torch.Generator().manual_seed(5)), torch.tensor([4000]), *masks)[0]
+
+
+@pytest.mark.parametrize("name", [None, *DROPOUTS])
+def test_each_dropout_is_drawn_in_training_and_never_in_evaluation(name):
+    dry = tiny(**dict.fromkeys(DROPOUTS, 0.0)).eval()
+    model = tiny(**dict.fromkeys(DROPOUTS, 0.0) | ({} if name is None else {name: 0.5}))
+    model.load_state_dict(dry.state_dict())  # positions are drawn by the dropout
+    assert torch.equal(scores(model.eval()), scores(dry))
+    model.train()
+    assert torch.equal(scores(model), scores(model))
+    assert torch.equal(scores(model), scores(model, seed=2)) == (name is None)
+
+
+def test_what_masks_hide_is_not_seen():
+    model = tiny().eval()
+    hidden, channels = torch.arange(31)[None] % 3 == 1, torch.arange(24)[None] < 5
+    x, lengths = torch.randn(1, 31, 16), torch.tensor([31])
+    other = x.masked_fill(hidden[:, :, None], 7.0)
+    masked = model.encode(x, lengths, hidden)
+    torch.testing.assert_close(model.encode(other, lengths, hidden), masked)
+    assert not torch.allclose(model.encode(x, lengths), masked, atol=0.01)
+    narrowed = model.encode(x, lengths, None, channels)
+    assert not torch.allclose(model.encode(x, lengths), narrowed, atol=0.01)
+    with torch.no_grad():
+        model.projection.weight[:5] += 1.0
+    torch.testing.assert_close(model.encode(x, lengths, None, channels), narrowed)
+
+
+def test_stages_are_the_extractor_the_input_and_each_layer():
+    model = tiny()
+    stages = {}
+    for name, _ in model.named_parameters():
+        stages.setdefault(model.config.stage_of(name), set()).add(".".join(name.split(".")[:2]))
+    assert sorted(stages) == [0, 1, 2, 3, 4, 5, 6]
+    assert stages[0] == {"extractor.0", "extractor.1", "extractor.2"}
+    assert {"projection.weight", "mask_embedding", "positions.bias", "norm.weight"} <= stages[1]
+    assert [stages[2 + i] for i in range(4)] == [{f"layers.{i}"} for i in range(4)]
+    assert stages[model.config.num_stages] == {"head.weight", "head.bias"}
+    assert model.config.stage_of("pretraining.quantiser.vectors") == model.config.num_stages
+
+
+def test_every_clip_has_its_least_number_of_spans():
+    rare = SpanMaskConfig(time_probability=0.001, time_length=10, time_least=2)
+    hidden = time_mask([40] * 100, 40, rare, range(100)).sum(1)
+    assert hidden.min() >= 11  # two spans that do not begin at one frame
+    assert hidden.max() <= 20
+    assert time_mask([3], 3, rare, [1]).all()
