@@ -9,11 +9,14 @@ from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
+from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop import finetune
 from carnelian_training.loop.optim import build_optimizer
-from carnelian_training.loop.train import train
+from carnelian_training.loop.recognition import shares
+from carnelian_training.loop.state import new_state
+from carnelian_training.loop.train import optimise, train
 from carnelian_training.loop_config import FreezeConfig, InitConfig
 
 
@@ -183,3 +186,24 @@ def test_lower_stages_learn_more_slowly(tiny_config, source):
 def test_impossible_settings_are_refused(tiny_config, init, message):
     with pytest.raises(ConfigError, match=message):
         config_from_dict(config_to_dict(tiny_config) | {"init": init}, "here")
+
+
+def test_a_step_moves_lower_stages_less(tiny_config, changed, source):
+    config = changed(with_init(tiny_config, source, stage_lr_decay=0.1), optimizer={"weight_decay": 0.0})
+    state = new_state(config, Process(torch.device("cpu")))
+    before = {name: tensor.clone() for name, tensor in state.model.named_parameters()}
+    assert optimise(state, next(iter(shares(read_manifest(config.data.dev), config, state))), config).is_finite
+    moved = {}
+    for name, tensor in state.model.named_parameters():
+        stage = config.model.stage_of(name)
+        moved[stage] = max(moved.get(stage, 0.0), (tensor - before[name]).abs().max().item())
+    # The first step of Adam is as long as the learning rate, in the warm-up half of 0.002.
+    assert moved == {stage: pytest.approx(1e-3 * 0.1 ** (2 - stage), rel=0.1) for stage in range(3)}
+
+
+def test_an_average_starts_from_the_checkpoint_too(tiny_config, changed, source, tmp_path):
+    config = changed(with_init(tiny_config, source), optimizer={"ema": 0.9, "lr": 1e-9, "min_lr": 0.0})
+    train(changed(config, loop={"steps": 1}), tmp_path)
+    first, average = (checkpoint.load(path)[1]["weights"] for path in (source, tmp_path / "tiny.pt"))
+    for name, _ in checkpoint.build_model(config).named_parameters():
+        torch.testing.assert_close(average[name], first[name].float(), atol=1e-6, rtol=0, msg=name)

@@ -369,3 +369,34 @@ def test_a_text_that_is_too_short_is_refused_in_words(config, changed, tmp_path)
 
 def test_a_configuration_survives_its_checkpoint(config):
     assert run_from_dict(config_to_dict(config), "there") == config
+
+
+def test_what_was_not_finite_is_not_remembered(config):
+    state, task = new_state(config, CPU), LanguageModelling(config)
+    task.prepare(state)
+    coming = task.shares(state)
+    assert optimise(state, next(coming), config).is_finite
+    weights = {name: parameter.detach().clone() for name, parameter in state.model.named_parameters()}
+    with torch.no_grad():
+        state.model.embedding.weight[:] = torch.nan
+    assert not optimise(state, next(coming), config).is_finite
+    state.model.load_state_dict(weights, strict=False)
+    assert optimise(state, next(coming), config).is_finite
+
+
+def test_an_epoch_begins_without_memory(config):
+    state, task = new_state(config, CPU), LanguageModelling(config)
+    task.prepare(state)
+    state.batch, state.memory = task.streams.steps - 1, torch.zeros(1)
+    coming = task.shares(state)
+    next(coming)
+    assert (state.epoch, state.batch, state.memory is None) == (0, task.streams.steps, False)
+    next(coming)
+    assert (state.epoch, state.batch, state.memory is None) == (1, 1, True)
+
+
+def test_an_average_has_the_tokens_too(config, changed, tmp_path):
+    averaged = changed(config, optimizer={"ema": 0.9}, loop={"steps": 1})
+    train(averaged, tmp_path)
+    _, network = load_language_model(tmp_path / "tiny.pt")
+    assert Tokenizer(network.tokenizer).encode(["the king"]) != [[]]

@@ -8,7 +8,14 @@ import pytest
 from carnelian_training.cli import main
 from carnelian_training.ctc import Decoder, Options
 from carnelian_training.data.manifest import read_manifest, write_manifest
-from carnelian_training.language_models.weights import RESCORING_GRID, SEARCH_GRID, choose_weights, read_weights
+from carnelian_training.language_models import weights
+from carnelian_training.language_models.weights import (
+    RESCORING_GRID,
+    SEARCH_GRID,
+    Readings,
+    choose_weights,
+    read_weights,
+)
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
@@ -100,3 +107,28 @@ def test_another_file_is_not_taken_for_weights(tmp_path, content):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(ValueError, match="must be a file of `carnelian-train weigh`"):
         read_weights(tmp_path / "other.json")
+
+
+def test_a_lucky_point_is_no_better_than_a_good_neighbourhood():
+    # Of the straight lines that the readings' scores are over the weight, each is the highest from somewhere on.
+    readings, score = Readings("a"), 0.0
+    for slope, (begins, wrong) in enumerate([(0.0, 10), (0.25, 0), (0.35, 10), (0.85, 1), (1.25, 10)]):
+        score -= begins
+        readings.rows[str(slope)] = (score, 0.0, float(slope), 0, 0, wrong)
+    assert weights._best_point([readings], RESCORING_GRID, Options(decoder="beam")) == {"rescore_weight": 1.0}
+
+
+def test_words_have_a_score_of_their_own_beside_n_grams_alone():
+    wordy, acoustic = (0.0, 0.0, 0.0, 9, 0, 1), (1.0, 0.0, 0.0, 1, 0, 0)
+    for decoder, expected in (("ngram", 0), ("beam", 1)):
+        options = Options(decoder=decoder, word_score=2.0)
+        scores = np.array([wordy, acoustic])[:, :-1] @ weights._weights(options, rescore=True)
+        assert scores.argmax() == expected
+
+
+def test_a_search_is_repeated_with_what_it_gave_until_that_stays(monkeypatch):
+    found, searched = [{"lm_weight": 0.7}, {"lm_weight": 0.6}, {"lm_weight": 0.6}], []
+    monkeypatch.setattr(weights, "_search", lambda *arguments, rescore: searched.append(arguments[3].lm_weight))
+    monkeypatch.setattr(weights, "_best_point", lambda *_: found[len(searched) - 1])
+    assert weights._weigh_search([], [], None, Options(decoder="ngram")) == {"lm_weight": 0.6}
+    assert searched == [Options().lm_weight, 0.7, 0.6]

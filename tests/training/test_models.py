@@ -4,8 +4,8 @@ import pytest
 import torch
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import load_config
-from carnelian_training.models import masked, network
-from carnelian_training.models.blocks import StageConfig
+from carnelian_training.models import blocks, masked, network
+from carnelian_training.models.blocks import Block, StageConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig, JasperStageConfig
 from carnelian_training.models.masked import FOLD, Mask, MaskedBatchNorm, MaskedConv
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
@@ -199,3 +199,47 @@ def test_folding_time_into_small_batches_changes_no_score_and_no_gradient(length
         results.append((log_probs[real], *torch.autograd.grad(loss, list(model.parameters()))))
     for folded, plain in zip(*results, strict=True):
         torch.testing.assert_close(folded, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_dropout_follows_each_sub_block_in_training(monkeypatch):
+    dropped = []
+
+    def spy(x, probability, training):
+        dropped.append((probability, training))
+        return x
+
+    monkeypatch.setattr(blocks, "dropout", spy)
+    block = Block(4, StageConfig(filters=4, kernel=3, repeat=3, dropout=0.3))
+    x, mask = torch.randn(1, 4, 1, 9), Mask.from_lengths(torch.tensor([9]), 9)
+    for is_training in (True, False):
+        block.train(is_training)(x, mask)
+        assert dropped == [(0.3, is_training)] * 3
+        dropped.clear()
+
+
+def test_what_follows_the_stride_of_a_block_reaches_further():
+    stage = StageConfig(filters=16, kernel=5, stride=2, repeat=2, residual=False)
+    torch.manual_seed(0)
+    model = QuartzNet(QuartzNetConfig(stages=(stage,)), 29).eval()
+    assert model.config.reaches == [4]
+    clips, starts = [torch.randn(1, 64, frames) for frames in (8, 6)], [0, 12]
+    row, valid = torch.zeros(1, 64, 18), torch.zeros(1, 1, 1, 18, dtype=torch.bool)
+    for clip, start in zip(clips, starts, strict=True):
+        row[..., start : start + clip.shape[2]] = clip
+        valid[..., start : start + clip.shape[2]] = True
+    with torch.inference_mode():
+        found = model.score(row, Mask(valid))
+        for clip, start in zip(clips, starts, strict=True):
+            expected, lengths = model(clip, torch.tensor([clip.shape[2]]))
+            end = start // 2 + int(lengths[0])
+            torch.testing.assert_close(found[:, start // 2 : end], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_batch_of_one_frame_can_be_learnt_from():
+    norm = MaskedBatchNorm(3)
+    mask = Mask.from_lengths(torch.tensor([1]), 4)
+    out = norm(torch.randn(1, 3, 1, 4, requires_grad=True), mask)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert not norm.running_mean.any()
+    assert (norm.running_var == 1).all()

@@ -6,7 +6,7 @@ import torch
 from carnelian_training.checkpoint import build_model
 from carnelian_training.distributed import Process
 from carnelian_training.loop.muon import Muon, orthogonal
-from carnelian_training.loop.optim import NovoGrad, build_optimizer, learning_rate
+from carnelian_training.loop.optim import NovoGrad, build_optimizer, clip_gradients, learning_rate
 from torch import nn
 
 CPU = Process(torch.device("cpu"))
@@ -217,3 +217,11 @@ def test_an_orthogonal_update_has_equal_singular_values(shape):
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(5))))
     assert values.min() > 0.6
     assert values.max() < 1.3
+
+
+def test_gradients_are_corrected_before_they_are_clipped():
+    for max_norm, left in ((None, [6.0, 8.0]), (5.0, [3.0, 4.0]), (20.0, [6.0, 8.0])):
+        layer = nn.Linear(2, 1, bias=False)
+        layer.weight.grad = torch.tensor([[3.0, 4.0]])
+        assert clip_gradients(layer, max_norm, 2.0).item() == pytest.approx(10.0)
+        torch.testing.assert_close(layer.weight.grad, torch.tensor([left]), atol=1e-4, rtol=0)

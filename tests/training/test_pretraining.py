@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError, build_model, load, load_model
-from carnelian_training.config import config_from_dict
+from carnelian_training.checkpoint import CheckpointError, build_model, load, load_model, save
+from carnelian_training.config import LABELS, config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest
@@ -272,3 +273,103 @@ def test_an_evaluation_takes_what_a_laptop_can_however_large_steps_are(config, c
     monkeypatch.setattr(contrastive, "load", lambda batches, *_: planned.extend(batches) or iter(()))
     contrastive.evaluate(new_state(config, CPU).model, changed(config, data={"batch_s": 5600}), CLIPS, CPU)
     assert max(map(len, planned)) == 60
+
+
+def test_noise_moves_the_choice_and_not_what_is_chosen():
+    torch.manual_seed(0)
+    quantiser = Quantiser(4, SETTINGS)
+    x, noise = torch.randn(2, 5, 4), 9 * torch.randn(2, 5, 2, 8)
+    codes = quantiser(x, 0.5, noise)
+    logits = quantiser.choose(x).view(2, 5, 2, 8)
+    assert torch.equal(codes.ids, (logits + noise).argmax(3))
+    assert not torch.equal(codes.ids, logits.argmax(3))
+    torch.testing.assert_close(codes.vectors, quantiser.vectors[torch.arange(2), codes.ids].flatten(2))
+    torch.testing.assert_close(codes.probabilities, logits.softmax(3))
+
+
+def test_training_is_noisy_and_evaluation_is_not(config):
+    state = new_state(config, CPU)
+    (batch,) = next(iter(shares(read_manifest(CLIPS), config, state))).batches
+    inputs = augmented(batch, config, CPU.device) | {"seeds": batch.seeds}
+    for is_training in (True, False):
+        state.model.train(is_training)  # without dropout; the temperature is that of the noise
+        hot, cold = (state.model(**inputs, temperature=temperature).loss for temperature in (2.0, 0.5))
+        assert torch.equal(hot, cold) == (not is_training)
+
+
+def test_a_clip_gives_the_same_in_any_company(config):
+    model = new_state(config, CPU).model.eval()
+    lengths = torch.tensor([8000, 5200])
+    features = torch.randn(2, 1, 8000, generator=torch.Generator().manual_seed(1))
+    ends = [config.model.output_frames(samples) for samples in lengths.tolist()]
+    positions = torch.arange(ends[0])
+    hidden = (positions % 3 != 1) & (positions < torch.tensor(ends)[:, None])
+    both = model(features, lengths, hidden, seeds=[1, 2])
+    alone = model(features[1:, :, :5200], lengths[1:], hidden[1:, : ends[1]], seeds=[2])
+    for name, together, apart in zip(both._fields, both, alone, strict=True):
+        torch.testing.assert_close(together[1:], apart, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_the_noise_is_gumbels():
+    noise = gumbel_noise([torch.Generator().manual_seed(1)], torch.ones(1, 4000), SETTINGS)
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.03)  # Euler's constant
+    assert noise.std().item() == pytest.approx(math.pi / 6**0.5, abs=0.03)
+
+
+def test_the_loss_follows_the_temperature_and_the_penalty_of_each_clips_hidden_frames(config, changed):
+    config = changed(config, pretraining={"diversity_weight": 0.0, "temperature_decay": 0.5})
+    state = new_state(config, CPU)
+    (batch,) = next(iter(shares(read_manifest(CLIPS), config, state))).batches
+    network = state.prepare(config)
+
+    def losses(step, penalty_weight):
+        weighted = changed(config, pretraining={"penalty_weight": penalty_weight})
+        return contrastive.ContrastiveObjective(state.model, weighted, step, CPU).losses(network, batch)[0]
+
+    for step in (0, 1):
+        temperature = config.pretraining.temperature_at(step)
+        contrast = network(**augmented(batch, config, CPU.device), seeds=batch.seeds, temperature=temperature)
+        torch.testing.assert_close(losses(step, 0.0), contrast.loss)
+        torch.testing.assert_close(losses(step, 3.0), contrast.loss + 3.0 * contrast.penalty * contrast.hidden)
+    assert not torch.equal(losses(0, 0.0), losses(1, 0.0))
+
+
+def test_dropout_differs_by_seed_step_process_and_part(config, changed):
+    model, drawn = new_state(config, CPU).model, []
+    for seed, step, rank, part in [(1, 0, 0, 1), (2, 0, 0, 1), (1, 1, 0, 1), (1, 0, 1, 1), (1, 0, 0, 2), (1, 0, 0, 1)]:
+        seeded = changed(config, loop={"seed": seed})
+        contrastive.ContrastiveObjective(model, seeded, step, Process(CPU.device, rank, 2))._seed(part)
+        drawn.append(torch.rand(()).item())
+    assert drawn[0] == drawn[-1]
+    assert len(set(drawn)) == 5
+
+
+def test_evaluation_draws_nothing_but_negatives(config, changed):
+    config = changed(config, pretraining={"feature_dropout": 0.5})
+    model = new_state(config, CPU).model
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(contrastive.evaluate(model.train(), config, CLIPS, CPU))
+    assert found[0] == found[1]
+
+
+def test_the_use_of_codes_is_measured_with_the_dropout_that_the_step_has(config, changed):
+    config = changed(config, pretraining={"feature_dropout": 0.5}, data={"device_batch_s": 6.0})
+    state = new_state(config, CPU)
+    share = next(iter(shares(read_manifest(CLIPS), config, state)))
+    network = state.prepare(config)
+    objective = contrastive.ContrastiveObjective(state.model, config, 0, CPU)
+    batches = list(objective.batches(share.batches, share.parts))
+    assert len(batches) == share.parts > 1
+    for batch in batches:
+        objective.losses(network, batch)
+    torch.testing.assert_close(objective.codes[0] / objective.sums[2], objective.mean_usage)
+
+
+def test_fine_tuning_takes_no_labels_from_pre_training(config, tmp_path):
+    """It read no transcripts, whatever its configuration says of labels."""
+    save(tmp_path / "pre.pt", dataclasses.replace(config, labels=("x",)), {}, results={})
+    (tmp_path / "fine.yaml").write_text(f"name: fine\ninit: {{checkpoint: {tmp_path / 'pre.pt'}}}\n")
+    tuned = load_config(tmp_path / "fine.yaml")
+    assert (tuned.labels, tuned.model) == (LABELS, config.model)

@@ -24,6 +24,7 @@ from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume, write_checkpoint
 from carnelian_training.loop.run_folder import held
 from carnelian_training.loop.state import new_state
+from carnelian_training.loop.task import Finding
 from carnelian_training.replacement import WriteError
 
 
@@ -309,3 +310,75 @@ def test_an_average_may_be_switched_on_and_off(state, config, changed, tmp_path)
 @pytest.fixture(autouse=True)
 def _log_everything(caplog):
     caplog.set_level(logging.INFO)
+
+
+def test_corrected_transcripts_are_other_dev_clips(state, config, changed, tmp_path, caplog):
+    clips = read_manifest(config.data.dev)
+    corrected = changed(config, data={"dev": tmp_path / "dev.jsonl"})
+    write_manifest(corrected.data.dev, clips)
+    Recognition(corrected).prepare(state)
+    state.best_error = 0.1
+    for changes in ({"text": "other words"}, {"duration": clips[0].duration - 0.05}, {"offset": 0.0}):
+        write_manifest(corrected.data.dev, [dataclasses.replace(clips[0], **changes), *clips[1:]])
+        state.best_error = 0.1
+        Recognition(corrected).prepare(state)
+        assert state.best_error == math.inf, changes
+    assert "`data.dev` has other clips than before" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"optimizer": {"name": "novograd"}}, r"optimizer\.name: 'adamw' -> 'novograd'$"),
+        ({"init": {"stage_lr_decay": 0.5}}, r"init\.stage_lr_decay: 1\.0 -> 0\.5$"),
+        ({"features": {"edges": "zero"}}, r"features\.edges: 'reflect' -> 'zero'$"),
+    ],
+)
+def test_what_the_weights_and_moments_would_not_fit_may_not_change(state, config, changed, tmp_path, sections, message):
+    write_at(state, config, tmp_path, 1)
+    with pytest.raises(ConfigError, match=rf"these may not change .*:\n  {message}"):
+        resume(state, changed(config, **sections), tmp_path)
+
+
+def test_what_changes_of_the_optimiser_holds_from_there_on(state, config, changed, tmp_path):
+    write_at(state, config, tmp_path, 1)
+    other = changed(config, optimizer={"weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-6})
+    later = new_state(other, state.process)
+    assert resume(later, other, tmp_path)
+    decayed, plain = later.optimizer.param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+    assert {(group["betas"], group["eps"]) for group in (decayed, plain)} == {((0.8, 0.95), 1e-6)}
+
+
+def test_a_resumed_run_goes_on_counting_what_it_skipped(state, config, changed, tmp_path):
+    config = changed(config, loop={"precision": "fp16"})
+    state = new_state(config, state.process)
+    state.skipped_clips, state.skipped_steps, state.skipped_in_a_row, state.best_error = 5, 4, 3, 0.25
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
+    state.scaler.scale(torch.ones(()))  # which makes its scale
+    write_at(state, config, tmp_path, 1)
+    later = new_state(config, state.process)
+    assert resume(later, config, tmp_path)
+    assert (later.skipped_clips, later.skipped_steps, later.skipped_in_a_row) == (5, 4, 3)
+    assert (later.best_error, later.scaler.get_scale()) == (0.25, 2.0**7)
+
+
+def test_the_best_weights_are_the_average(whole):
+    best, last = (checkpoint.load(whole / name)[1] for name in ("tiny.pt", "tiny-00000012.pt"))
+    assert best["results"]["step"] == 12
+    assert all(torch.equal(best["weights"][name], tensor) for name, tensor in last["weights"].items())
+    assert not torch.equal(best["weights"]["head.weight"], last["training"]["weights"]["head.weight"])
+
+
+def test_a_worse_evaluation_leaves_the_best_weights_as_they_are(state, config, tmp_path):
+    errors, kept = {1: 0.3, 2: 0.5, 3: 0.2, 4: 0.2, 5: 0.4}, []
+
+    class Rated:
+        def evaluate(self, state, report):
+            return Finding({"step": state.step}, errors[state.step])
+
+    for state.step in errors:
+        train.evaluate_and_keep_best(state, Rated(), config, tmp_path, None)
+        kept.append(checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"])
+    assert kept == [1, 1, 3, 3, 3]
+    assert (state.best_error, state.evaluated_step) == (0.2, 5)

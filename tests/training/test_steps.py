@@ -13,6 +13,7 @@ from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
 from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
+from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import Mask, MaskedBatchNorm
@@ -175,3 +176,60 @@ def test_a_process_without_clips_leaves_statistics_alone(shared):
 @pytest.fixture(autouse=True)
 def _log_everything(caplog):
     caplog.set_level(logging.INFO)
+
+
+def test_clips_that_are_left_out_leave_the_step_of_the_others_as_it_is(tiny_config, changed, bad_clips):
+    stages = tuple(dataclasses.replace(stage, dropout=0.0) for stage in tiny_config.model.stages)
+    config = changed(tiny_config, model={"stages": stages}, data={"batch_s": 100}, optimizer={"max_grad_norm": 1.0})
+    good = read_manifest(config.data.dev)
+    outcomes, gradients = [], []
+    for clips in (good, [*good, bad_clips["text"], bad_clips["silent"]]):
+        state = new_state(config, CPU)
+        outcomes.append(optimise(state, next(iter(shares(clips, config, state))), config))
+        gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters()]))
+    assert state.skipped_clips == 2
+    assert outcomes[1].loss == pytest.approx(outcomes[0].loss, rel=1e-4)
+    assert outcomes[1].grad_norm == pytest.approx(outcomes[0].grad_norm, rel=1e-3)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-2)
+
+
+def test_skipped_steps_that_are_not_in_a_row_end_no_run(tiny_config, changed):
+    config = changed(tiny_config, loop={"max_skipped_steps": 1})
+    state = new_state(config, CPU)
+    found = []
+    for _ in range(3):
+        poison(state)
+        found += steps(config, 1, state)[0]
+        with torch.no_grad():
+            state.model.head.bias[0] = 0.0
+        found += steps(config, 1, state)[0]
+    assert [outcome.is_finite for outcome in found] == [False, True] * 3
+    assert (state.skipped_steps, state.skipped_in_a_row) == (3, 0)
+
+
+def test_dropout_differs_by_seed_step_and_process(tiny_config, changed):
+    share = next(iter(shares(read_manifest(tiny_config.data.dev), tiny_config, new_state(tiny_config, CPU))))
+    batches = list(share.batches)
+
+    def loss(seed=1, step=0, rank=0):
+        state = new_state(tiny_config, CPU)
+        state.step, state.process = step, Process(CPU.device, rank)
+        seeded = changed(tiny_config, loop={"seed": seed})
+        return optimise(state, Share(share.items, iter(batches), share.parts), seeded).loss
+
+    assert loss() == loss()
+    assert len({loss(), loss(seed=2), loss(step=1), loss(rank=1)}) == 4
+
+
+def test_statistics_of_network_and_average_are_averaged_over_processes(tiny_config, changed):
+    averaged = []
+
+    class Several(Process):
+        def average(self, tensors):
+            averaged.extend(map(id, tensors))
+
+    config = changed(tiny_config, optimizer={"ema": 0.9})
+    state = new_state(config, Several(CPU.device))
+    state.settle(config)
+    for network in (state.model, state.average.model):
+        assert {id(buffer) for buffer in network.buffers()} <= set(averaged)

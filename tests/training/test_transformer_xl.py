@@ -6,6 +6,7 @@ import pytest
 import torch
 from carnelian_training.language_models.perplexity import score_sentences
 from carnelian_training.language_models.tokens import END
+from carnelian_training.models import transformer_xl
 from carnelian_training.models.transformer_xl import TransformerXl, TransformerXlConfig, relative_shift
 from torch.nn import functional as F
 
@@ -172,3 +173,22 @@ def test_every_parameter_learns(model):
 def test_impossible_sizes_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         network(**changes)
+
+
+def test_dropout_is_where_the_released_code_has_it(monkeypatch):
+    dropped = []
+
+    def spy(x, probability, training):
+        dropped.append((list(x.shape), probability, training))
+        return x
+
+    monkeypatch.setattr(transformer_xl, "dropout", spy)
+    model = network(layers=1, dropout=0.2, attention_dropout=0.3)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    for is_training in (True, False):
+        model.train(is_training)(tokens, tokens)
+        each = {"embedding": [1, 4, 16], "distances": [4, 16], "attention": [1, 2, 4, 4], "attended": [1, 4, 16]}
+        each |= {"widened": [1, 4, 24], "narrowed": [1, 4, 16], "result": [1, 4, 16]}
+        expected = [(shape, 0.3 if name == "attention" else 0.2, is_training) for name, shape in each.items()]
+        assert dropped == expected
+        dropped.clear()
