@@ -136,13 +136,9 @@ def test_impossible_stages_are_refused(wrong, message):
         StageConfig(**wrong)
 
 
-@pytest.mark.parametrize("name", ["quartznet", "jasper"])
-def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance(name):
-    model = MODELS[name]().eval()
-    assert (model.config.stride, max(model.config.reaches)) == (2, 8)
-    clips = [torch.randn(1, 64, frames) for frames in (31, 7, 20)]
-    starts = [0, 40, 56]  # even, and at least 8 frames after the end before
-    row, valid = torch.full((1, 64, 76), torch.nan), torch.zeros(1, 1, 1, 76, dtype=torch.bool)
+def assert_scored_as_alone(model, clips, starts, row):
+    """A network of stride 2 gives each clip in a row, [1, mels, frames], what it gives the clip alone."""
+    valid = torch.zeros(1, 1, 1, row.shape[2], dtype=torch.bool)
     for clip, start in zip(clips, starts, strict=True):
         row[..., start : start + clip.shape[2]] = clip
         valid[..., start : start + clip.shape[2]] = True
@@ -152,6 +148,15 @@ def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance(name):
             expected, lengths = model(clip, torch.tensor([clip.shape[2]]))
             end = start // 2 + int(lengths[0])
             torch.testing.assert_close(found[:, start // 2 : end], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["quartznet", "jasper"])
+def test_clips_in_one_row_do_not_touch_if_they_keep_their_distance(name):
+    model = MODELS[name]().eval()
+    assert (model.config.stride, max(model.config.reaches)) == (2, 8)
+    clips = [torch.randn(1, 64, frames) for frames in (31, 7, 20)]
+    starts = [0, 40, 56]  # even, and at least 8 frames after the end before
+    assert_scored_as_alone(model, clips, starts, torch.full((1, 64, 76), torch.nan))
 
 
 def test_the_head_makes_whole_numbers_of_frames():
@@ -223,16 +228,7 @@ def test_what_follows_the_stride_of_a_block_reaches_further():
     model = QuartzNet(QuartzNetConfig(stages=(stage,)), 29).eval()
     assert model.config.reaches == [4]
     clips, starts = [torch.randn(1, 64, frames) for frames in (8, 6)], [0, 12]
-    row, valid = torch.zeros(1, 64, 18), torch.zeros(1, 1, 1, 18, dtype=torch.bool)
-    for clip, start in zip(clips, starts, strict=True):
-        row[..., start : start + clip.shape[2]] = clip
-        valid[..., start : start + clip.shape[2]] = True
-    with torch.inference_mode():
-        found = model.score(row, Mask(valid))
-        for clip, start in zip(clips, starts, strict=True):
-            expected, lengths = model(clip, torch.tensor([clip.shape[2]]))
-            end = start // 2 + int(lengths[0])
-            torch.testing.assert_close(found[:, start // 2 : end], expected, atol=TOLERANCE, rtol=0)
+    assert_scored_as_alone(model, clips, starts, torch.zeros(1, 64, 18))
 
 
 def test_a_batch_of_one_frame_can_be_learnt_from():
