@@ -89,13 +89,13 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
         Clip(Path("dense.wav"), 0.5, "as fast as nobody can speak"),
         Clip(Path("empty.wav"), 2.0, " "),
     ]
-    assert trainable([good, *bad], tiny_config) == [good]
-    assert "left out 2 of 6 clips: characters outside the labels: 'äé'" in caplog.text
+    assert trainable([good, *bad], tiny_config, Path("some.jsonl")) == [good]
+    assert "left out 2 of 6 clips of some.jsonl: characters outside the labels: 'äé'" in caplog.text
     for reason in ("duration", "empty transcript", "transcript longer than CTC can align"):
-        assert f"left out 1 of 6 clips: {reason}" in caplog.text
+        assert f"left out 1 of 6 clips of some.jsonl: {reason}" in caplog.text
     caplog.clear()
     monkeypatch.setenv("RANK", "1")
-    assert trainable([good, *bad], tiny_config) == [good]
+    assert trainable([good, *bad], tiny_config, Path("some.jsonl")) == [good]
     assert not caplog.messages  # the first process has said it
 
 

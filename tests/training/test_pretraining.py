@@ -186,13 +186,13 @@ def test_fine_tuning_starts_from_the_body(config, changed, tmp_path):
 
 def test_transcripts_are_not_read(config):
     clips = [Clip(Path("a.wav"), 5.0, ""), Clip(Path("b.wav"), 5.0, "Ünlesbar 123" * 99), Clip(Path("c.wav"), 0.1, "")]
-    assert trainable(clips, config) == clips[:2]
+    assert trainable(clips, config, Path("some.jsonl")) == clips[:2]
 
 
 def test_a_clip_too_short_for_a_frame_is_left_out(config, changed, caplog):
     clip = Clip(Path("a.wav"), 0.01, "")
-    assert trainable([clip], changed(config, data={"min_duration_s": 0.0})) == []
-    assert "left out 1 of 1 clips: too short for an output frame" in caplog.text
+    assert trainable([clip], changed(config, data={"min_duration_s": 0.0}), Path("some.jsonl")) == []
+    assert "left out 1 of 1 clips of some.jsonl: too short for an output frame" in caplog.text
 
 
 def test_long_clips_are_cropped_at_random():

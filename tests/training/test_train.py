@@ -14,6 +14,7 @@ from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.best import error_of
+from carnelian_training.loop.recognition import read_training_clips
 from carnelian_training.loop.train import train
 
 
@@ -123,7 +124,7 @@ def test_a_training_manifest_that_is_not_there_is_named_with_its_key_and_its_pla
 def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_config, changed, tmp_path):
     path = tmp_path / "moved" / "train.jsonl"
     path.parent.mkdir()
-    clips = read_manifest(tiny_config.data.dev)
+    clips = read_manifest(tiny_config.data.dev)[:2]
     write_manifest(
         path, [dataclasses.replace(c, audio_filepath=path.parent / "clips" / c.audio_filepath.name) for c in clips]
     )
@@ -133,6 +134,27 @@ def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_c
     ):
         train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_epoch_has_the_usable_clips_of_each_manifest_as_often_as_it_says(tiny_config, changed, tmp_path, caplog):
+    first, second, *_ = read_manifest(tiny_config.data.dev)
+    too_long = dataclasses.replace(first, duration=99.0)
+    write_manifest(tmp_path / "once.jsonl", [first, too_long])
+    write_manifest(tmp_path / "twice.jsonl", [second, too_long, too_long])
+    manifests = (ManifestConfig(path=tmp_path / "once.jsonl"), ManifestConfig(path=tmp_path / "twice.jsonl", repeat=2))
+    clips = read_training_clips(changed(tiny_config, data={"train": manifests}))
+    assert [clip.audio_filepath for clip in clips] == [clip.audio_filepath for clip in (first, second, second)]
+    for warning in ("1 of 2 clips of .*once", "2 of 3 clips of .*twice"):
+        assert len(re.findall(rf"left out {warning}\.jsonl: duration", caplog.text)) == 1
+
+
+def test_missing_files_of_clips_that_are_left_out_anyway_do_not_end_a_run(tiny_config, changed, tmp_path):
+    here = read_manifest(tiny_config.data.dev)
+    too_long = [dataclasses.replace(here[0], audio_filepath=tmp_path / f"{i}.wav", duration=99.0) for i in range(100)]
+    write_manifest(tmp_path / "train.jsonl", [*too_long, *here])
+    config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "train.jsonl"),)}, loop={"steps": 1})
+    train(config, tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 1
 
 
 def test_segments_of_one_recording_that_is_missing_are_left_out(tiny_config, changed, tmp_path):
@@ -191,14 +213,14 @@ def test_only_the_newest_checkpoints_are_kept_beside_the_best(tiny_config, chang
 
 
 def test_nothing_to_train_on_is_an_error(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="none is left"):
+    with pytest.raises(ValueError, match="manifests with usable clips, but they have none"):
         train(dataclasses.replace(tiny_config, labels=("x",)), tmp_path)
 
 
 def test_an_empty_manifest_cannot_be_trained_on(tiny_config, changed, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "empty.jsonl"),)})
-    with pytest.raises(ValueError, match=r"manifests with clips, but they have none$"):
+    with pytest.raises(ValueError, match="manifests with usable clips, but they have none"):
         train(config, tmp_path / "run")
 
 

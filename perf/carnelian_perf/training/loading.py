@@ -13,7 +13,7 @@ from carnelian_training import checkpoint
 from carnelian_training.config import Config
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import Batch, load
-from carnelian_training.data.plan import plan_epoch, trainable
+from carnelian_training.data.plan import plan_epoch
 from carnelian_training.distributed import Process
 from carnelian_training.loop.ctc_loss import ctc_loss
 from carnelian_training.loop.optim import build_optimizer
@@ -70,7 +70,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
     Raises:
         ValueError: There are fewer batches than asked for, or fewer batches than steps.
     """
-    plan = plan_epoch(trainable(read_training_clips(config), config), config, 0)
+    plan = plan_epoch(read_training_clips(config), config, 0)
     if not 0 < steps < batches < len(plan):
         raise ValueError(
             f"`--batches` must be above `--steps`, {steps}, and below those of the epoch, {len(plan)}, "

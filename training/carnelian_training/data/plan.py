@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from carnelian_training.config import AugmentConfig, Config
 from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds
@@ -43,8 +44,8 @@ class Item:
         return (self.line or self.clip).title
 
 
-def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
-    """The clips that can be learnt from, by their manifest; what is left out is counted in the log, by reason.
+def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Clip]:
+    """The clips that can be learnt from, by what their manifest says; the log counts by reason what is left out of it.
 
     Left out: clips outside the configured durations or too short for an output frame, characters outside the labels,
     and transcripts that CTC cannot align even at the fastest speed. Nothing is read but the manifest; `load` sees
@@ -69,7 +70,7 @@ def trainable(clips: Sequence[Clip], config: Config) -> list[Clip]:
     if is_first():
         for reason, count in left_out.items():
             characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
-            logger.warning("left out %d of %d clips: %s%s", count, len(clips), reason, characters)
+            logger.warning("left out %d of %d clips of %s: %s%s", count, len(clips), manifest, reason, characters)
     return kept
 
 

@@ -41,13 +41,11 @@ class Recognition:
     def __init__(self, config: Config) -> None:
         self.config = config
         Sounds.find(config.augment)  # each epoch lists them; this says what is wrong before anything is written
-        clips = read_training_clips(config)
-        if not clips:
-            raise ValueError("`data.train` must name manifests with clips, but they have none")
-        self.clips = trainable(clips, config)
+        self.clips = read_training_clips(config)
         if not self.clips:
             raise ValueError(
-                "`data.train` must name manifests with usable clips, but none is left; see the warnings above"
+                "`data.train` must name manifests with usable clips, but they have none; "
+                "where some were left out, a warning above says why"
             )
 
     def prepare(self, state: State) -> None:
@@ -93,7 +91,7 @@ def digest_of(clips: Sequence[Clip]) -> str:
 
 
 def read_training_clips(config: Config) -> list[Clip]:
-    """All clips of `data.train`, as often as they come in an epoch.
+    """The clips of `data.train` that can be learnt from, as often as they come in an epoch.
 
     Raises:
         ValueError: A file is not a manifest, or its sound files are not where it says; the message says which entry
@@ -102,9 +100,9 @@ def read_training_clips(config: Config) -> list[Clip]:
     clips: list[Clip] = []
     for i, manifest in enumerate(config.data.train):
         try:
-            found = read_manifest(manifest.path)
-            _check_place(manifest.path, found)
-            clips += found * manifest.repeat
+            usable = trainable(read_manifest(manifest.path), config, manifest.path)
+            _check_place(manifest.path, usable)
+            clips += usable * manifest.repeat
         except ValueError as error:
             raise ValueError(f"`data.train.{i}.path`: {error}") from error
     return clips
@@ -115,8 +113,8 @@ def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     files = list(dict.fromkeys(clip.audio_filepath for clip in clips))[:MAX_FILES_LOOKED_UP]
     if len(files) > 1 and not any(map(os.path.isfile, files)):
         raise ValueError(
-            f"the sound files of {manifest} must be there, but of the first {len(files)} none is, such as {files[0]}; "
-            "a relative path begins at the manifest's own folder"
+            f"the sound files of usable clips in {manifest} must be there, but of the first {len(files)} none is, "
+            f"such as {files[0]}; a relative path begins at the manifest's own folder"
         )
 
 
