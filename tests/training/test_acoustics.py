@@ -7,7 +7,15 @@ import soundfile
 import torch
 from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds, disturb, read_noise, read_room
+from carnelian_training.data.acoustics import (
+    UNDISTURBED,
+    Disturbance,
+    Sounds,
+    disturb,
+    read_noise,
+    read_room,
+    to_mono_16khz,
+)
 from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest
@@ -163,3 +171,27 @@ def test_a_folder_without_sounds_is_refused(tmp_path):
 
 def test_undisturbed_unless_configured():
     assert Sounds().draw(AugmentConfig(), random.Random(0)) == UNDISTURBED
+
+
+def test_a_room_of_any_level_has_unit_energy_from_its_direct_sound_on(tmp_path):
+    response = np.zeros(4000, np.float32)
+    response[50], response[100], response[1700] = 0.003, 0.008, 0.004
+    soundfile.write(tmp_path / "quiet.wav", response, 16000, subtype="FLOAT")
+    room = read_room(tmp_path / "quiet.wav")
+    assert np.linalg.norm(room) == pytest.approx(1.0, abs=1e-6)
+    assert len(room) == 3900
+    assert (room[0], room[1600]) == pytest.approx((0.8944, 0.4472), abs=1e-3)
+
+
+def test_all_channels_of_a_noise_are_heard():
+    np.testing.assert_allclose(to_mono_16khz(np.array([[0.0, 1.0], [0.5, 0.0]], np.float32), 16000), [0.5, 0.25])
+
+
+def test_a_clip_that_augmentation_makes_infinite_is_left_out(tiny_config, tmp_path):
+    signal = 1e17 * np.random.default_rng(0).standard_normal(32000)
+    soundfile.write(tmp_path / "loud.wav", signal, 16000, subtype="FLOAT")
+    loud = Item(Clip(tmp_path / "loud.wav", 2.0, "a"), disturbance=Disturbance(gain_db=400.0))
+    good = Item(read_manifest(tiny_config.data.dev)[0])
+    (batch,) = load([[good, loud]], FeatureSettings(), 1, skip=Limits.of(tiny_config))
+    assert list(batch.items) == [good]
+    assert "not finite any more after augmentation with Disturbance" in batch.skipped[0][1]

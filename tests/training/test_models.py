@@ -211,14 +211,16 @@ def test_dropout_follows_each_sub_block_in_training(monkeypatch):
 
     def spy(x, probability, training):
         dropped.append((probability, training))
-        return x
+        assert (x >= 0).all()  # after the ReLU
+        return 0 * x - len(dropped)
 
     monkeypatch.setattr(blocks, "dropout", spy)
     block = Block(4, StageConfig(filters=4, kernel=3, repeat=3, dropout=0.3))
     x, mask = torch.randn(1, 4, 1, 9), Mask.from_lengths(torch.tensor([9]), 9)
     for is_training in (True, False):
-        block.train(is_training)(x, mask)
+        out, _ = block.train(is_training)(x, mask)
         assert dropped == [(0.3, is_training)] * 3
+        assert torch.equal(out, torch.full_like(x, -3.0))  # nothing comes after the last one
         dropped.clear()
 
 

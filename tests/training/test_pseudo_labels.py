@@ -5,8 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
+from carnelian_training.checkpoint import build_model
 from carnelian_training.cli import main
+from carnelian_training.ctc import Decoder, Options
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.distributed import Process
+from carnelian_training.evaluation import pseudo_labels
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -79,3 +84,17 @@ def test_transcripts_are_not_written_over(unlabelled, command):
     assert status == 1
     assert "must be another file" in err
     assert unlabelled.read_text() == before
+
+
+def test_no_clip_is_heard_where_one_is_bad(tiny_config, bad_clips, tmp_path, monkeypatch):
+    write_manifest(tmp_path / "mixed.jsonl", [bad_clips["silent"], bad_clips["text"]])
+    monkeypatch.setattr(pseudo_labels, "score", lambda *_: pytest.fail("clips were heard"))
+    with pytest.raises(RuntimeError, match=r"mixed\.jsonl must name sound clips, but 1 are bad\n.*text\.wav: "):
+        pseudo_labels.transcribe(
+            build_model(tiny_config),
+            tiny_config,
+            tmp_path / "mixed.jsonl",
+            Process(torch.device("cpu")),
+            Decoder(tiny_config.labels, 0.02),
+            Options(),
+        )

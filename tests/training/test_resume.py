@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ from carnelian_training.loop.run_folder import held
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Finding
 from carnelian_training.replacement import WriteError
+
+
+@pytest.fixture(autouse=True)
+def _log_everything(caplog):
+    caplog.set_level(logging.INFO)
 
 
 @pytest.fixture(scope="module")
@@ -307,22 +313,23 @@ def test_an_average_may_be_switched_on_and_off(state, config, changed, tmp_path)
     assert torch.equal(again.average.model.head.weight, plain.model.head.weight)
 
 
-@pytest.fixture(autouse=True)
-def _log_everything(caplog):
-    caplog.set_level(logging.INFO)
-
-
-def test_corrected_transcripts_are_other_dev_clips(state, config, changed, tmp_path, caplog):
-    clips = read_manifest(config.data.dev)
+@pytest.mark.parametrize(
+    ("part", "other"), [("text", "other words"), ("duration", 0.9), ("offset", 0.1), ("audio_filepath", "copy.wav")]
+)
+def test_corrected_clips_are_other_dev_clips(state, config, changed, tmp_path, caplog, part, other):
+    first, *rest = read_manifest(config.data.dev)
+    first = dataclasses.replace(first, offset=0.0, duration=1.0)
+    shutil.copy(first.audio_filepath, tmp_path / "copy.wav")
     corrected = changed(config, data={"dev": tmp_path / "dev.jsonl"})
-    write_manifest(corrected.data.dev, clips)
+    write_manifest(corrected.data.dev, [first, *rest])
     Recognition(corrected).prepare(state)
     state.best_error = 0.1
-    for changes in ({"text": "other words"}, {"duration": clips[0].duration - 0.05}, {"offset": 0.0}):
-        write_manifest(corrected.data.dev, [dataclasses.replace(clips[0], **changes), *clips[1:]])
-        state.best_error = 0.1
-        Recognition(corrected).prepare(state)
-        assert state.best_error == math.inf, changes
+    Recognition(corrected).prepare(state)
+    assert state.best_error == 0.1
+    change = {part: tmp_path / other if part == "audio_filepath" else other}
+    write_manifest(corrected.data.dev, [dataclasses.replace(first, **change), *rest])
+    Recognition(corrected).prepare(state)
+    assert state.best_error == math.inf
     assert "`data.dev` has other clips than before" in caplog.text
 
 

@@ -33,6 +33,11 @@ def steps(config, count, state=None):
     return outcomes, state
 
 
+@pytest.fixture(autouse=True)
+def _log_everything(caplog):
+    caplog.set_level(logging.INFO)
+
+
 @pytest.fixture(scope="module")
 def plain(tiny_config):
     """Three steps in float32."""
@@ -173,11 +178,6 @@ def test_a_process_without_clips_leaves_statistics_alone(shared):
     assert not norm.weight.grad.any()
 
 
-@pytest.fixture(autouse=True)
-def _log_everything(caplog):
-    caplog.set_level(logging.INFO)
-
-
 def test_clips_that_are_left_out_leave_the_step_of_the_others_as_it_is(tiny_config, changed, bad_clips):
     stages = tuple(dataclasses.replace(stage, dropout=0.0) for stage in tiny_config.model.stages)
     config = changed(tiny_config, model={"stages": stages}, data={"batch_s": 100}, optimizer={"max_grad_norm": 1.0})
@@ -217,8 +217,9 @@ def test_dropout_differs_by_seed_step_and_process(tiny_config, changed):
         seeded = changed(tiny_config, loop={"seed": seed})
         return optimise(state, Share(share.items, iter(batches), share.parts), seeded).loss
 
-    assert loss() == loss()
-    assert len({loss(), loss(seed=2), loss(step=1), loss(rank=1)}) == 4
+    first = loss()
+    assert loss() == first
+    assert len({first, loss(seed=2), loss(step=1), loss(rank=1)}) == 4
 
 
 def test_statistics_of_network_and_average_are_averaged_over_processes(tiny_config, changed):
