@@ -38,24 +38,26 @@ def execute(
         For each request, in their order, a response, or None where it has been answered.
     """
     inputs = [_read_inputs(config, request) for request in requests]
-    parts = list(split(_transpose(inputs))) if split else [slice(0, len(requests))]
-    if len(parts) == 1:
+    if len(requests) == 1:
         return _answer(config, requests, inputs, run_batch, error_code)
-    # The last part is sent too: were it returned and found no room, Triton would free what it has of all requests,
-    # the answered ones for the second time, and crash (2.51).
+    # Each answer is sent by itself. Of returned ones that find no room in /dev/shm, all fail with the first, and after
+    # some were sent, Triton (2.51) frees what it has of those for the second time, and crashes.
     responses: list[Any] = []
-    for part in parts:
-        responses += map(_send, requests[part], _answer(config, requests[part], inputs[part], run_batch, error_code))
+    for part in split(_transpose(inputs)) if split else [slice(0, len(requests))]:
+        answers = _answer(config, requests[part], inputs[part], run_batch, error_code)
+        for request, answer in zip(requests[part], answers, strict=True):
+            responses.append(_send(config, request, answer))
     return responses
 
 
-def _send(request: Any, answer: Any) -> Any:
+def _send(config: ModelConfig, request: Any, answer: Any) -> Any:
     """Answer a request; return what `execute` has to return for it."""
     try:
         request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except pb_utils.TritonModelException as error:
-        pb_utils.Logger.log_error(f"an answer was not sent: {error}")
-        # A response for a request that counts as answered makes Triton send an error to those that were not.
+    except Exception as error:  # any that left `execute` now would end the server
+        pb_utils.Logger.log_error(f"an answer of {config.name!r} was not sent: {error}")
+        # What comes back for a request that has been sent an answer is thrown away, but makes Triton look for those
+        # that have none, and send them an error of its own.
         return pb_utils.InferenceResponse(error=pb_utils.TritonError("not sent"))
     return None
 
