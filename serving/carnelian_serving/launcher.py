@@ -178,7 +178,7 @@ class Server:
             remove_leftovers(self._scratch.parent)
             if not installation.is_native:
                 check_room(find_free_bytes())
-            self._launch(installation, plain_path(self.repository, self._scratch))
+            self._launch(installation, plain_path(self.repository, self._scratch), self._scratch)
             self._wait_until_ready()
             if not installation.is_native and self._stubs is not None and self._on_log is not None:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
@@ -255,8 +255,9 @@ class Server:
             raise ServerError("the server must be started first")
         return self._process
 
-    def _launch(self, installation: Installation, repository: Path) -> None:
+    def _launch(self, installation: Installation, repository: Path, scratch: Path) -> None:
         environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
+        environment["TMPDIR"] = str(scratch)  # DALI's files, which a killed stub leaves
         environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)

@@ -105,6 +105,8 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
     cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    pipeline = cut_repository / "cut" / "1" / "dali.py"  # DALI writes a file for a pipeline with conditionals
+    pipeline.write_text(pipeline.read_text().replace("batch_size=1", "batch_size=1, enable_conditionals=True"))
     living, _ = start_command(cut_repository, "--threads=1")
     killed, server = start_command(cut_repository, "--threads=1")
     killed.kill()
@@ -124,6 +126,7 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
         process.terminate()
         process.communicate(timeout=40)
         assert not regions(process.pid)
+    assert {path.name for path in tmp_path.iterdir()} <= {cut_repository.name}
 
 
 def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
