@@ -30,16 +30,28 @@ def test_a_language_model_of_words_needs_a_label_between_them(arpa):
         Decoder(["a", "b"], 0.02, language_model=arpa)
 
 
-def test_a_language_model_in_capitals_serves_small_letters(tmp_path, arpa):
+def test_a_language_model_in_either_case_serves_labels_in_the_other(tmp_path, arpa):
     capitals = tmp_path / "capitals.arpa"
     text = arpa.read_text()
     capitals.write_text(text.replace("\ta", "\tA").replace("ab", "AB").replace(" a", " A").replace("\tAb", "\tAB"))
     clip = np.log(np.random.default_rng(2).dirichlet(np.ones(len(LABELS) + 1), 8)).astype(np.float32)
-    small, large = (
-        Decoder(LABELS, 0.02, language_model=path).decode([clip], [Options(decoder="ngram")])[0]
+    wanted = Options(decoder="ngram", hotwords=("Ab",), hotword_boost=2.0)
+    found = [
+        Decoder(labels, 0.02, language_model=path).decode([clip], [wanted])[0]
+        for labels in (LABELS, [" ", "A", "B"])
         for path in (arpa, capitals)
-    )
-    assert small == large
+    ]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert found[2].text == found[0].text.upper() != ""
+    assert found[2].confidence == found[0].confidence
+
+
+def test_a_language_model_that_would_not_come_back_from_the_other_case_is_refused(tmp_path, arpa):
+    path = tmp_path / "german.arpa"
+    path.write_text(arpa.read_text().replace("ab", "aß"))
+    with pytest.raises(LanguageModelError, match="'ß' in 'aß'"):
+        LanguageModel(path, [" ", "A", "S"])
 
 
 # The form of LibriSpeech's published 3-gram.pruned.*.arpa.gz: SRILM's, with an empty line first, in capitals, the

@@ -9,7 +9,7 @@ import mmap
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class LanguageModel:
         """Load a model.
 
         Args:
-            path: ARPA, plain or .gz, or KenLM binary. One in capitals serves labels in small letters.
+            path: ARPA, plain or .gz, or KenLM binary. One in capitals serves labels in small letters, and the reverse.
             labels: one character each.
 
         Raises:
@@ -60,12 +60,9 @@ class LanguageModel:
                 self._words = [word for word in read_vocabulary(plain) if word not in _MARKS]
         except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
             raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
-        spelled = self._words
-        self._is_upper = not any(map(str.isupper, labels)) and all(word.upper() == word for word in spelled)
-        if self._is_upper:
-            spelled = [word.lower() for word in spelled]
+        to_labels, self._from_labels = _match_case(self._words, labels)
         try:
-            codes = encode(spelled, labels)
+            codes = encode([to_labels(word) for word in self._words], labels)
         except ValueError as error:
             raise LanguageModelError(f"{path} does not fit the recogniser: {error}") from error
         tree, ends = build_tree(codes, len(labels))
@@ -110,12 +107,21 @@ class LanguageModel:
 
     def rate(self, text: str) -> tuple[float, int]:
         """Natural log-probability of a whole text, its end included, and how many of its words are unknown."""
-        scores = list(self._model.full_scores(text.upper() if self._is_upper else text))
+        scores = list(self._model.full_scores(self._from_labels(text)))
         return sum(log_prob for log_prob, _, _ in scores) * LN_10, sum(is_unknown for _, _, is_unknown in scores)
 
     def end(self, context: int) -> float:
         """Natural log-probability of the sentence's end."""
         return float(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
+
+
+def _match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """What spells a word of the model in the labels, and a text in the labels as the model does."""
+    if not any(map(str.isupper, labels)) and all(word.upper() == word for word in words):
+        return str.lower, str.upper
+    if not any(map(str.islower, labels)) and all(word.upper().lower() == word for word in words):
+        return str.upper, str.lower
+    return str, str
 
 
 @contextmanager
