@@ -3,6 +3,7 @@ import io
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
 from carnelian_training.config import config_from_dict
-from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation.comparison import Measured, Row, render_comparison
 from carnelian_training.evaluation.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation.evaluation_table import render_mistakes
@@ -137,10 +138,15 @@ def test_the_table_has_no_rate_where_nothing_was_said():
     assert (silence.words, silence.insertions) == (0, 2)
 
 
-def test_white_space_is_no_error():
-    clips = [Clip(Path("a.wav"), 1.0, " go  forward\n"), Clip(Path("b.wav"), 1.0, "ten")]
-    rates = Evaluation(clips, ["go forward", "ten"]).error_rates()
-    assert (rates.wer, rates.cer) == (0, 0)
+def test_white_space_is_no_error(caplog):
+    clips = [Clip(Path("a.wav"), 1.0, " go\tso  far\u00a0on\n"), Clip(Path("b.wav"), 1.0, "ten")]
+    evaluation = Evaluation(clips, ["go so far on", "ten"])
+    rates = evaluation.error_rates()
+    assert (rates.wer, rates.cer, rates.words) == (0, 0, 5)
+    assert evaluation.clip_wers() == [0, 0]
+    assert not evaluation.mistakes(9).substitutions
+    warn_of_characters(clips, [*string.ascii_lowercase, " "])
+    assert not caplog.messages
 
 
 def test_no_words_at_all_cannot_be_evaluated(tiny_config, tmp_path):
@@ -226,6 +232,13 @@ def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):
 def test_wrong_number_of_paths(command):
     assert command(CLIPS)[0] == 2
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
+
+
+def test_weights_without_a_language_model_are_refused(command, tmp_path):
+    weights = ("--lm-weights", DEMO.parent / "lm_weights.json")
+    for words in ((CLIPS,), ("--table", CLIPS)):
+        status, _, err = command(DEMO, *words, *weights)
+        assert (status, "must come with the language models" in err) == (1, True)
 
 
 def test_a_language_model_that_nothing_asks_is_wrong_use(command):

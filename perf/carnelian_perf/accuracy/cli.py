@@ -80,7 +80,7 @@ def decoding(
 
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_decoding.json"
-    weights = read_weights(lm_weights)
+    weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights, tried, url, out)
     for row in measured.decoders:
         print(
@@ -158,7 +158,7 @@ def words(
 
     config, network = load_model(checkpoint)
     out = out or Path("perf/results") / f"{config.name}_words.json"
-    weights = read_weights(lm_weights)
+    weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights, out, calibration)
     for row in measured.decoders:
         print(

@@ -21,7 +21,7 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import read_vocabulary
 from carnelian_training.data.manifest import clips_to_evaluate
-from carnelian_training.evaluation.evaluate import frame_duration_s, score_all
+from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
 from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 
@@ -148,7 +148,7 @@ def measure(
     if url is not None:
         connect(url, config.name).close()  # now: not after all that takes long
     log_probs = score_all(network, config, clips)
-    references = [clip.text for clip in clips]
+    references = single_spaced(clip.text for clip in clips)
     audio_s = sum(clip.duration for clip in clips)
     labels, frame_s = list(config.labels), frame_duration_s(config)
     decoder, batch = ctc.Decoder(labels, frame_s, language_model=language_model), make_batch(log_probs, frame_s)

@@ -64,14 +64,14 @@ class Accuracy:
             for u, outcome in zip(self.utterances, self.outcomes, strict=True)
             if source is None or u.source == source
         ]
-        references, transcripts = map(list, zip(*pairs, strict=True))
-        spaced, heard = ([" ".join(text.split()) for text in texts] for texts in (references, transcripts))
+        # To jiwer a tab or a no-break space is a letter.
+        references, transcripts = ([" ".join(text.split()) for text in texts] for texts in zip(*pairs, strict=True))
         found = jiwer.process_words(references, transcripts)
         said = found.hits + found.substitutions + found.deletions
         return ErrorRates(
             # Without words jiwer's rates are counts of insertions.
             wer=found.wer if said else math.nan,
-            cer=jiwer.cer(spaced, heard) if said else math.nan,
+            cer=jiwer.cer(references, transcripts) if said else math.nan,
             utterances=len(pairs),
             words=said,
             insertions=found.insertions,

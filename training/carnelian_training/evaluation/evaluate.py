@@ -6,7 +6,7 @@ In: a model and a manifest; several processes share the clips out. Out, in every
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,15 +71,16 @@ class Evaluation:
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Over all clips, or over those whose manifest line has this `source`."""
-        pairs = [(self.clips[i].text, self.transcripts[i]) for i in self.places(source)]
-        references, transcripts = map(list, zip(*pairs, strict=True))
+        places = self.places(source)
+        references = single_spaced(self.clips[i].text for i in places)
+        transcripts = single_spaced(self.transcripts[i] for i in places)
         words = jiwer.process_words(references, transcripts)
         said = words.hits + words.substitutions + words.deletions
         return ErrorRates(
             # Without words jiwer's rates are counts of insertions.
             wer=words.wer if said else math.nan,
-            cer=jiwer.cer(_single_spaced(references), _single_spaced(transcripts)) if said else math.nan,
-            clips=len(pairs),
+            cer=jiwer.cer(references, transcripts) if said else math.nan,
+            clips=len(places),
             words=said,
             substitutions=words.substitutions,
             deletions=words.deletions,
@@ -99,7 +100,8 @@ class Evaluation:
         substitutions: Counter[tuple[str, str]] = Counter()
         deletions: Counter[str] = Counter()
         insertions: Counter[str] = Counter()
-        aligned = jiwer.process_words([clip.text for clip in self.clips], list(self.transcripts))
+        references = single_spaced(clip.text for clip in self.clips)
+        aligned = jiwer.process_words(references, single_spaced(self.transcripts))
         for said, heard, chunks in zip(aligned.references, aligned.hypotheses, aligned.alignments, strict=True):
             for chunk in chunks:
                 words = said[chunk.ref_start_idx : chunk.ref_end_idx], heard[chunk.hyp_start_idx : chunk.hyp_end_idx]
@@ -137,12 +139,14 @@ class Evaluation:
         return list(zip(self.clips, self.transcripts, strict=True))
 
 
-def _single_spaced(texts: Sequence[str]) -> list[str]:
+def single_spaced(texts: Iterable[str]) -> list[str]:
+    """Texts with one space wherever they have white space: jiwer takes a tab or a no-break space for a letter."""
     return [" ".join(text.split()) for text in texts]
 
 
 def count_errors(reference: str, heard: str) -> int:
     """Words that were substituted, left out or put in."""
+    reference, heard = single_spaced([reference, heard])
     words = jiwer.process_words(reference, heard)
     return words.substitutions + words.deletions + words.insertions
 
