@@ -2,6 +2,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -126,6 +127,8 @@ def bad_clips(tmp_path):
     add("missing", None, 2.0)
     add("text", None, 2.0)
     clips["text"].audio_filepath.write_text("this is no sound")
+    add("pipe", None, 2.0)
+    os.mkfifo(clips["pipe"].audio_filepath)
     add("truncated", None, 2.0)
     soundfile.write(tmp_path / "truncated.flac", noise, 16000)
     data = (tmp_path / "truncated.flac").read_bytes()

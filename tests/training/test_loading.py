@@ -57,6 +57,7 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
     expected = {
         "missing": "No such file",
         "text": "Format not recognised",
+        "pipe": "must be a regular file",
         "truncated": "Requested",
         "empty": "no samples",
         "silent": "silent: root mean square",

@@ -37,6 +37,7 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
     expected = {
         "missing.wav": "No such file",
         "text.wav": "Format not recognised",
+        "pipe.wav": "must be a regular file",
         "truncated.wav": "Requested 32000 samples but got",
         "empty.wav": "no samples",
         "silent.wav": "silent: root mean square 0.0e+00",
@@ -48,14 +49,14 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
         "music.wav": "20 s, outside 0.2 to 16.7 s",
         "good.flac at 0.25 s": "characters outside the labels: 'é'",
         "good.flac at 7.5 s": "begins 7.5 s into a file that lasts 1.00 s",
-        "line 17": "`duration` must be a positive number of seconds, found None",
+        "line 18": "`duration` must be a positive number of seconds, found None",
     }
     lines = out.splitlines()
     for clip, words in expected.items():
         assert any(f"{clip}: " in line and words in line for line in lines), (clip, words)
     assert not any("good.flac:" in line for line in lines)
     assert "1 clips without a defect" in lines[-2]
-    assert "4 unreadable" in lines[-2]
+    assert "5 unreadable" in lines[-2]
     assert lines[-1] == f"{manifest} was judged by the English labels: a YAML file that names it brings its own"
 
 

@@ -5,6 +5,7 @@ error of any of its samples, and the pipeline object is dead after it.
 """
 
 import io
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def encoded(clip: Clip) -> Encoded:
         RuntimeError: A segment begins behind the file's end, or libsndfile cannot read it, or an MP3 file; its words.
             Or the file was written to a pipe, as FLAC or as MP3 of varying bit rate, and does not say how long it is.
     """
+    if not stat.S_ISREG(clip.audio_filepath.stat().st_mode):  # a pipe that nobody writes to would never end
+        raise RuntimeError("must be a regular file")
     if clip.offset is None:
         data = np.fromfile(clip.audio_filepath, np.uint8)
         head = data[:4].tobytes()

@@ -7,6 +7,7 @@ The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools
 import json
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,10 @@ from typing import Any, BinaryIO
 from carnelian_training.replacement import replaced
 
 logger = logging.getLogger(__name__)
+
+_HALF_A_PAIR = re.compile(
+    "[\ud800-\udfff]"
+)  # in JSON a character above U+FFFF may be two; one of them cannot be written
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def clips_to_evaluate(manifest: Path) -> list[Clip]:
 
 def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
     """Warn of references with characters that are not labels, such as capitals: they count as errors in any case."""
-    outside = [set(clip.text) - set(labels) for clip in clips if not set(clip.text) <= set(labels)]
+    outside = [others for clip in clips if (others := set(" ".join(clip.text.split())) - set(labels))]
     if outside:
         logger.warning(
             "%d of %d references hold characters outside the labels, which count as errors: %r",
@@ -132,8 +137,10 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
+    if half := _HALF_A_PAIR.search(json.dumps(row, ensure_ascii=False)) if b"\\ud" in line.lower() else None:
+        raise ValueError(f"{where}: a line must be Unicode text, but holds half of a surrogate pair, {half[0]!r}")
     audio = row.pop("audio_filepath", None)
-    if not isinstance(audio, str) or not audio:
+    if not isinstance(audio, str) or not audio or "\0" in audio:
         raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
     duration = row.pop("duration", None)
     if not _is_number(duration) or duration <= 0:
