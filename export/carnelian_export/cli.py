@@ -100,7 +100,7 @@ def export(
     from carnelian_export.repository import write_model
     from carnelian_export.stages import Decoding
 
-    defaults = read_weights(lm_weights) | split_assignments(options or ())
+    defaults = read_weights(lm_weights, language_model, neural_language_model) | split_assignments(options or ())
     decoding = Decoding(language_model, defaults, calibration, neural_language_model)
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)

@@ -31,6 +31,9 @@ def test_what_is_not_there_is_refused_by_name(checkpoint, tmp_path, call, option
     assert not (tmp_path / "r").exists()
 
 
+NGRAMS = Path(__file__).parents[2] / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
+
+
 @pytest.mark.parametrize("option", ["--lm", "--neural-lm", "--lm-weights", "--calibration", "--tuning"])
 def test_another_file_is_refused_in_few_words(checkpoint, tmp_path, call, option):
     """What was no file of weights and no calibration was quoted whole: 18 MB on the terminal."""
@@ -44,7 +47,7 @@ def test_another_file_is_refused_in_few_words(checkpoint, tmp_path, call, option
 
 def test_an_option_comes_before_a_file_of_weights(checkpoint, tmp_path, call):
     (tmp_path / "weights.json").write_text('{"options": {"lm_weight": 0.25, "word_score": 2.0}}')
-    weights = ["--lm-weights", tmp_path / "weights.json", "--option", "lm_weight=0.75"]
+    weights = ["--lm", NGRAMS, "--lm-weights", tmp_path / "weights.json", "--option", "lm_weight=0.75"]
     assert call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r", *weights)[0] == 0
     parameters = read_config(tmp_path / "r" / "tiny_ctc" / "config.pbtxt").parameters
     assert [parameters[name].string_value for name in ("lm_weight", "word_score")] == ["0.75", "2.0"]

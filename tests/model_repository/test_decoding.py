@@ -41,7 +41,7 @@ def test_served_is_offline(sdk, options):
     config, network = load_model(ROOT / "demo" / "quartznet_demo.pt")
     models = {"language_model": DEPLOYED / "english.klm", "neural_language_model": DEPLOYED / "english.onnx"}
     decoder = Decoder(config.labels, frame_duration_s(config), **models)
-    weights = read_weights(ROOT / "demo" / "lm_weights.json")
+    weights = read_weights(ROOT / "demo" / "lm_weights.json", *models.values())
     wanted = decoder.read_options(options, decoder.change_options(weights))
     offline = evaluate(network, config, CLIPS, decoder=decoder, options=wanted)
     paths = [clip.audio_filepath for clip in read_manifest(CLIPS)]

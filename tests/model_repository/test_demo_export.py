@@ -25,7 +25,7 @@ def exported(tmp_path_factory) -> Path:
     decoder = REPOSITORY / "quartznet_demo_ctc" / "1"
     decoding = Decoding(
         decoder / "english.klm",
-        read_weights(ROOT / "demo" / "lm_weights.json"),
+        read_weights(ROOT / "demo" / "lm_weights.json", decoder / "english.klm", decoder / "english.onnx"),
         ROOT / "demo" / "calibration.json",
         decoder / "english.onnx",
     )

@@ -78,7 +78,7 @@ def test_the_command_writes_what_evaluate_and_export_read(tmp_path, write_langua
     weights = tmp_path / "new" / "weights.json"
     status, out, err = call(main, "weigh", DEMO, manifest, *models, "--out", weights)
     assert status == 0, err
-    options = read_weights(weights)
+    options = read_weights(weights, NGRAMS, tmp_path / "lm.onnx")
     assert set(options) == set(SEARCH_GRID) | set(RESCORING_GRID)
     report = json.loads(weights.read_text())
     assert report["clips"] == 2
@@ -106,7 +106,18 @@ def test_references_in_capitals_are_named(tmp_path, call):
 def test_another_file_is_not_taken_for_weights(tmp_path, content):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(ValueError, match="must be a file of `carnelian-train weigh`"):
-        read_weights(tmp_path / "other.json")
+        read_weights(tmp_path / "other.json", NGRAMS)
+
+
+def test_weights_come_with_the_language_models_that_they_were_chosen_for(tmp_path, caplog):
+    path = tmp_path / "weights.json"
+    path.write_text('{"options": {"lm_weight": 0.5}, "language_models": ["books.klm"]}')
+    assert read_weights(path, tmp_path / "books.klm", None) == {"lm_weight": 0.5}
+    assert not caplog.messages
+    assert read_weights(path, tmp_path / "news.klm", None) == {"lm_weight": 0.5}
+    assert "weights.json were chosen for books.klm, not for news.klm" in caplog.text
+    with pytest.raises(ValueError, match=r"must come with the language models, .*weights\.json comes alone"):
+        read_weights(path, None, None)
 
 
 def test_a_lucky_point_is_no_better_than_a_good_neighbourhood():

@@ -3,7 +3,7 @@
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,8 +97,11 @@ def evaluate(
             )
         if len(paths) < 2:
             raise typer.BadParameter("give CHECKPOINT MANIFEST...")
+        from carnelian_training.language_models.weights import read_weights
+
+        weights = read_weights(lm_weights, language_model, neural_language_model)
         recogniser = load_recogniser(paths[0], language_model, neural_language_model)
-        _compare(*recogniser, manifests=paths[1:], lm_weights=lm_weights, server=(url, model) if url else None, out=out)
+        _compare(*recogniser, manifests=paths[1:], weights=weights, server=(url, model) if url else None, out=out)
         return
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
     if url and (language_model or neural_language_model or lm_weights):
@@ -121,8 +124,9 @@ def evaluate(
         from carnelian_training.evaluation.evaluate import evaluate as run
         from carnelian_training.language_models.weights import read_weights
 
+        weights = read_weights(lm_weights, language_model, neural_language_model)
         config, network, text_decoder = load_recogniser(paths[0], language_model, neural_language_model)
-        wanted = text_decoder.read_options(decoding, text_decoder.change_options(read_weights(lm_weights)))
+        wanted = text_decoder.read_options(decoding, text_decoder.change_options(weights))
         with joined() as process:
             evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, wanted)
         if not process.leads:
@@ -167,8 +171,9 @@ def transcribe(
 
     check_apart(manifest, target)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
+    weights = read_weights(lm_weights, language_model, neural_language_model)
     config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)
-    wanted = text_decoder.read_options(decoding, text_decoder.change_options(read_weights(lm_weights)))
+    wanted = text_decoder.read_options(decoding, text_decoder.change_options(weights))
     with joined() as process:
         clips = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
     if not process.leads:
@@ -200,16 +205,14 @@ def _compare(
     decoder: "ctc.Decoder",
     *,
     manifests: list[Path],
-    lm_weights: Path | None,
+    weights: dict[str, Any],
     server: tuple[str, str] | None,
     out: Path | None,
 ) -> None:
     """The table of `evaluate`."""
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.comparison import compare, render_comparison, write_comparison
-    from carnelian_training.language_models.weights import read_weights
 
-    weights = read_weights(lm_weights)
     rows = list(compare(network.to(find_device()), config, manifests, decoder, weights, server))
     typer.echo(render_comparison(rows))
     if out is not None:

@@ -7,6 +7,7 @@ WORDS = {
     "unexpected_keyword_argument": "unknown key",
     "missing": "must be given",
     "tuple_type": "must be a list",
+    "string_type": "must be text, in quotes where YAML takes it for something else",
     "dataclass_type": "must be a section of `key: value`",
     "model_attributes_type": "must be a section of `key: value`",
     "union_tag_not_found": "`name` must be given",

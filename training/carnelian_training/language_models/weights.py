@@ -111,19 +111,30 @@ def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str,
         partial.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
 
-def read_weights(path: Path | None) -> dict[str, Any]:
+def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, Any]:
     """The options in a file that `carnelian-train weigh` wrote; of no file, none.
 
+    Args:
+        path: The file.
+        language_models: What the weights are used with. One of another name than when they were chosen is warned of.
+
     Raises:
-        ValueError: The file is not one of `weigh`.
+        ValueError: The file is not one of `weigh`, or there is no language model.
     """
     if path is None:
         return {}
     try:
-        return dict(json.loads(path.read_text())["options"])
+        report = json.loads(path.read_text())
+        options, weighed = dict(report["options"]), report.get("language_models", [])
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is not: {why}") from error
+    used = [model.name for model in language_models if model]
+    if not used:
+        raise ValueError(f"weights must come with the language models, --lm or --neural-lm, but {path} comes alone")
+    if others := [name for name in used if name not in weighed]:
+        logger.warning("the weights in %s were chosen for %s, not for %s", path, " and ".join(weighed), others[0])
+    return options
 
 
 def _weigh_search(
