@@ -97,6 +97,10 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("model.stages.kernel=3", "`model.stages` has positions 0 to 0, but no 'kernel'"),
         ("name=a/b", "`name` must be fit to name files, without folders, but is 'a/b'"),
         ("name=''", "`name` must be fit to name files"),
+        (
+            "labels=[a, no]",
+            r"labels\.1: must be text, in quotes where YAML takes it for something else \(found False\)",
+        ),
         ("optimizer.lrate=1", r"optimizer\.lrate: unknown key \(found 1\)"),
         ("data.train=a.jsonl", r"data\.train: must be a list \(found 'a.jsonl'\)"),
         ("loop=", r"loop: must be a section of `key: value` \(found None\)"),
