@@ -84,7 +84,7 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         (json.dumps(LINE | {"offset": -1}), "`offset` must be a number of seconds into the file, found -1"),
         (json.dumps(LINE | {"duration": float("nan")}), "found nan"),
         (json.dumps(LINE | {"audio_filepath": "a\0b.wav"}), "the path of a sound file, found 'a\\x00b.wav'"),
-        (json.dumps(LINE | {"speaker": "\ud83d"}), "half of a surrogate pair, '\\ud83d'"),
+        (json.dumps(LINE | {"speaker": "\ud83d"}), "half of a pair, '\\ud83d'"),
         (json.dumps(LINE | {"text": None}), "a string (empty without one), found None"),
     ],
 )

@@ -7,7 +7,6 @@ The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools
 import json
 import logging
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +15,6 @@ from typing import Any, BinaryIO
 from carnelian_training.replacement import replaced
 
 logger = logging.getLogger(__name__)
-
-_HALF_A_PAIR = re.compile(
-    "[\ud800-\udfff]"
-)  # in JSON a character above U+FFFF may be two; one of them cannot be written
 
 
 @dataclass(frozen=True)
@@ -137,8 +132,12 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
-    if half := _HALF_A_PAIR.search(json.dumps(row, ensure_ascii=False)) if b"\\ud" in line.lower() else None:
-        raise ValueError(f"{where}: a line must be Unicode text, but holds half of a surrogate pair, {half[0]!r}")
+    if b"\\ud" in line.lower():  # of the two that JSON may make of a character above U+FFFF, one could not be written
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"{where}: a line must be Unicode text, but has half of a pair, {half!r}") from error
     audio = row.pop("audio_filepath", None)
     if not isinstance(audio, str) or not audio or "\0" in audio:
         raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
