@@ -146,7 +146,7 @@ class TritonPythonModel:
                 "SIGNAL_LENGTH is less"
             )
         if length <= 0:
-            return "no samples: a clip must hold at least one sample, but SIGNAL_LENGTH is 0 or less"
+            return "no samples: a clip must hold at least one sample, but this one has none: SIGNAL_LENGTH is 0 or less"
         if length > self._max_frames:
             seconds = length * self._frame_s
             remedy = "; send it in parts"
