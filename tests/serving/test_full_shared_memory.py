@@ -49,11 +49,13 @@ def cramped_url(tmp_path: Path, add_model: Callable[..., Path]) -> Iterator[str]
     serve += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--exit-timeout=1"]
     command = [*unshare, f"{mount} && exec {shlex.join(serve)}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("carnelian-serve: ready; gRPC ")
-        yield line.partition("gRPC ")[2].partition(",")[0]
-        process.terminate()
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("carnelian-serve: ready; gRPC ")
+            yield line.partition("gRPC ")[2].partition(",")[0]
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize("others", [2, 6])  # in one part with the long ones, and in two

@@ -106,7 +106,9 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     pipeline = cut_repository / "cut" / "1" / "dali.py"  # DALI writes a file for a pipeline with conditionals
-    pipeline.write_text(pipeline.read_text().replace("batch_size=1", "batch_size=1, enable_conditionals=True"))
+    source = pipeline.read_text()
+    assert "(batch_size=1," in source
+    pipeline.write_text(source.replace("(batch_size=1,", "(batch_size=1, enable_conditionals=True,"))
     living, _ = start_command(cut_repository, "--threads=1")
     killed, server = start_command(cut_repository, "--threads=1")
     killed.kill()
