@@ -47,11 +47,14 @@ def test_a_language_model_in_either_case_serves_labels_in_the_other(tmp_path, ar
     assert found[2].confidence == found[0].confidence
 
 
-def test_a_language_model_that_would_not_come_back_from_the_other_case_is_refused(tmp_path, arpa):
-    path = tmp_path / "german.arpa"
-    path.write_text(arpa.read_text().replace("ab", "aß"))
-    with pytest.raises(LanguageModelError, match="'ß' in 'aß'"):
-        LanguageModel(path, [" ", "A", "S"])
+@pytest.mark.parametrize(("word", "labels", "unknown"), [("aß", " AS", "'ß' in 'aß'"), ("ai", " AIİ", "'i' in 'ai'")])
+def test_a_language_model_that_would_not_come_back_from_the_other_case_is_refused(
+    tmp_path, arpa, word, labels, unknown
+):
+    path = tmp_path / "lm.arpa"
+    path.write_text(arpa.read_text().replace("ab", word))
+    with pytest.raises(LanguageModelError, match=unknown):
+        LanguageModel(path, list(labels))
 
 
 # The form of LibriSpeech's published 3-gram.pruned.*.arpa.gz: SRILM's, with an empty line first, in capitals, the

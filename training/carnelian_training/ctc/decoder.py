@@ -129,7 +129,8 @@ class Decoder:
         if not any(label.isupper() for label in self._labels):
             phrases = tuple(phrase.lower() for phrase in phrases)
         elif not any(label.islower() for label in self._labels):
-            phrases = tuple(phrase.upper() for phrase in phrases)
+            capital_i = "İ" if "İ" in self._labels else "I"
+            phrases = tuple(phrase.replace("i", capital_i).upper() for phrase in phrases)
         try:
             return self._build_hotwords(phrases, options.hotword_boost, tuple(self._labels))
         except ValueError as error:

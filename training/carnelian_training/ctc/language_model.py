@@ -117,9 +117,10 @@ class LanguageModel:
 
 def _match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """What spells a word of the model in the labels, and a text in the labels as the model does."""
-    if not any(map(str.isupper, labels)) and all(word.upper() == word for word in words):
+    if not any(map(str.isupper, labels)) and all(word.upper() == word.lower().upper() == word for word in words):
         return str.lower, str.upper
-    if not any(map(str.islower, labels)) and all(word.upper().lower() == word for word in words):
+    # Turkish has two letters whose capitals or small letters are another language's other one.
+    if not any(map(str.islower, labels)) and "İ" not in labels and all(w.upper().lower() == w for w in words):
         return str.upper, str.lower
     return str, str
 
