@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import random
 
 import numpy as np
@@ -181,6 +182,13 @@ def test_a_room_of_any_level_has_unit_energy_from_its_direct_sound_on(tmp_path):
     assert np.linalg.norm(room) == pytest.approx(1.0, abs=1e-6)
     assert len(room) == 3900
     assert (room[0], room[1600]) == pytest.approx((0.8944, 0.4472), abs=1e-3)
+
+
+@pytest.mark.parametrize("read", [read_room, lambda path: read_noise(Disturbance(noise=path), 1.0)])
+def test_a_pipe_is_no_sound(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe.wav")
+    with pytest.raises(ConfigError, match=r"pipe\.wav must be a sound file: must be a regular file"):
+        read(tmp_path / "pipe.wav")
 
 
 def test_all_channels_of_a_noise_are_heard():

@@ -105,3 +105,6 @@ def test_a_line_that_is_not_utf_8_is_named_and_a_byte_order_mark_is_none(tmp_pat
     clips, mistakes = read_manifest_leniently(path)
     assert [clip.text for clip in clips] == ["é"]
     assert len(mistakes) == 1
+    path.write_bytes(json.dumps(LINE | {"text": "?"}).encode().replace(b"?", b"\xed\xa0\xbd"))
+    with pytest.raises(ValueError, match="half of a pair"):
+        read_manifest(path)

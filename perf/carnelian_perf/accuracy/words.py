@@ -19,7 +19,7 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluation.evaluate import frame_duration_s, score_all
+from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
@@ -178,7 +178,7 @@ def compare(i: int, name: str, said: str, times: Times | None, heard: ctc.Hypoth
     if not heard.words:
         return []
     matches: dict[int, int] = {}
-    for chunk in jiwer.process_words(said, heard.text).alignments[0]:
+    for chunk in jiwer.process_words(single_spaced([said]), single_spaced([heard.text])).alignments[0]:
         if chunk.type == "equal":
             first = range(chunk.hyp_start_idx, chunk.hyp_end_idx)
             matches |= dict(zip(first, range(chunk.ref_start_idx, chunk.ref_end_idx), strict=True))

@@ -20,6 +20,7 @@ import torch
 
 from carnelian_training.config import AugmentConfig
 from carnelian_training.config_errors import ConfigError
+from carnelian_training.data.audio import check_regular
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ def read_sound(path: Path) -> Signal:
         ConfigError: It cannot be read.
     """
     try:
+        check_regular(path)
         return to_mono_16khz(*soundfile.read(path, dtype="float32", always_2d=True))
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"{path} must be a sound file: {error}") from error
@@ -116,6 +118,7 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
     if disturbance.noise is None:
         return np.zeros(1, np.float32)
     try:
+        check_regular(disturbance.noise)
         with soundfile.SoundFile(disturbance.noise) as file:
             needed = int((duration_s + 0.1) * file.samplerate)
             file.seek(int(disturbance.noise_start * file.frames))

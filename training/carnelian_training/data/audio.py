@@ -32,11 +32,11 @@ def encoded(clip: Clip) -> Encoded:
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: A segment begins behind the file's end, or libsndfile cannot read it, or an MP3 file; its words.
-            Or the file was written to a pipe, as FLAC or as MP3 of varying bit rate, and does not say how long it is.
+        RuntimeError: It is no regular file, or a segment begins behind the file's end, or libsndfile cannot read it, or
+            an MP3 file; its words. Or the file was written to a pipe, as FLAC or as MP3 of varying bit rate, and does
+            not say how long it is.
     """
-    if not stat.S_ISREG(clip.audio_filepath.stat().st_mode):  # a pipe that nobody writes to would never end
-        raise RuntimeError("must be a regular file")
+    check_regular(clip.audio_filepath)
     if clip.offset is None:
         data = np.fromfile(clip.audio_filepath, np.uint8)
         head = data[:4].tobytes()
@@ -65,6 +65,17 @@ def encoded(clip: Clip) -> Encoded:
             _go_to(file, start - lead)
             frames = lead + round(clip.duration * file.samplerate)
         return _wav(file.read(frames, dtype="float32", always_2d=True)[lead:], file.samplerate)
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what may never end, as a pipe that nobody writes to.
+
+    Raises:
+        OSError: There is no such file.
+        RuntimeError: It is no regular file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise RuntimeError("must be a regular file, but is a folder, a pipe or a device")
 
 
 def _go_to(file: soundfile.SoundFile, start: int) -> None:

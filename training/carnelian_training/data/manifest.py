@@ -132,7 +132,8 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
-    if b"\\ud" in line.lower():  # of the two that JSON may make of a character above U+FFFF, one could not be written
+    # JSON may spell a character above U+FFFF as two surrogates. Half of such a pair parses, but cannot be written.
+    if b"\\ud" in line.lower() or b"\xed" in line:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:

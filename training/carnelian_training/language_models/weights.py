@@ -125,15 +125,17 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
         return {}
     try:
         report = json.loads(path.read_text())
-        options, weighed = dict(report["options"]), report.get("language_models", [])
+        options, weighed = dict(report["options"]), list(report.get("language_models", []))
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is not: {why}") from error
     used = [model.name for model in language_models if model]
     if not used:
         raise ValueError(f"weights must come with the language models, --lm or --neural-lm, but {path} comes alone")
-    if others := [name for name in used if name not in weighed]:
-        logger.warning("the weights in %s were chosen for %s, not for %s", path, " and ".join(weighed), others[0])
+    others = [name for name in used if name not in weighed]
+    if weighed and others:
+        first, second = " and ".join(weighed), " and ".join(others)
+        logger.warning("the weights in %s were chosen for %s, not for %s", path, first, second)
     return options
 
 
