@@ -224,6 +224,10 @@ SCALAR_PIPELINE = CUT_PIPELINE.replace(
 )
 PADDED_CONFIG = CUT_CONFIG.replace("max_batch_size: 4", "max_batch_size: 8").replace("[ 3 ]", "[ 6 ]")
 PADDED_PIPELINE = CUT_PIPELINE.replace("signal * 2", "fn.pad(signal)")
+GROWN_CONFIG = PADDED_CONFIG.replace("[ 6 ]", "[ 8 ]")
+GROWN_PIPELINE = CUT_PIPELINE.replace(
+    "fn.slice(signal, start=0, shape=length, axes=[0])", "fn.pad(signal, axes=[0], shape=length)"
+)
 FIVE_THREADS_CONFIG = PADDED_CONFIG.replace('string_value: "1"', 'string_value: "5"')
 
 
@@ -326,6 +330,13 @@ def client(tiny_server: Server, connect: Callable[[str], Client]) -> Client:
 @pytest.fixture
 def add_model() -> Callable[..., Path]:
     return write_model
+
+
+@pytest.fixture
+def grown_repository(tmp_path: Path) -> Path:
+    """A repository of one model, whose answers are as long as a request wants."""
+    write_model(tmp_path / "models", "grown", GROWN_CONFIG, {"dali.py": GROWN_PIPELINE})
+    return tmp_path / "models"
 
 
 @pytest.fixture

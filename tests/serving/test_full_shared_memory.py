@@ -11,40 +11,17 @@ import numpy as np
 import pytest
 
 SIZE_MIB = 64
-GROWN_CONFIG = """
-backend: "dali"
-max_batch_size: 8
-input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
-input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "GROWN" data_type: TYPE_FP32 dims: [ -1 ] }
-dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [ 8 ] }
-instance_group { kind: KIND_CPU count: 1 }
-parameters { key: "num_threads" value { string_value: "1" } }
-"""
-GROWN_PIPELINE = """
-from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali.plugin.triton import autoserialize
-
-
-@autoserialize
-@pipeline_def(batch_size=1, num_threads=1, device_id=None)
-def grow():
-    signal = fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1)
-    length = fn.external_source(name="LENGTH", dtype=types.INT32, ndim=1)
-    return fn.pad(signal, axes=[0], shape=length)
-"""
 
 
 @pytest.fixture
-def cramped_url(tmp_path: Path, add_model: Callable[..., Path]) -> Iterator[str]:
+def cramped_url(grown_repository: Path) -> Iterator[str]:
     """gRPC address of a server with a /dev/shm of its own."""
-    add_model(tmp_path / "repository", "grown", GROWN_CONFIG, {"dali.py": GROWN_PIPELINE})
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mount = f"mount -t tmpfs -o size={SIZE_MIB}m tmpfs /dev/shm"
     tried = subprocess.run([*unshare, mount], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
-    serve = [f"{sysconfig.get_path('scripts')}/carnelian-serve", f"--repository={tmp_path / 'repository'}"]
+    serve = [f"{sysconfig.get_path('scripts')}/carnelian-serve", f"--repository={grown_repository}"]
     # Triton (2.51) goes on waiting for requests that found no room.
     serve += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--exit-timeout=1"]
     command = [*unshare, f"{mount} && exec {shlex.join(serve)}"]
@@ -66,7 +43,7 @@ def test_it_refuses_what_has_no_room_and_lives_on(cramped_url: str, connect: Cal
         signal = np.ones((1, 10), np.float32)
         requests = [{"SIGNAL": signal, "LENGTH": np.array([[length]], np.int32)} for length in lengths]
         return [
-            answer["GROWN"].size if isinstance(answer, dict) else answer.status()
+            answer["CUT"].size if isinstance(answer, dict) else answer.status()
             for answer in client.infer_together("grown", requests)
         ]
 
