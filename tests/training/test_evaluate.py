@@ -234,7 +234,7 @@ def test_wrong_number_of_paths(command):
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
 
 
-def test_weights_without_a_language_model_are_refused(command, tmp_path):
+def test_weights_without_a_language_model_are_refused(command):
     weights = ("--lm-weights", DEMO.parent / "lm_weights.json")
     for words in ((CLIPS,), ("--table", CLIPS)):
         status, _, err = command(DEMO, *words, *weights)

@@ -48,14 +48,13 @@ def weigh(
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
     from carnelian_training.distributed import find_device
-    from carnelian_training.evaluation.evaluate import score_all, single_spaced
+    from carnelian_training.evaluation.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
     config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, config.labels)
-    log_probs = score_all(network.to(find_device()), config, clips)
-    references = single_spaced(clip.text for clip in clips)
+    log_probs, references = score_all(network.to(find_device()), config, clips), [clip.text for clip in clips]
     options = choose_weights(log_probs, references, decoder)
     rates = word_error_rates(log_probs, references, decoder, options)
     models = [path.name for path in (language_model, neural_language_model) if path]

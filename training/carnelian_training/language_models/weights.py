@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from carnelian_training import ctc
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
-from carnelian_training.evaluation.evaluate import LogProbs, count_errors
+from carnelian_training.evaluation.evaluate import LogProbs, count_errors, single_spaced
 from carnelian_training.replacement import replaced
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def word_error_rates(
             if weights and name == "greedy":
                 continue
             wanted = decoder.read_options(way, decoder.change_options(defaults))
-            rates[name + weights] = jiwer.wer(list(references), decode(log_probs, decoder, wanted)[0])
+            rates[name + weights] = jiwer.wer(single_spaced(references), decode(log_probs, decoder, wanted)[0])
     return rates
 
 
@@ -134,8 +134,8 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
         raise ValueError(f"weights must come with the language models, --lm or --neural-lm, but {path} comes alone")
     others = [name for name in used if name not in weighed]
     if weighed and others:
-        first, second = " and ".join(weighed), " and ".join(others)
-        logger.warning("the weights in %s were chosen for %s, not for %s", path, first, second)
+        names = map(" and ".join, (weighed, others))
+        logger.warning("the weights in %s were chosen for %s, not for %s", path, *names)
     return options
 
 
