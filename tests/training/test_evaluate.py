@@ -234,6 +234,18 @@ def test_wrong_number_of_paths(command):
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
 
 
+@pytest.mark.parametrize("words", [["evaluate"], ["evaluate", "--table"], ["weigh", "--lm", DEPLOYED / "english.klm"]])
+@pytest.mark.parametrize("place", ["model.pt", "clips.jsonl"])
+def test_results_are_not_written_over_what_they_are_of(words, place, tmp_path, call):
+    checkpoint, manifest = tmp_path / "model.pt", tmp_path / "clips.jsonl"
+    shutil.copy(DEMO, checkpoint)
+    write_manifest(manifest, read_manifest(CLIPS))
+    before = (tmp_path / place).read_bytes()
+    status, _, err = call(main, *words, checkpoint, manifest, "--out", tmp_path / place)
+    assert (status, "must be another file" in err) == (1, True)
+    assert (tmp_path / place).read_bytes() == before
+
+
 def test_weights_without_a_language_model_are_refused(command):
     weights = ("--lm-weights", DEMO.parent / "lm_weights.json")
     for words in ((CLIPS,), ("--table", CLIPS)):

@@ -90,6 +90,11 @@ def evaluate(
     `torchrun` shares the clips out among processes. A clip that the server refuses is named, counts as one in which
     nothing was heard, and makes the exit status 1.
     """
+    from carnelian_training.checkpoint import check_apart
+
+    if out is not None:
+        for path in paths:
+            check_apart(path, out)
     if table:
         if decoder or options or mistakes:
             raise typer.BadParameter(

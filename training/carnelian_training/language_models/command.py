@@ -46,11 +46,15 @@ def weigh(
     """Choose the weights of language models on a dev set, for decoding."""
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
+    from carnelian_training.checkpoint import check_apart
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
+    for path in (checkpoint, manifest, language_model, neural_language_model):
+        if path:
+            check_apart(path, target)
     config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, config.labels)
