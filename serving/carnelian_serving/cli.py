@@ -64,26 +64,25 @@ def serve(
     for option in triton_options or ():
         if not option.startswith("--"):
             raise typer.BadParameter(f"an option of tritonserver must begin with --, but {option!r} does not")
-    server = Server(
-        repository,
-        models=model or (),
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        threads=threads,
-        log_level=log_level.value,
-        ready_timeout_s=start_timeout,
-        exit_timeout_s=exit_timeout,
-        triton_options=triton_options or (),
-        on_log=_print_log,
-    )
     for number in STOP_SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
         signal.signal(number, _raise_stop)
     try:
-        with server:
+        with Server(
+            repository,
+            models=model or (),
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            threads=threads,
+            log_level=log_level.value,
+            ready_timeout_s=start_timeout,
+            exit_timeout_s=exit_timeout,
+            triton_options=triton_options or (),
+            on_log=_print_log,
+        ) as server:
             _print_ready(server)
             try:
                 status = server.wait()

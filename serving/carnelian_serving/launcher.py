@@ -50,6 +50,9 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
+"""While models load, also how long an ended process may wait for Triton to collect it."""
+READER_END_S = 5.0
+"""The log is read to its end long before, unless who gets its lines takes no more: a full pipe, a stopped terminal."""
 CRASH_END_S = 5.0
 """After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
 STUB_END_S = 1.0
@@ -98,8 +101,11 @@ class Server:
             exit_timeout_s: How long what the models are at when the server is stopped may take.
             triton_options: Further options of `tritonserver`, as they are.
             on_log: Called with each line of the log, from another thread; None keeps the log in memory only.
+
+        Raises:
+            ServerError: The repository's path leads nowhere.
         """
-        self.repository = Path(repository).resolve()
+        self.repository = _resolve(Path(repository))
         """The model repository that is served."""
         self._models = tuple(models)
         self._host = host
@@ -207,8 +213,8 @@ class Server:
                     return -self._crash_signal
                 if crashed := self._crashed_instances():
                     raise ServerError(
-                        f"every model instance must be alive, but the process of {', '.join(crashed)} has "
-                        "crashed and Triton does not start it again; start carnelian-serve anew"
+                        f"every model instance must be alive, but {_describe_crash(crashed)}. Triton does not start it "
+                        "again; start carnelian-serve anew"
                     ) from None
 
     def stop(self) -> None:
@@ -234,10 +240,10 @@ class Server:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
         if self._reader is not None:
-            self._reader.join()
+            self._reader.join(READER_END_S)
+            if process is not None and process.stdout is not None and not self._reader.is_alive():
+                process.stdout.close()
             self._reader = None
-        if process is not None and process.stdout is not None:
-            process.stdout.close()
         self._regions.remove()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -322,20 +328,25 @@ class Server:
     def _wait_until_ready(self) -> None:
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
+        whole_at = time.monotonic()
         while True:
-            self._crashed_instances()  # learns the names while the stubs live
+            crashed = self._crashed_instances()
+            if not crashed:
+                whole_at = time.monotonic()
             is_ready = self._is_ready()
             if process.poll() is not None:  # whoever answered, it was another server
                 assert self._reader is not None
-                self._reader.join()
-                raise ServerError(self._explain_exit(process.returncode))
+                self._reader.join(READER_END_S)
+                raise ServerError(self._explain_exit(process.returncode, crashed))
             if is_ready:
                 return
+            if time.monotonic() > whole_at + STUB_CHECK_INTERVAL_S:
+                raise ServerError(f"every model must load, but {_describe_crash(crashed)}")
             if time.monotonic() > deadline:
+                lines = [line for line in self.log if not is_noise(line)][-10:]
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
-                    "are not; last lines of the log:\n"
-                    + "\n".join([line for line in self.log if not is_noise(line)][-10:])
+                    "are not; last lines of the log:\n" + "\n".join(lines or ["(none)"])
                 )
             time.sleep(0.05)
 
@@ -350,9 +361,34 @@ class Server:
         finally:
             connection.close()
 
-    def _explain_exit(self, status: int) -> str:
+    def _explain_exit(self, status: int, crashed: Sequence[str]) -> str:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
+        if crashed:
+            reasons = [_describe_crash(crashed), *reasons]
+        reasons += [f"its log is in {option.partition('=')[2]}" for option in self._triton_options if _is_log(option)]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
+
+
+def _resolve(repository: Path) -> Path:
+    try:
+        return repository.resolve()
+    except RuntimeError as error:  # a loop of links, before Python 3.13
+        raise ServerError(f"`--repository` must be a folder, but {repository} leads nowhere: {error}") from None
+    except FileNotFoundError:
+        raise ServerError(
+            f"the working directory must be there, to find {repository}, but it was removed: change into another"
+        ) from None
+
+
+def _describe_crash(instances: Sequence[str]) -> str:
+    crash = f"the process of {', '.join(instances)} has crashed"
+    if any(signal.SIGKILL.name in instance for instance in instances):
+        crash += "; SIGKILL is what the kernel sends where memory has run out"
+    return crash
+
+
+def _is_log(option: str) -> bool:
+    return option.startswith("--log-file=")
 
 
 def describe_exit(status: int) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_RECORD = re.compile(r'^(?P<level>[IWEF])\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$')
+_RECORD = re.compile(
+    r"^(?:(?P<level>[IWEF])\d{4} [\d:.]+|[\dT:-]+Z (?P<iso_level>[IWEF])) \d+ [\w.]+:\d+\] "
+    r'"?(?P<text>.*?)"?$'
+)
+"""Of both of Triton's formats; `--log-format=ISO8601` has the level behind the time."""
 _MODEL_FAILED = re.compile(
     r"^(?:failed to load '(?P<version_of>[^']+)' version \d+|failed to load model '(?P<model>[^']+)'"
     r"|Poll failed for model directory '(?P<folder>[^']+)'): (?P<reason>.+)$",
@@ -13,7 +17,9 @@ _MODEL_FAILED = re.compile(
 )
 _SYNTAX_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<where>.+)$")
 _NO_MODEL = re.compile(r"at least one version must be available|Could not determine backend for model")
-"""What Triton says of any other folder in a repository, hidden ones too: `.git`, `lost+found`."""
+"""What Triton says of any other folder in a repository, hidden ones too: `.git`, `lost+found`. Of one that it may not
+open it says so, and its path last."""
+_CRASHED = "is not healthy."
 _START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
@@ -63,9 +69,11 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
             name = failed["version_of"] or failed["model"] or failed["folder"]
             models[name] = _shorten(failed["reason"]) + syntax_error
             syntax_error = ""
-            if _NO_MODEL.search(failed["reason"]):
+            if models[name].endswith(_CRASHED):
+                models[name] = models[name].rstrip(".") + "; it has crashed, as where memory has run out"
+            if _NO_MODEL.search(failed["reason"]) or failed["reason"].endswith(f"/{failed['folder']}"):
                 models[name] += "; if this folder is no model, move it away, or name those to serve by `--model`"
-        elif (record and record["level"] in "EF") or _START_FAILED.match(text):
+        elif (record and (record["level"] or record["iso_level"]) in "EF") or _START_FAILED.match(text):
             errors.append(_shorten(text))
     return [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()] or errors
 

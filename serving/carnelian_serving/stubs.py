@@ -19,6 +19,7 @@ _STUB = "triton_python_backend_stub"
 _COLLECTED_WITHIN_S = 0.1  # by Triton, if it has ended a stub itself
 _REGION_ARGUMENT = 2  # of the stub's command line: the name of its shared memory
 _INSTANCE_ARGUMENT = 8  # the name of the model instance
+_EXIT_FIELD = 49  # of /proc/PID/stat behind the name: the status as `waitpid` gives it
 _SERVER = "tritonserver"
 _END_S = 1.0
 
@@ -42,21 +43,24 @@ class StubWatch:
         return sum((_PROC / str(pid)).exists() for pid in self._instances)
 
     def crashed(self) -> list[str]:
-        """Return the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
-        ended = set()
+        """Return the instances whose stub is uncollected and was at the last call: Triton collects what it unloads.
+
+        Each with the signal that ended it: "demo_ctc_0_0 (SIGKILL)".
+        """
+        ended = {}
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):
                 name, _, fields = (_PROC / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
                 if fields.split()[0] == "Z":
                     # A server that is crashing itself has other children: they look up its stack's symbols.
                     if pid in self._instances or _STUB.startswith(name):
-                        ended.add(pid)
+                        ended[pid] = _describe_end(int(fields.split()[_EXIT_FIELD]))
                 elif pid not in self._instances:
                     instance = find_instance((_PROC / str(pid) / "cmdline").read_text().split("\0"))
                     if instance is not None:  # else it is between fork and exec
                         self._instances[pid] = instance
-        crashed, self._uncollected = ended & self._uncollected, ended
-        return sorted(self._instances.get(pid, f"process {pid}") for pid in crashed)
+        crashed, self._uncollected = ended.keys() & self._uncollected, set(ended)
+        return sorted(f"{self._instances.get(pid, 'an unnamed model')} ({ended[pid]})" for pid in crashed)
 
     def crashed_by_now(self) -> list[str]:
         """Return :meth:`crashed` without waiting for the next call: look again at once if a stub is uncollected."""
@@ -71,6 +75,10 @@ def find_instance(command: Sequence[str]) -> str | None:
     """Return the model instance that a stub of this command line runs; None if it is no stub's."""
     is_stub = len(command) > _INSTANCE_ARGUMENT and _STUB in command[0]
     return command[_INSTANCE_ARGUMENT] if is_stub else None
+
+
+def _describe_end(status: int) -> str:
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
 
 
 def end_orphans(region_prefix: str) -> None:

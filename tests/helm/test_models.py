@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -195,6 +196,29 @@ def test_an_archive_without_models_is_refused(archives: Any, download: Any) -> N
     served, url = archives
     sha256 = pack(served / "models.tar.gz", {"release/quartznet/config.pbtxt": "one folder too deep"})
     assert "must have model folders at its top" in download(f"{url}/models.tar.gz", sha256).stderr
+
+
+@pytest.mark.parametrize("cut", [lambda archive: archive[: len(archive) // 2], lambda _: b"PK\x03\x04 of another kind"])
+def test_what_is_no_whole_archive_is_refused(cut: Any, archives: Any, download: Any) -> None:
+    served, url = archives
+    pack(served / "models.tar.gz", MODEL)
+    content = cut((served / "models.tar.gz").read_bytes())
+    (served / "models.tar.gz").write_bytes(content)
+    done = download(f"{url}/models.tar.gz", hashlib.sha256(content).hexdigest())
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"download: {url}/models.tar.gz must be a whole tar archive")
+
+
+def test_a_full_volume_is_said_at_once(
+    archives: Any, download: Any, tmp_path: Path, mount_tmpfs: Callable[..., Path]
+) -> None:
+    served, url = archives
+    (tmp_path / "models").rmdir()
+    (tmp_path / "models").symlink_to(mount_tmpfs("size=64k"))
+    sha256 = pack(served / "models.tar.gz", {"quartznet/1/model.onnx": os.urandom(200_000).hex()})
+    done = download(f"{url}/models.tar.gz", sha256)
+    assert done.returncode == 1
+    assert "models must have room for the archive and its content, but: No space left" in done.stderr
 
 
 def test_half_a_download_is_begun_anew(archives: Any, download: Any, tmp_path: Path) -> None:

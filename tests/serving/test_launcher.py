@@ -1,4 +1,5 @@
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -258,8 +259,24 @@ def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path)
     os.kill(stub, signal.SIGSEGV)
     _, errors = process.communicate(timeout=15)  # far below the half minute that Triton would wait for it
     assert process.returncode == 1
-    assert "the process of cut_0_0 has crashed" in errors
+    assert "the process of cut_0_0 (SIGSEGV) has crashed" in errors
     assert group_members(server) == []
+
+
+def test_a_stop_does_not_wait_for_whoever_reads_no_log(cut_repository: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    unread = os.open(tmp_path / "log", os.O_RDWR)
+    fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)
+    command = [COMMAND, f"--repository={cut_repository}", *FREE_PORTS, "--log-level=verbose"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"carnelian-serve: ready")
+    process.terminate()
+    process.communicate(timeout=40)
+    os.close(unread)
+    assert process.returncode == 0
+    assert not regions(process.pid)
 
 
 def test_a_crashed_server_is_told_by_its_signal(cut_repository: Path) -> None:

@@ -21,6 +21,12 @@ from carnelian_serving.launcher import Server
 from carnelian_serving.shared_memory import check_room, describe_shortage
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
+KILL = "import os; os.kill(os.getpid(), 9)"
+DOOMED = f"""
+class TritonPythonModel:
+    def initialize(self, args):
+        {KILL}
+"""
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +91,47 @@ def test_a_wrong_repository_is_named(
     result = run_command(*arguments)
     assert result.returncode == 1
     assert words in result.stderr
+
+
+def test_a_repository_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    result = run_command(f"--repository={tmp_path / 'loop'}")
+    assert (result.returncode, "loop leads nowhere" in result.stderr) == (1, True)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f'cd "{gone}" && rmdir "{gone}" && "{COMMAND}"'
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert (result.returncode, "the working directory must be there" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (f"import time; time.sleep(0.5)\n{KILL}", r"the process of doomed \(SIGKILL\) has crashed; .* memory has run out"),
+        (DOOMED, r"Stub process 'doomed_0\S*' is not healthy; it has crashed, as where memory has run out"),
+    ],
+)
+def test_a_process_that_is_killed_while_its_model_loads_is_named_at_once(
+    cut_repository: Path, add_model: Callable[..., Path], program: str, words: str
+) -> None:
+    add_model(cut_repository, "doomed", CUT_WITHOUT_LENGTH.replace("dali", "python"), {"model.py": program})
+    with (
+        pytest.raises(ServerError, match=words),
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("--log-format=ISO8601", "model 'typo' could not be"), ("--log-file={}", "its log is in {}")]
+)
+def test_the_reason_is_found_in_any_log(
+    cut_repository: Path, add_model: Callable[..., Path], tmp_path: Path, option: str, words: str
+) -> None:
+    log = tmp_path / "triton.log"
+    add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {})
+    result = run_command(f"--repository={cut_repository}", "--", option.format(log))
+    assert (result.returncode, words.format(log) in result.stderr) == (1, True)
 
 
 def test_the_command_imports_nothing_heavy() -> None:

@@ -30,14 +30,14 @@ def test_a_stub_that_stays_uncollected_has_crashed(stub):
     assert watch.crashed() == []
     end(stub)
     assert watch.crashed() == []
-    assert watch.crashed() == ["cut_0_0"]
+    assert watch.crashed() == ["cut_0_0 (SIGKILL)"]
 
 
 def test_a_stub_that_has_just_crashed_is_told_from_one_that_triton_unloads(stub):
     watch = StubWatch(os.getpid())
     assert watch.crashed_by_now() == []
     end(stub)
-    assert watch.crashed_by_now() == ["cut_0_0"]
+    assert watch.crashed_by_now() == ["cut_0_0 (SIGKILL)"]
 
 
 def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):

@@ -4,19 +4,23 @@ Nothing is unpacked before the archive's SHA-256 fits. FOLDER/.sha256 is written
 was restarted in between begins anew, and one that finds it has nothing to do. AUTHORIZATION becomes that header.
 """
 
+import errno
 import hashlib
 import http.client
+import lzma
 import os
 import shutil
 import sys
 import tarfile
 import time
 import urllib.request
+import zlib
 from pathlib import Path
 
 ATTEMPTS = 4
 TIMEOUT_S = 60
 BLOCK_BYTES = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fetch(url: str, archive: Path) -> str:
@@ -38,11 +42,13 @@ def fetch(url: str, archive: Path) -> str:
 
 
 def fetch_patiently(url: str, archive: Path) -> str:
-    """The same, tried again after an error of the network."""
+    """The same, tried again after an error of the network; where the volume takes no more, that would not help."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return fetch(url, archive)
         except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "errno", None) in FULL:
+                raise
             if attempt == ATTEMPTS:
                 raise SystemExit(f"download: {url} must be readable, but after {ATTEMPTS} attempts: {error}") from None
             time.sleep(2**attempt)
@@ -50,7 +56,22 @@ def fetch_patiently(url: str, archive: Path) -> str:
 
 
 def main(url: str, sha256: str, folder: Path) -> None:
-    """Leaves the archive's content in `folder`."""
+    """Leaves the archive's content in `folder`, or says what is wrong."""
+    try:
+        download(url, sha256, folder)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise SystemExit(
+            f"download: {folder} must have room for the archive and its content, but: {error.strerror}; give it more "
+            "by `modelRepository.download.size`"
+        ) from None
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise SystemExit(f"download: {url} must be a whole tar archive (also .gz or .xz), but: {error}") from None
+
+
+def download(url: str, sha256: str, folder: Path) -> None:
+    """Fetches the archive, unless it was, and unpacks it."""
     mark = folder / ".sha256"
     if mark.is_file() and mark.read_text() == sha256:
         print(f"download: {folder} holds {sha256} already")

@@ -38,7 +38,7 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 
 {{- define "carnelian.args" -}}
 {{- if eq .Values.runtime "wheel" -}}
-- --repository={{ include "carnelian.repository" . }}
+- {{ printf "--repository=%s" (include "carnelian.repository" .) | quote }}
 - {{ printf "--host=%s" .Values.server.host | quote }}
 - --http-port=8000
 - --grpc-port=8001
@@ -54,7 +54,7 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
 {{- end }}
 - --
 {{- else -}}
-- --model-repository={{ include "carnelian.repository" . }}
+- {{ printf "--model-repository=%s" (include "carnelian.repository" .) | quote }}
 {{- /* IPv6 is spelled as each of Triton's servers wants it; without quotes a colon at the end would make an object of it. */}}
 {{- $host := .Values.server.host }}
 {{- $ipv6 := contains ":" $host }}

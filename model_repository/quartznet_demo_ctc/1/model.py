@@ -33,7 +33,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the settings beside this file, the model's parameters and the language models."""
         folder = Path(__file__).parent
-        settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        try:
+            settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:  # cut short, say
+            raise ValueError(f"{folder / SETTINGS_FILE} must be as carnelian-export wrote it, but: {error}") from error
         self._name: str = settings["name"]
         self._version: str = args["model_version"]
         self._frame_s: float = settings["frame_s"]
