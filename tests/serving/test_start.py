@@ -107,7 +107,7 @@ def test_a_repository_that_leads_nowhere_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (f"import time; time.sleep(0.5)\n{KILL}", r"the process of doomed \(SIGKILL\) has crashed; .* memory has run out"),
+        (f"import time; time.sleep(0.5)\n{KILL}", r"process of doomed \(SIGKILL\) has crashed; .* memory has run out"),
         (DOOMED, r"Stub process 'doomed_0\S*' is not healthy; it has crashed, as where memory has run out"),
     ],
 )

@@ -34,6 +34,20 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
 
 
 @pytest.mark.parametrize(
+    ("labels", "word"),
+    [
+        (" κόσμο", "ΚΌΣΜΟΣ"),
+        (" κόσμο", "κόσμος"),
+        (" no\u0301", "nón"),
+        (" \u09df", "\u09af\u09bc"),
+        ("ış k", "IŞIK"),
+    ],
+)
+def test_hot_words_are_spelled_as_the_labels_are(labels, word):
+    Decoder(list(labels), 0.02).read_options({"decoder": "beam", "hotwords": [word]}, Options())
+
+
+@pytest.mark.parametrize(
     "parameters",
     [
         {"x" * 20_000: 1},

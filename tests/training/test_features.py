@@ -159,7 +159,8 @@ def test_the_serving_graph_is_total_with_the_settings_of_other_toolkits(load_sta
     [
         ({"hop_samples": 0}, "`hop_samples` must be positive"),
         ({"window_samples": 1}, "`window_samples` must be at least 2"),
-        ({"window_samples": 640}, "`fft_size` must be at least `window_samples`, 640"),
+        ({"window_samples": 640}, "`fft_size` must be even and at least `window_samples`, 640"),
+        ({"window_samples": 401, "fft_size": 401}, "`fft_size` must be even and at least `window_samples`, 401"),
         ({"high_hz": 9000.0}, "within 0 to 8000, but is 0 to 9000"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,24 @@ def test_a_language_model_that_is_left_aside_is_told(hf_folder, caplog):
     (hf_folder / "language_model").mkdir()
     sources.read(hf_folder)
     assert "x/language_model, with which transformers decodes, is left aside" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["x.ckpt", "x.nemo", "x/pytorch_model.bin"])
+def test_weights_without_their_checksum_are_named(hf_folder, tmp_path, name):
+    """`torch.load` would take them."""
+    torch.save(load_file(hf_folder / "model.safetensors"), tmp_path / "whole")
+    (hf_folder / "model.safetensors").unlink()
+    rotten = bytearray((tmp_path / "whole").read_bytes())
+    rotten[len(rotten) // 2] ^= 1
+    (tmp_path / name).write_bytes(rotten)
+    if name == "x.nemo":
+        (tmp_path / "model_weights.ckpt").write_bytes(rotten)
+        (tmp_path / "model_config.yaml").write_text("{}")
+        with tarfile.open(tmp_path / name, "w") as archive:
+            for part in ("model_config.yaml", "model_weights.ckpt"):
+                archive.add(tmp_path / part, part)
+    with pytest.raises(CheckpointError, match=r"x\S* is damaged: \S+ does not have its checksum"):
+        sources.read(hf_folder if name.startswith("x/") else tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.nemo", "x/model.safetensors", "x/pytorch_model.bin"])

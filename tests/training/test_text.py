@@ -72,6 +72,12 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("об'єкт", " \u02bcобєкт", "об\u02bcєкт"),
         ("\u201aHallo\u2018, 'Du'!", " 'halodu", "hallo du"),
         ("C'est-à-dire", " -cestàdir'", "c'est-à-dire"),
+        ("o\u2018zbek", " o\u02bbzbek", "o\u02bbzbek"),
+        ("\u09df\u0995", " \u09df\u0995", "\u09df\u0995"),  # which NFC takes apart
+        ("na\u0303o, e\u0301", " nao\u0303e\u0301", "na\u0303o e\u0301"),
+        ("\uac01", " \u1100\u1161\u11a8", "\u1100\u1161\u11a8"),  # Hangul
+        ("ΚΌΣΜΟΣ", " κόσμο", "κόσμοσ"),
+        ("ΚΌΣΜΟΣ", " κόσμος", "κόσμος"),
         ("Irmak İZMİR'de", " ırmakizmde", "ırmak izmir de"),
         ("Das ist gut.", " ADISTGU", "DAS IST GUT"),
         ("Das ist gut.", " DastigußÄ", "Das ist gut"),

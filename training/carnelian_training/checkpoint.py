@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,27 @@ def check_holds_weights(path: Path) -> None:
         )
 
 
+def check_undamaged(source: Path | IO[bytes], where: Path) -> None:
+    """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
+
+    Args:
+        source: what is read, from its start; files from before PyTorch 1.6 have no checksums.
+        where: what the message calls it.
+
+    Raises:
+        CheckpointError: It is damaged; the message names the part.
+    """
+    if not zipfile.is_zipfile(source):
+        return
+    try:
+        with zipfile.ZipFile(source) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # it names no common base for what damage raises
+        raise CheckpointError(f"{where} is damaged: {error}") from error
+    if damaged is not None:
+        raise CheckpointError(f"{where} is damaged: {damaged} does not have its checksum")
+
+
 def _is_program(path: Path) -> bool:
     """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
     try:
@@ -137,14 +158,11 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         CheckpointError: The file cannot be read, is not a checkpoint of ours, or holds weights that are not finite.
     """
     check_holds_weights(path)
+    check_undamaged(path, path)
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
-            damaged = archive.testzip()
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
         raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {error}") from error
-    if damaged is not None:
-        raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:

@@ -10,6 +10,8 @@ from decimal import Decimal
 
 from num2words import num2words
 
+from carnelian_training.ctc.spelling import spell
+
 LABEL_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
 
 ABBREVIATIONS = {
@@ -36,8 +38,7 @@ CURRENCIES = {"$": ("dollar", "dollars"), "£": ("pound", "pounds"), "€": ("eu
 MAX_DIGITS = 15
 """Longer runs of digits are no amount that anybody reads out; a sentence with one is refused."""
 
-_DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
-_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc`\u00b4\u2032", "'"))
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bb\u02bc`\u00b4\u2032", "'"))
 _ABBREVIATION = re.compile(rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?=[\s,;:'\")-]|$)", flags=re.IGNORECASE)
 # A number beside letters or other digits (A4, 5kg, 5'6, .5) stays, and the sentence is refused for its digits.
 _NUMBER = re.compile(
@@ -86,8 +87,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
     """Write text of any language in a recogniser's labels; numbers and abbreviations are left as they are.
 
     Args:
-        text: of one case if the labels are, after this; its punctuation and what cannot be seen in it are dropped where
-            the labels have none.
+        text: in the labels' case and form of Unicode, after this; its punctuation and what cannot be seen in it are
+            dropped where the labels have none.
         labels: one character each.
 
     Returns:
@@ -97,11 +98,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     own = next((label for label in labels if ord(label) in _APOSTROPHES or label == "'"), "'")
     text = unicodedata.normalize("NFC", text).translate(dict.fromkeys(_APOSTROPHES, own)).replace("'", own)
     text = re.sub(rf"(?<!\w){own}+|{own}+(?!\w)", " ", text)
-    is_turkish = _DOTLESS_I in labels or "İ" in labels
-    if not any(map(str.isupper, labels)):
-        text = (text.replace("I", _DOTLESS_I).replace("İ", "i") if is_turkish else text).lower()
-    elif not any(map(str.islower, labels)):
-        text = (text.replace("i", "İ") if is_turkish else text).upper()
+    text = spell(text, labels)
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
     marks = {code: " " for code, category in outside if category.startswith("P")}
     # Soft hyphens and marks of direction; a space of no width is between words, as in Khmer.

@@ -58,9 +58,9 @@ class FeatureSettings:
                 raise ValueError(f"`{name}` must be finite and at least 0, but is {getattr(self, name)}")
         if self.window_samples < 2:
             raise ValueError(f"`window_samples` must be at least 2, but is {self.window_samples}")
-        if self.fft_size < self.window_samples:
+        if self.fft_size < self.window_samples or self.fft_size % 2:
             raise ValueError(
-                f"`fft_size` must be at least `window_samples`, {self.window_samples}, but is {self.fft_size}"
+                f"`fft_size` must be even and at least `window_samples`, {self.window_samples}, but is {self.fft_size}"
             )
         if not 0 <= self.low_hz < self.high_hz <= SAMPLE_RATE_HZ / 2:
             raise ValueError(

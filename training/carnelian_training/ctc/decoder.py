@@ -15,6 +15,7 @@ from .greedy import greedy
 from .hotwords import Hotwords, build_hotwords
 from .hypothesis import Hypothesis
 from .options import OptionError, Options, change_options, read_options
+from .spelling import spell
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
@@ -125,12 +126,7 @@ class Decoder:
         return time_words(clip, returned, self._labels, self._frame_s, self._calibration, options.decoder)
 
     def _hotwords(self, options: Options) -> Hotwords:
-        phrases = options.hotwords
-        if not any(label.isupper() for label in self._labels):
-            phrases = tuple(phrase.lower() for phrase in phrases)
-        elif not any(label.islower() for label in self._labels):
-            capital_i = "İ" if "İ" in self._labels else "I"
-            phrases = tuple(phrase.replace("i", capital_i).upper() for phrase in phrases)
+        phrases = tuple(spell(phrase, self._labels) for phrase in options.hotwords)
         try:
             return self._build_hotwords(phrases, options.hotword_boost, tuple(self._labels))
         except ValueError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, check_holds_weights
+from carnelian_training.checkpoint import CheckpointError, check_holds_weights, check_undamaged
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
@@ -140,6 +140,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 def _weights_file(path: Path) -> dict[str, Tensor]:
     check_holds_weights(path)
+    check_undamaged(path, path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -8,6 +8,7 @@ frames, 1e-5 added to the standard deviation. Its first versions reflected at th
 
 import io
 import logging
+import lzma
 import math
 import tarfile
 import zlib
@@ -20,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.checkpoint import CheckpointError, check_undamaged
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import unpickling
@@ -86,11 +87,14 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
                 name = PurePosixPath(member.name).name
                 if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
                     parts[name] = file.read()
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise CheckpointError(f"{path} must be a tar archive, as .nemo files are, but is not: {error}") from error
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: bzip2's
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {error}") from error
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in parts:
             raise CheckpointError(f"{path} must hold {name}, but does not")
+    check_undamaged(io.BytesIO(parts[WEIGHTS_FILE]), path)
     try:
         tree = yaml.safe_load(parts[CONFIG_FILE])
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)

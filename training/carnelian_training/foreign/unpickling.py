@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from carnelian_training.checkpoint import CheckpointError, check_holds_weights
+from carnelian_training.checkpoint import CheckpointError, check_holds_weights, check_undamaged
 
 # What PyTorch's own reader of weights allows, as far as checkpoints of tensors need it.
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -79,9 +79,10 @@ def load_checkpoint(path: Path) -> Any:
     """What a `.pt` file holds, objects of other classes as :class:`Inert`; :func:`plain` makes data of them.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: It is damaged or cannot be read.
     """
     check_holds_weights(path)
+    check_undamaged(path, path)
     try:
         return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
     except Exception as error:  # torch names no common base for what a damaged file raises
