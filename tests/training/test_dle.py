@@ -172,7 +172,7 @@ def test_log_probabilities_are_those_of_the_original_layers(name, tmp_path, capl
     assert told.features == config.features
 
 
-@pytest.mark.parametrize(("dither", "guard"), [(0.0, 1e-20), (1e-4, 1e-8)])
+@pytest.mark.parametrize(("dither", "guard"), [(0.0, 1e-20), (1e-4, 1e-8), ("1e-4", 1e-8)])
 def test_the_dither_of_a_yaml_is_in_the_logarithm(tmp_path, dither, guard):
     path = yaml_of("quartznet", tmp_path / "dle.yaml")
     tree = yaml.safe_load(path.read_text())

@@ -17,7 +17,7 @@ from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import LABELS, Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, plain_name, take
-from carnelian_training.foreign.options import Options, check, samples, section
+from carnelian_training.foreign.options import Options, check, samples, section, single
 from carnelian_training.foreign.stages import model_tree
 
 logger = logging.getLogger(__name__)
@@ -134,16 +134,18 @@ def _features(options: Options, where: str) -> Options:
         ignored=_FEATURES_IGNORED,
         where=f"{where}, `filterbank_features`",
     )
-    window = samples(options.get("window_size", 0.02), SAMPLE_RATE_HZ)
+    window = samples(single(options.get("window_size", 0.02), f"{where}, `window_size`"), SAMPLE_RATE_HZ)
+    stride = single(options.get("window_stride", 0.01), f"{where}, `window_stride`")
+    dither = single(options.get("dither", DITHER), f"{where}, `dither`")
     return FEATURES | {
         "window_samples": window,
-        "hop_samples": samples(options.get("window_stride", 0.01), SAMPLE_RATE_HZ),
+        "hop_samples": samples(stride, SAMPLE_RATE_HZ),
         "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
         "num_mels": options.get("n_filt", 64),
         "preemphasis": options.get("preemph", 0.97) or 0.0,
         "low_hz": options.get("lowfreq") or 0.0,
         "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
-        "log_guard": max(float(options.get("dither", DITHER)) ** 2, LOG_GUARD),
+        "log_guard": max(dither**2, LOG_GUARD),
     }
 
 

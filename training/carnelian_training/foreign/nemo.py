@@ -138,7 +138,7 @@ def config_tree(tree: Options, where: str) -> Options:
         found = str((part.get("_target_") or part.get("cls") or kind) if isinstance(part, dict) else None)
         if not found.endswith(f".{kind}") and found != kind:
             raise CheckpointError(f"{where}: `{name}` must be of the class {kind} (Jasper, QuartzNet), but is {found}")
-    if "tokenizer" in tree:
+    if tree.get("tokenizer") is not None:
         raise CheckpointError(f"{where} must have one label per character, but has a `tokenizer` of word pieces")
 
     features = _features(section(tree, "preprocessor", where), f"{where}, `preprocessor`")

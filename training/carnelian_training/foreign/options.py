@@ -1,5 +1,6 @@
 """Reading another toolkit's options: each is carried over, is as it is here, or is refused by name."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,9 @@ def single(value: Any, where: str) -> Any:
         if len(value) != 1:
             raise CheckpointError(f"{where} must have one entry, but is {value}")
         value = value[0]
+    if isinstance(value, str):  # what PyYAML makes of 1e-5
+        with contextlib.suppress(ValueError):
+            value = float(value)
     if not isinstance(value, (int, float)):
         raise CheckpointError(f"{where} must be a number, but is {value!r}")
     return value

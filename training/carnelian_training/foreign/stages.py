@@ -54,7 +54,8 @@ def _stage(block: Options, kernel_key: str, where: str) -> Options:
     stride, repeat = (single(block[name], f"{where}, `{name}`") for name in ("stride", "repeat"))
     if stride > 1 and repeat > 1:
         raise CheckpointError(f"{where}: `stride` must be 1 where `repeat` is above 1, but is {stride}")
-    kernel = int(single(block[kernel_key], f"{where}, `{kernel_key}`") * float(block.get("kernel_size_factor", 1.0)))
+    factor = single(block.get("kernel_size_factor", 1.0), f"{where}, `kernel_size_factor`")
+    kernel = int(single(block[kernel_key], f"{where}, `{kernel_key}`") * factor)
     return {
         "filters": block["filters"],
         "kernel": kernel + 1 if kernel_key == "kernel" and kernel % 2 == 0 else kernel,  # as NeMo rounds
