@@ -153,6 +153,8 @@ def measure(
     labels, frame_s = list(config.labels), frame_duration_s(config)
     decoder, batch = ctc.Decoder(labels, frame_s, language_model=language_model), make_batch(log_probs, frame_s)
     usual = decoder.change_options(weights)
+    for boost in boosts:  # now, as above
+        decoder.read_options({"decoder": "beam", "hotword_boost": str(boost)}, usual)
     ways = {name: _way(decoder, {"decoder": name}, usual) for name in ("greedy", "beam", "ngram")}
     if (peer := _pyctcdecode(labels, language_model, usual)) is not None:
         ways["pyctcdecode"] = peer

@@ -43,8 +43,9 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         f"share. {plan['steps']} step{'s' * (plan['steps'] != '1')} after {plan['warm_up']}; engines take turns, step "
         "by step. RTFx: of all three.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
-        f"{facts.gflop_per_s:.0f} GFLOP/s in {plan['precision']}; int8 has a lower one.",
-        f"Times as fast as {facts.titles.get(BASELINE, 'the first engine')}, by the median"
+        f"{facts.gflop_per_s:.0f} GFLOP/s in {'fp32' if facts.machine['accelerator'] == 'none' else plan['precision']}"
+        "; lower precisions may have lower ones.",
+        f"Times as fast as {' or '.join(_name_baselines(measurement))}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
         f"Texts: {_say_texts(measurement)}",
         f"{plan['source']}, {plan['precision']}, {facts.say_threads()}; speech of {plan['manifest']}.",
@@ -90,6 +91,12 @@ def _find_baseline(measurement: Measurement, timing: Timing) -> Timing | None:
         t for t in measurement.timings if (t.duration_s, t.batch) == (timing.duration_s, timing.batch) and not t.not_run
     ]
     return next((t for t in same if t.engine == BASELINE), same[0] if same else None)
+
+
+def _name_baselines(measurement: Measurement) -> list[str]:
+    """The engines that rows are set beside: where one did not run, the next."""
+    found = (_find_baseline(measurement, timing) for timing in measurement.timings if not timing.not_run)
+    return list(dict.fromkeys(measurement.facts.titles[base.engine] for base in found if base)) or ["none"]
 
 
 def _by_cpu(measurement: Measurement) -> bool:

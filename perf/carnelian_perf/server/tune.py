@@ -109,12 +109,14 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: A tuning could not be served.
     """
     shipped = read_settings(plan.repository, plan.model)
+    largest = read_config(find_stages(plan.repository, plan.model)["acoustic"]).max_batch_size
     found = Measurement(facts=_describe(plan), tunings={SHIPPED: {}}, shipped=shipped, kept={}, runs=[])
     best: Settings = {}
     with _Servers(plan) as servers:
         search = _Search(plan, servers, found)
         for knob in plan.knobs:
-            if tried := list_candidates(shipped, best, knob):
+            candidates = list_candidates(shipped, best, knob)
+            if tried := [one for one in candidates if one.get("acoustic", {}).get("preferred_batch", 0) <= largest]:
                 search.take_turns(knob.name, [best, *tried], plan.rounds)
                 best = search.choose(knob.name, best, tried)
                 servers.keep([{}, best])

@@ -195,11 +195,13 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
             "repository": None if one.server or one.random_weights else one.repository,
             "files.format": one.files.format if one.files else None,
             **{f"models.{name}.random_weights": tested.random_weights for name, tested in one.models.items()},
+            "the largest of files.concurrency": one.files and one.files.poisson and max(one.files.concurrency),
         }
         for one in (earlier, grid)
     )
     for key in [key for key in before if key in now]:
-        if before[key] != now[key] and not (key == "files.format" and None in (before[key], now[key])):
+        is_free = key.endswith(("files.format", "files.concurrency")) and not (before[key] and now[key])
+        if before[key] != now[key] and not is_free:
             raise GridError(
                 f"`{key}` of the grid must be as it was for the results that are there, {before[key]}, but is "
                 f"{now[key]}; name another folder (--out), or delete that one"

@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -200,7 +201,7 @@ def render_html(page: str, folder: Path) -> str:
     """The Markdown page as one HTML file, its plots inside."""
     from markdown_it import MarkdownIt
 
-    body = MarkdownIt("commonmark").enable("table").render(page)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
 
     def embed(found: re.Match[str]) -> str:
         content = base64.b64encode((folder / unquote(found[1])).read_bytes()).decode()
@@ -209,7 +210,7 @@ def render_html(page: str, folder: Path) -> str:
     body = re.sub(r'src="([^":]+\.png)"', embed, body)
     body = body.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
     title = page.splitlines()[0].removeprefix("# ")
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head>\n<body>\n{body}</body></html>\n'
     )

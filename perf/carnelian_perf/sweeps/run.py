@@ -94,7 +94,8 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     missing = [cell for cell in cells if cell.name not in done]
     if missing:
         check_files(grid)
-        write_grid(grid, out)
+    write_grid(grid, out)  # where nothing is missing, too: it may have become smaller
+    if missing:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
             target = stack.enter_context(_open_target(grid, scratch))
@@ -213,6 +214,8 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
     stages = [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step]
     configs = [client.get_model_config(name).config for name in (*stages, model)]
     served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
+    if network := sweep.grid.random_weights.get(model):
+        served += network.read_bytes()
     return {
         "backend": client.get_model_config(f"{model}_acoustic").config.backend,
         "stages": stages,

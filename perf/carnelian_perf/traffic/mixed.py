@@ -74,7 +74,7 @@ class Plan:
     target_ms: float
     """Of the 95th percentile."""
     seconds: float
-    """Of arrivals in a run."""
+    """Of a run, about; in an open loop at a low rate as many more as all clips take."""
     steps: int
     """Of the bisection."""
     rounds: int
@@ -204,11 +204,12 @@ def _measure_once(
     acoustic = f"{plan.model}_acoustic"
     with grpc.InferenceServerClient(server.grpc_url) as client:
         if rate is None:
-            drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)  # warms up
+            _, warm_up_s = drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)
         busy = measure_busy_cores(0.5)
         before, cpu_s = read_statistics(client, acoustic), measure_cpu_s(server.pid)
         if rate is None:
-            order = shuffle_order(max(len(clips), NUM_CLIPS), len(clips), round_number)  # enough for all clients
+            num_requests = max(round(plan.seconds * len(clips) / warm_up_s), NUM_CLIPS)  # enough for all clients
+            order = shuffle_order(num_requests, len(clips), round_number)
             answers, wall_s = drive(client, plan.model, clips, order, CLOSED_LOOP_CLIENTS)
             outcome = Outcome(answers, [], wall_s)
         else:

@@ -1,5 +1,6 @@
 """Open-loop load on a running server: clips are sent when they are due, whether or not others were answered."""
 
+import itertools
 import random
 import threading
 import time
@@ -26,13 +27,14 @@ class Outcome:
 
 
 def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float]:
-    """Seconds at which clips are due: Poisson arrivals, the first at 0."""
+    """Seconds at which clips are due: Poisson arrivals, the first at 0, the next one after the last at their mean rate.
+
+    Without that a few hundred of them would come up to a quarter faster or slower than is said.
+    """
     rng = random.Random(seed)
-    due, times = 0.0, []
-    for _ in range(num_requests):
-        times.append(due)
-        due += rng.expovariate(rate_per_s)
-    return times
+    gaps = [rng.expovariate(1.0) for _ in range(num_requests)]
+    scale = num_requests / rate_per_s / sum(gaps)
+    return [scale * sum_of_gaps for sum_of_gaps in itertools.accumulate(gaps[:-1], initial=0.0)]
 
 
 def drive_open(

@@ -112,10 +112,16 @@ def _take_together(config: Config, result: Result, work: Work) -> None:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     queue = multiprocessing.get_context("spawn").SimpleQueue()
-    start_processes(  # type: ignore[no-untyped-call]
-        _run_process, (config, result.cell, work, address, queue), result.cell.processes, start_method="spawn"
+    arguments = (config, result.cell, work, address, queue)
+    processes = start_processes(  # type: ignore[no-untyped-call]
+        _run_process, arguments, result.cell.processes, join=False, start_method="spawn"
     )
+    # Before they end: what many steps took does not fit into the pipe. What one raises, `join` raises.
+    while queue.empty() and not processes.join(timeout=0.1):
+        pass
     result.wall_s, result.cpu_s, result.losses = queue.get()
+    while not processes.join():
+        pass
 
 
 def _run_process(rank: int, config: Config, cell: Cell, work: Work, address: str, queue: Any) -> None:

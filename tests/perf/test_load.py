@@ -1,0 +1,20 @@
+import os
+import signal
+import time
+
+import pytest
+from carnelian_perf.load import send_all
+
+
+def test_an_interrupt_ends_the_sending():
+    sent = []
+
+    def send(index: int) -> None:
+        sent.append(index)
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        send_all(send, range(10_000), 2)
+    assert len(sent) < 10_000
