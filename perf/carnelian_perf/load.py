@@ -197,8 +197,8 @@ def send_all(send: Callable[[int], T], order: Sequence[int], concurrency: int) -
 
     started = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        workers = [pool.submit(work) for _ in range(concurrency)]
         try:
+            workers = [pool.submit(work) for _ in range(concurrency)]
             answers = [answer for worker in workers for answer in worker.result()]
         except BaseException:  # Ctrl-C, for which the pool would send all that is left
             failed.set()

@@ -130,6 +130,7 @@ def _print_ready(server: Server) -> None:
 
 
 def _print_log(line: str) -> None:
-    # Who closes stderr does not stop the server: its log is read all the same.
+    # Who closes stderr does not stop the server: its log is read all the same. Nor does who reads none of it: a thread
+    # that waits in `print` would hold a lock that the interpreter wants at its end.
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))

@@ -50,7 +50,9 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
-"""While models load, also how long an ended process may wait for Triton to collect it."""
+COLLECTED_WITHIN_S = 5.0
+"""While models load, Triton ends processes itself, and collects them as soon as it gets a core. Counted from when one
+was seen, for all may have stood still meanwhile."""
 READER_END_S = 5.0
 """The log is read to its end long before, unless who gets its lines takes no more: a full pipe, a stopped terminal."""
 CRASH_END_S = 5.0
@@ -328,11 +330,10 @@ class Server:
     def _wait_until_ready(self) -> None:
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
-        whole_at = time.monotonic()
+        crashed_at: float | None = None
         while True:
             crashed = self._crashed_instances()
-            if not crashed:
-                whole_at = time.monotonic()
+            crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
             if process.poll() is not None:  # whoever answered, it was another server
                 assert self._reader is not None
@@ -340,7 +341,7 @@ class Server:
                 raise ServerError(self._explain_exit(process.returncode, crashed))
             if is_ready:
                 return
-            if time.monotonic() > whole_at + STUB_CHECK_INTERVAL_S:
+            if crashed_at is not None and time.monotonic() > crashed_at + COLLECTED_WITHIN_S:
                 raise ServerError(f"every model must load, but {_describe_crash(crashed)}")
             if time.monotonic() > deadline:
                 lines = [line for line in self.log if not is_noise(line)][-10:]
@@ -363,8 +364,8 @@ class Server:
 
     def _explain_exit(self, status: int, crashed: Sequence[str]) -> str:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
-        if crashed:
-            reasons = [_describe_crash(crashed), *reasons]
+        if by_force := [instance for instance in crashed if not instance.endswith("(status 0)")]:
+            reasons = [_describe_crash(by_force), *reasons]
         reasons += [f"its log is in {option.partition('=')[2]}" for option in self._triton_options if _is_log(option)]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
 

@@ -70,8 +70,8 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
             models[name] = _shorten(failed["reason"]) + syntax_error
             syntax_error = ""
             if models[name].endswith(_CRASHED):
-                models[name] = models[name].rstrip(".") + "; it has crashed, as where memory has run out"
-            if _NO_MODEL.search(failed["reason"]) or failed["reason"].endswith(f"/{failed['folder']}"):
+                models[name] = models[name].rstrip(".") + "; it may have crashed, as where memory has run out"
+            if _NO_MODEL.search(failed["reason"]) or (failed["folder"] and failed["reason"].endswith(f"/{name}")):
                 models[name] += "; if this folder is no model, move it away, or name those to serve by `--model`"
         elif (record and (record["level"] or record["iso_level"]) in "EF") or _START_FAILED.match(text):
             errors.append(_shorten(text))

@@ -78,7 +78,10 @@ def find_instance(command: Sequence[str]) -> str | None:
 
 
 def _describe_end(status: int) -> str:
-    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+    if not os.WIFSIGNALED(status):
+        return f"status {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def end_orphans(region_prefix: str) -> None:

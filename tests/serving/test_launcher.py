@@ -269,7 +269,8 @@ def test_a_stop_does_not_wait_for_whoever_reads_no_log(cut_repository: Path, tmp
     fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)
     command = [COMMAND, f"--repository={cut_repository}", *FREE_PORTS, "--log-level=verbose"]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=buffered)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"carnelian-serve: ready")
     process.terminate()

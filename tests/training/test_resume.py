@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     (tmp_path / "tiny-00000002.pt").write_bytes(whole[: len(whole) // 2])
     assert resume(state, config, tmp_path)
     assert state.step == 1
-    assert "tiny-00000002.pt cannot be read" in caplog.text
+    assert "tiny-00000002.pt is damaged: File is not a zip file" in caplog.text
     assert "falling back to the checkpoint before it" in caplog.text
     rotten = bytearray(whole)
     rotten[len(whole) // 2] ^= 1

@@ -73,6 +73,10 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("\u201aHallo\u2018, 'Du'!", " 'halodu", "hallo du"),
         ("C'est-à-dire", " -cestàdir'", "c'est-à-dire"),
         ("o\u2018zbek", " o\u02bbzbek", "o\u02bbzbek"),
+        ("\u02bbA\u02bbole 'tog\u02bb'", " aoletg\u02bb", "\u02bba\u02bbole tog\u02bb"),  # a letter
+        ("o\u02bbzbek ma\u02bcno", " \u02bc\u02bbozbekman", "o\u02bbzbek ma\u02bcno"),
+        ("\u8c48", "\uf900\u8c48", "\u8c48"),
+        ("\u0390", " \u03aa\u0301", "\u03aa\u0301"),
         ("\u09df\u0995", " \u09df\u0995", "\u09df\u0995"),  # which NFC takes apart
         ("na\u0303o, e\u0301", " nao\u0303e\u0301", "na\u0303o e\u0301"),
         ("\uac01", " \u1100\u1161\u11a8", "\u1100\u1161\u11a8"),  # Hangul

@@ -21,6 +21,7 @@ from carnelian_training.replacement import replaced
 from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
 
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
+_ZIP = b"PK\x03\x04"
 _POINTER = b"version https://git-lfs.github.com/"
 
 
@@ -89,7 +90,7 @@ def save(
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Refuse to write a checkpoint over the one that it is made of.
+    """Refuse to write what is made of a file over it.
 
     Raises:
         CheckpointError: The two are one file.
@@ -121,17 +122,23 @@ def check_undamaged(source: Path | IO[bytes], where: Path) -> None:
     """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
 
     Args:
-        source: what is read, from its start; files from before PyTorch 1.6 have no checksums.
+        source: what is read, from its start; files from before PyTorch 1.6 are no such archive.
         where: what the message calls it.
 
     Raises:
         CheckpointError: It is damaged; the message names the part.
     """
-    if not zipfile.is_zipfile(source):
+    if isinstance(source, Path):
+        if source.is_file():
+            with source.open("rb") as file:
+                check_undamaged(file, where)
+        return
+    if source.read(len(_ZIP)) != _ZIP:
         return
     try:
         with zipfile.ZipFile(source) as archive:
-            damaged = archive.testzip()
+            has_checksums = any(part.CRC for part in archive.infolist())  # PyTorch can be told to write none
+            damaged = archive.testzip() if has_checksums else None
     except Exception as error:  # it names no common base for what damage raises
         raise CheckpointError(f"{where} is damaged: {error}") from error
     if damaged is not None:

@@ -93,8 +93,9 @@ def evaluate(
     from carnelian_training.checkpoint import check_apart
 
     if out is not None:
-        for path in paths:
-            check_apart(path, out)
+        for path in (*paths, language_model, neural_language_model, lm_weights):
+            if path is not None:
+                check_apart(path, out)
     if table:
         if decoder or options or mistakes:
             raise typer.BadParameter(

@@ -94,11 +94,14 @@ def to_given_labels(text: str, labels: str) -> str | None:
     Returns:
         Words with one space between them; None if the text has other letters or symbols, or no word at all.
     """
-    # Whichever apostrophe the labels have; it is no quotation mark where it stands between letters.
-    own = next((label for label in labels if ord(label) in _APOSTROPHES or label == "'"), "'")
-    text = unicodedata.normalize("NFC", text).translate(dict.fromkeys(_APOSTROPHES, own)).replace("'", own)
-    text = re.sub(rf"(?<!\w){own}+|{own}+(?!\w)", " ", text)
-    text = spell(text, labels)
+    # Whichever apostrophe the labels have. One that is no letter (in Uzbek and Hawaiian some are) is no quotation mark
+    # where it stands between letters.
+    all_of_them = {*map(chr, _APOSTROPHES), "'"}
+    own = next((label for label in labels if label in all_of_them), "'")
+    quotes = "".join(sorted(mark for mark in all_of_them if not (mark in labels and mark.isalpha())))
+    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", unicodedata.normalize("NFC", text))
+    text = text.translate({ord(mark): own for mark in all_of_them - set(labels)})
+    text = spell(text, tuple(labels))
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
     marks = {code: " " for code, category in outside if category.startswith("P")}
     # Soft hyphens and marks of direction; a space of no width is between words, as in Khmer.

@@ -59,14 +59,17 @@ def main(url: str, sha256: str, folder: Path) -> None:
     """Leaves the archive's content in `folder`, or says what is wrong."""
     try:
         download(url, sha256, folder)
-    except OSError as error:
-        if error.errno not in FULL:
+    except getattr(tarfile, "FilterError", ()) as error:
+        raise SystemExit(f"download: {url} must have files and folders alone, inside it, but: {error}") from None
+    except (OSError, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        number = getattr(error, "errno", None)
+        if number in FULL:
+            raise SystemExit(
+                f"download: {folder} must have room for the archive and its content, but: {error}; the node's disk is "
+                "full, which `modelRepository.download.size` does not reserve"
+            ) from None
+        if number is not None:
             raise
-        raise SystemExit(
-            f"download: {folder} must have room for the archive and its content, but: {error.strerror}; give it more "
-            "by `modelRepository.download.size`"
-        ) from None
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise SystemExit(f"download: {url} must be a whole tar archive (also .gz or .xz), but: {error}") from None
 
 

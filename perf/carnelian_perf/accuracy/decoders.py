@@ -147,14 +147,15 @@ def measure(
     clips = clips_to_evaluate(manifest)
     if url is not None:
         connect(url, config.name).close()  # now: not after all that takes long
+    labels, frame_s = list(config.labels), frame_duration_s(config)
+    decoder = ctc.Decoder(labels, frame_s, language_model=language_model)
+    usual = decoder.change_options(weights)
+    for boost in boosts:  # the same
+        decoder.read_options({"decoder": "beam", "hotword_boost": str(boost)}, usual)
     log_probs = score_all(network, config, clips)
+    batch = make_batch(log_probs, frame_s)
     references = single_spaced(clip.text for clip in clips)
     audio_s = sum(clip.duration for clip in clips)
-    labels, frame_s = list(config.labels), frame_duration_s(config)
-    decoder, batch = ctc.Decoder(labels, frame_s, language_model=language_model), make_batch(log_probs, frame_s)
-    usual = decoder.change_options(weights)
-    for boost in boosts:  # now, as above
-        decoder.read_options({"decoder": "beam", "hotword_boost": str(boost)}, usual)
     ways = {name: _way(decoder, {"decoder": name}, usual) for name in ("greedy", "beam", "ngram")}
     if (peer := _pyctcdecode(labels, language_model, usual)) is not None:
         ways["pyctcdecode"] = peer

@@ -214,8 +214,6 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
     stages = [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step]
     configs = [client.get_model_config(name).config for name in (*stages, model)]
     served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
-    if network := sweep.grid.random_weights.get(model):
-        served += network.read_bytes()
     return {
         "backend": client.get_model_config(f"{model}_acoustic").config.backend,
         "stages": stages,

@@ -27,9 +27,10 @@ class Outcome:
 
 
 def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float]:
-    """Seconds at which clips are due: Poisson arrivals, the first at 0, the next one after the last at their mean rate.
+    """Seconds at which clips are due: Poisson arrivals whose number is given, the first at 0.
 
-    Without that a few hundred of them would come up to a quarter faster or slower than is said.
+    Their gaps and one more are scaled to take `num_requests / rate_per_s`: else a few hundred would come up to a
+    quarter faster or slower than is said.
     """
     rng = random.Random(seed)
     gaps = [rng.expovariate(1.0) for _ in range(num_requests)]

@@ -74,7 +74,7 @@ class Decoder:
             self.decoders.append("beam")
         if language_model:
             self.decoders.append("ngram")
-        self._build_hotwords = lru_cache(KEPT_HOTWORDS)(build_hotwords)
+        self._build_hotwords = lru_cache(KEPT_HOTWORDS)(self._build)
 
     def read_options(self, parameters: Mapping[str, Any], defaults: Options) -> Options:
         """Apply a request's parameters to the defaults, and see that the result can be done here.
@@ -125,10 +125,13 @@ class Decoder:
         returned = readings[: options.n_best]
         return time_words(clip, returned, self._labels, self._frame_s, self._calibration, options.decoder)
 
+    def _build(self, phrases: tuple[str, ...], boost: float) -> Hotwords:
+        labels = tuple(self._labels)
+        return build_hotwords(tuple(spell(phrase, labels) for phrase in phrases), boost, labels)
+
     def _hotwords(self, options: Options) -> Hotwords:
-        phrases = tuple(spell(phrase, self._labels) for phrase in options.hotwords)
         try:
-            return self._build_hotwords(phrases, options.hotword_boost, tuple(self._labels))
+            return self._build_hotwords(options.hotwords, options.hotword_boost)
         except ValueError as error:
             raise OptionError(f"hotwords cannot be heard: {error}") from error
 

@@ -1,13 +1,14 @@
 """Text as a recogniser's labels spell it: in their case, and in the form of Unicode that they have."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 
 
-def spell(text: str, labels: Sequence[str]) -> str:
+def spell(text: str, labels: tuple[str, ...]) -> str:
     """Change the case of `text` where the labels have only one, and compose or take apart its characters as they are.
 
     Args:
@@ -22,7 +23,15 @@ def spell(text: str, labels: Sequence[str]) -> str:
             text = text.replace(_FINAL_SIGMA, _SIGMA)
     elif not any(map(str.islower, labels)):
         text = (text.replace("i", "İ") if is_turkish else text).upper()
-    for label in labels:  # NFC takes some letters apart, such as those of Hindi with a dot
-        text = text.replace(unicodedata.normalize("NFC", label), label)
+    text = unicodedata.normalize("NFC", text)  # upper() takes some apart
+    for composed, label in _apart(labels).items():
+        text = text.replace(composed, label)
     marked = {character: unicodedata.normalize("NFD", character) for character in set(text) - set(labels)}
     return "".join(marked[c] if c in marked and set(marked[c]) <= set(labels) else c for c in text)
+
+
+@lru_cache(4)
+def _apart(labels: tuple[str, ...]) -> Mapping[str, str]:
+    """NFC -> label, of labels that NFC takes apart, as letters of Hindi with a dot, or writes as what is no label."""
+    normal = {unicodedata.normalize("NFC", label): label for label in labels}
+    return {composed: label for composed, label in normal.items() if not set(composed) <= set(labels)}

@@ -1,6 +1,7 @@
 """Reading another toolkit's options: each is carried over, is as it is here, or is refused by name."""
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,7 @@ def single(value: Any, where: str) -> Any:
     if isinstance(value, str):  # what PyYAML makes of 1e-5
         with contextlib.suppress(ValueError):
             value = float(value)
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise CheckpointError(f"{where} must be a number, but is {value!r}")
     return value
 
