@@ -366,7 +366,8 @@ class Server:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
         if by_force := [instance for instance in crashed if not instance.endswith("(status 0)")]:
             reasons = [_describe_crash(by_force), *reasons]
-        reasons += [f"its log is in {option.partition('=')[2]}" for option in self._triton_options if _is_log(option)]
+        logs = [option for option in self._triton_options if option.startswith("--log-file=")]
+        reasons += [f"its log is in {option.partition('=')[2]}" for option in logs]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
 
 
@@ -386,10 +387,6 @@ def _describe_crash(instances: Sequence[str]) -> str:
     if any(signal.SIGKILL.name in instance for instance in instances):
         crash += "; SIGKILL is what the kernel sends where memory has run out"
     return crash
-
-
-def _is_log(option: str) -> bool:
-    return option.startswith("--log-file=")
 
 
 def describe_exit(status: int) -> str:

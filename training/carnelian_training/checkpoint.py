@@ -89,14 +89,17 @@ def save(
         torch.save(content, file)
 
 
-def check_apart(source: Path, target: Path) -> None:
-    """Refuse to write what is made of a file over it.
+def check_apart(target: Path, *sources: Path | None) -> None:
+    """Refuse to write over a file what is made of it; None stands for one that was not given.
 
     Raises:
-        CheckpointError: The two are one file.
+        CheckpointError: The target is one of the sources.
     """
-    if source.resolve() == target.resolve():
-        raise CheckpointError(f"the target must be another file than the source, which would be lost, but is {source}")
+    for source in sources:
+        if source is not None and source.resolve() == target.resolve():
+            raise CheckpointError(
+                f"the target must be another file than the source, which would be lost, but is {source}"
+            )
 
 
 def check_holds_weights(path: Path) -> None:
@@ -118,31 +121,29 @@ def check_holds_weights(path: Path) -> None:
         )
 
 
-def check_undamaged(source: Path | IO[bytes], where: Path) -> None:
+def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
     """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
 
     Args:
-        source: what is read, from its start; files from before PyTorch 1.6 are no such archive.
-        where: what the message calls it.
+        path: of the file; those from before PyTorch 1.6 have no checksums.
+        part: the file, where `path` is an archive that holds it; it is closed.
 
     Raises:
-        CheckpointError: It is damaged; the message names the part.
+        CheckpointError: It is damaged; the message names what is.
     """
-    if isinstance(source, Path):
-        if source.is_file():
-            with source.open("rb") as file:
-                check_undamaged(file, where)
+    if part is None and not path.is_file():
         return
-    if source.read(len(_ZIP)) != _ZIP:
-        return
-    try:
-        with zipfile.ZipFile(source) as archive:
-            has_checksums = any(part.CRC for part in archive.infolist())  # PyTorch can be told to write none
-            damaged = archive.testzip() if has_checksums else None
-    except Exception as error:  # it names no common base for what damage raises
-        raise CheckpointError(f"{where} is damaged: {error}") from error
+    with part or path.open("rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                has_checksums = any(entry.CRC for entry in archive.infolist())  # PyTorch can be told to write none
+                damaged = archive.testzip() if has_checksums else None
+        except Exception as error:  # it names no common base for what damage raises
+            raise CheckpointError(f"{path} is damaged: {error}") from error
     if damaged is not None:
-        raise CheckpointError(f"{where} is damaged: {damaged} does not have its checksum")
+        raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
 
 
 def _is_program(path: Path) -> bool:
@@ -165,7 +166,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         CheckpointError: The file cannot be read, is not a checkpoint of ours, or holds weights that are not finite.
     """
     check_holds_weights(path)
-    check_undamaged(path, path)
+    check_undamaged(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
@@ -226,7 +227,7 @@ def publish(source: Path, target: Path) -> None:
     Raises:
         CheckpointError: as :func:`load`, or `target` is `source`.
     """
-    check_apart(source, target)
+    check_apart(target, source)
     config, content = load(source)
     weights = {}
     for name, tensor in content["weights"].items():
@@ -251,8 +252,7 @@ def average(sources: Sequence[Path], target: Path) -> None:
     """
     if len(sources) < 2:
         raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")
-    for source in sources:
-        check_apart(source, target)
+    check_apart(target, *sources)
     config, content = load(sources[-1])
     sums = {name: tensor.double() for name, tensor in content["weights"].items() if tensor.is_floating_point()}
     for path in sources[:-1]:

@@ -93,9 +93,7 @@ def evaluate(
     from carnelian_training.checkpoint import check_apart
 
     if out is not None:
-        for path in (*paths, language_model, neural_language_model, lm_weights):
-            if path is not None:
-                check_apart(path, out)
+        check_apart(out, *paths, language_model, neural_language_model, lm_weights)
     if table:
         if decoder or options or mistakes:
             raise typer.BadParameter(
@@ -175,7 +173,7 @@ def transcribe(
     from carnelian_training.evaluation.pseudo_labels import transcribe as run
     from carnelian_training.language_models.weights import read_weights
 
-    check_apart(manifest, target)
+    check_apart(target, manifest)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     weights = read_weights(lm_weights, language_model, neural_language_model)
     config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)

@@ -22,7 +22,7 @@ def import_(
     from carnelian_training import checkpoint
     from carnelian_training.foreign.sources import read
 
-    checkpoint.check_apart(source, target)
+    checkpoint.check_apart(target, source)
     name = target.stem
     config, weights = read(
         source, name, dle_config=dle_config, is_raw=raw, labels=labels, overrides=tuple(overrides or ())
@@ -42,7 +42,7 @@ def to_nemo(
     from carnelian_training import checkpoint
     from carnelian_training.foreign import nemo
 
-    checkpoint.check_apart(source, target)
+    checkpoint.check_apart(target, source)
     config, model = checkpoint.load_model(source)
     for difference in nemo.write(target, config, model.state_dict()):
         typer.echo(f"note: {difference}; log-probabilities will differ a little, most at a clip's ends")

@@ -141,7 +141,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def _weights_file(path: Path) -> dict[str, Tensor]:
     check_holds_weights(path)
     if path.suffix != ".safetensors":
-        check_undamaged(path, path)
+        check_undamaged(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

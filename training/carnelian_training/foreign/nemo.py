@@ -94,7 +94,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in parts:
             raise CheckpointError(f"{path} must hold {name}, but does not")
-    check_undamaged(io.BytesIO(parts[WEIGHTS_FILE]), path)
+    check_undamaged(path, io.BytesIO(parts[WEIGHTS_FILE]))
     try:
         tree = yaml.safe_load(parts[CONFIG_FILE])
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)

@@ -82,7 +82,7 @@ def load_checkpoint(path: Path) -> Any:
         CheckpointError: It is damaged or cannot be read.
     """
     check_holds_weights(path)
-    check_undamaged(path, path)
+    check_undamaged(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
     except Exception as error:  # torch names no common base for what a damaged file raises

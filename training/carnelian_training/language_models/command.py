@@ -52,9 +52,7 @@ def weigh(
     from carnelian_training.evaluation.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
 
-    for path in (checkpoint, manifest, language_model, neural_language_model):
-        if path:
-            check_apart(path, target)
+    check_apart(target, checkpoint, manifest, language_model, neural_language_model)
     config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, config.labels)
