@@ -6,6 +6,7 @@ import functools
 import gzip
 import io
 import lzma
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -347,6 +348,16 @@ def test_other_files_are_refused(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         sources.read(path)
+
+
+def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(tmp_path):
+    folder = tmp_path / "apart"
+    with tarfile.open(REFERENCES / "quartznet.nemo") as archive:
+        archive.extractall(folder)
+    with pytest.raises(CheckpointError, match=r"is one taken apart; pack it: (.*)") as refusal:
+        sources.read(folder)
+    subprocess.run(str(refusal.value).partition("pack it: ")[2], shell=True, check=True, cwd=tmp_path)
+    assert sources.read(tmp_path / "apart.nemo", "same")[0] == sources.read(REFERENCES / "quartznet.nemo", "same")[0]
 
 
 def test_no_class_is_loaded_and_nothing_is_unpacked(tmp_path):

@@ -67,6 +67,10 @@ def _interpret(
     weights: Weights
     taken: set[str] = set()
     if path.is_dir():
+        if (path / nemo.CONFIG_FILE).exists():
+            raise CheckpointError(
+                f"{path} must be a .nemo file, but is one taken apart; pack it: tar -C {path} -cf {path.name}.nemo ."
+            )
         tree, tensors, alphabet = huggingface.read(path)
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
     elif path.suffix == ".nemo":
