@@ -31,7 +31,7 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
     """
     if target.format == "tensorrt":
-        return _write_engine(folder / "model.plan", network, target, max_batch_size)
+        return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
     path = folder / "model.onnx"
     if target.int8_clips is not None:
         clips = read_features(target.int8_clips, config)
@@ -42,13 +42,13 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
     return check_parity(path, network, target.precision)
 
 
-def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int) -> float:
+def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, hop_samples: int) -> float:
     dtype = DTYPES[target.precision]
     graph = export_shaped(network, dtype)
     difference = _check_graph(network, target.precision, graph)
     profiles = choose_profiles(max_batch_size)
     num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None
-    plan = build_engine(graph, max_batch_size, profiles, num_mels, target.timing_cache)
+    plan = build_engine(graph, max_batch_size, profiles, num_mels, hop_samples, target.timing_cache)
     path.write_bytes(plan)
     if torch.cuda.is_available():
         run = EngineRun(plan)

@@ -119,9 +119,11 @@ def _given_options(context: typer.Context) -> set[str]:
 
 def _export_language_model(source: Path, name: str | None, out: Path) -> None:
     from carnelian_training.checkpoint import load_language_model
+    from carnelian_training.replacement import check_apart
 
     from carnelian_export.language_model import write_language_model
 
+    check_apart(out, source)
     config, network = load_language_model(source)
     difference = write_language_model(out, name or config.name, config, network)
     print(f"{out}: {out.stat().st_size:,} bytes; log-probabilities within {difference:.1e} a token of PyTorch's")

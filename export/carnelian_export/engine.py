@@ -52,6 +52,7 @@ def build_engine(
     max_batch_size: int,
     profiles: Sequence[Profile],
     num_mels: int | None,
+    hop_samples: int,
     cache: Path | None = None,
 ) -> bytes:
     """Build an engine with these profiles.
@@ -61,6 +62,7 @@ def build_engine(
         max_batch_size: Of the configuration.
         profiles: At least one.
         num_mels: Of the features; None of a waveform.
+        hop_samples: Between two frames of them; 1 of a waveform.
         cache: Timings of kernels, read if it is there and written; of the same GPU and version.
 
     Raises:
@@ -78,7 +80,7 @@ def build_engine(
     config.clear_flag(trt.BuilderFlag.TF32)  # on by default: float32 would have the eleven bits of float16
     for profile in profiles:
         shapes = builder.create_optimization_profile()
-        for name, (least, tuned, most) in shapes_of(profile, max_batch_size, num_mels).items():
+        for name, (least, tuned, most) in shapes_of(profile, max_batch_size, num_mels, hop_samples).items():
             shapes.set_shape(name, least, tuned, most)
         config.add_optimization_profile(shapes)
     if trt.__name__ == PORTABLE:

@@ -54,7 +54,7 @@ def build_configs(
     if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
         acoustic.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
     if target.provider == "tensorrt":
-        use_tensorrt_provider(acoustic, target.precision)
+        use_tensorrt_provider(acoustic, target.precision, sizes.hop_samples)
     if target.format == "tensorrt":
         use_tensorrt_engine(acoustic, len(choose_profiles(sizes.max_batch_size)))
     ctc = build_ctc(f"{name}_ctc", sizes, decoding)
@@ -134,7 +134,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     )
 
 
-def use_tensorrt_provider(config: pb.ModelConfig, precision: str) -> None:
+def use_tensorrt_provider(config: pb.ModelConfig, precision: str, hop_samples: int) -> None:
     """Set ONNX Runtime's TensorRT provider up for the shaped graph, in place; without a GPU it runs on the CPU.
 
     One profile for all batches: shapes outside it would have an engine built while clients wait.
@@ -142,7 +142,7 @@ def use_tensorrt_provider(config: pb.ModelConfig, precision: str) -> None:
     _add_shapes(config)
     profile = Profile(rows=1, seconds=7.0, most_s=config.max_batch_size * MAX_AUDIO_S)
     *num_mels, _ = config.input[0].dims
-    shapes = shapes_of(profile, config.max_batch_size, num_mels[0] if num_mels else None)
+    shapes = shapes_of(profile, config.max_batch_size, num_mels[0] if num_mels else None, hop_samples)
     parameters = {
         "precision_mode": precision.upper(),
         "trt_engine_cache_enable": "1",

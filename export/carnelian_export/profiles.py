@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from carnelian_training.features import SAMPLE_RATE_HZ
 
-FRAMES_PER_S = 100
 MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
@@ -33,7 +32,9 @@ def choose_profiles(max_batch_size: int) -> list[Profile]:
     ]
 
 
-def shapes_of(profile: Profile, max_batch_size: int, num_mels: int | None) -> dict[str, list[tuple[int, ...]]]:
+def shapes_of(
+    profile: Profile, max_batch_size: int, num_mels: int | None, hop_samples: int
+) -> dict[str, list[tuple[int, ...]]]:
     """The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`.
 
     Rows go to `max_batch_size` in every profile, for Triton compares that with the configuration.
@@ -42,8 +43,10 @@ def shapes_of(profile: Profile, max_batch_size: int, num_mels: int | None) -> di
         profile: What is tuned for.
         max_batch_size: Of the configuration.
         num_mels: Of the features; None of a waveform.
+        hop_samples: Between two frames of them; 1 of a waveform.
     """
-    rate, channels, axes = (SAMPLE_RATE_HZ, 1, 1) if num_mels is None else (FRAMES_PER_S, num_mels, 2)
+    channels, axes = (1, 1) if num_mels is None else (num_mels, 2)
+    rate = SAMPLE_RATE_HZ / hop_samples
     row = round(profile.seconds * rate) * channels
     # A clip has one frame more than hops.
     most = (round(profile.most_s * rate) + max_batch_size) * channels

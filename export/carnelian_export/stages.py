@@ -120,7 +120,7 @@ def _fill_decoder(version: Path, name: str, config: Config, decoding: Decoding) 
         shutil.copyfile(SOURCES / "ctc" / source, version / source)
     shutil.copytree(Path(ctc.__file__).parent, version / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
     if decoding.calibration:
-        ctc.Calibration.read(decoding.calibration).write(version / CALIBRATION)
+        (version / CALIBRATION).write_text(ctc.Calibration.read(decoding.calibration).to_json())
     settings: dict[str, object] = {
         "name": name,
         "labels": list(config.labels),

@@ -5,6 +5,7 @@
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -36,11 +37,9 @@ class StageTuning:
     def __post_init__(self) -> None:
         for name, least in (("instances", 1), ("threads", 0), ("preferred_batch", 0), ("queue_delay_ms", 0)):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and value >= least):
-                raise TuningError(f"`{name}` must be a number of at least {least}, but is {value!r}")
-            if is_number and name != "queue_delay_ms" and value != int(value):
-                raise TuningError(f"`{name}` must be a whole number, but is {value!r}")
+            kind, allowed = ("number", (int, float)) if name == "queue_delay_ms" else ("whole number", (int,))
+            if value is not None and not (type(value) in allowed and least <= value < math.inf):
+                raise TuningError(f"`{name}` must be a finite {kind} of at least {least}, but is {value!r}")
 
     def settings(self) -> dict[str, float]:
         """The fields that are given."""

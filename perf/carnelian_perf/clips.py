@@ -8,6 +8,7 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -86,9 +87,9 @@ def read_speech(manifest: Path, enough_s: float = math.inf) -> npt.NDArray[np.fl
     return np.concatenate(clips)
 
 
-def read_clip(path: Path) -> npt.NDArray[np.float32]:
+def read_clip(file: Path | BinaryIO) -> npt.NDArray[np.float32]:
     """One clip as [samples], 16 kHz mono."""
-    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
     mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), rate, SAMPLE_RATE_HZ)
     return mono
 

@@ -5,6 +5,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import soundfile
+
+ROUNDING_S = 0.05
+"""How much longer than its `duration` a whole file may be."""
+
 
 @dataclass(frozen=True)
 class Utterance:
@@ -50,12 +55,20 @@ def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utte
         raise ValueError(f"{where}: `duration` must be a positive number of seconds, found {duration!r}")
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
-    if offset:
+    file = Path(audio)
+    file = folder / (file.expanduser() if file.parts[:1] == ("~",) else file)
+    # With an offset of 0, too, training takes a clip for a stretch of its file.
+    if offset or (offset is not None and _lasts_longer(file, duration)):
         raise ValueError(
-            f"{where}: a clip must be a whole file, but begins {offset} s into one (`offset`); "
+            f"{where}: a clip must be a whole file, but is {duration:g} s that begin {offset} s into one (`offset`); "
             "write the segments to files of their own"
         )
-    file = Path(audio)
-    if file.parts[:1] == ("~",):
-        file = file.expanduser()
-    return Utterance(folder / file, float(duration), text, None if source is None else str(source))
+    return Utterance(file, float(duration), text, None if source is None else str(source))
+
+
+def _lasts_longer(file: Path, duration_s: float) -> bool:
+    """By more than a rounded duration; False of a file that cannot be read, which is named when it is sent."""
+    try:
+        return bool(soundfile.info(file).duration > duration_s + ROUNDING_S)
+    except (OSError, RuntimeError):
+        return False

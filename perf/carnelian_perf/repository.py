@@ -12,7 +12,7 @@ class WrongModelError(ValueError):
 
 
 def check_model(repository: Path, model: str) -> None:
-    """Raise WrongModelError unless the repository has the five folders of this recogniser."""
+    """Raise WrongModelError unless the repository has this recogniser's ensemble and the stages that it names."""
     if not repository.is_dir():
         raise WrongModelError(f"`--repository` must be a folder of Triton models, but {repository} is not there")
     acoustic = "_acoustic"
@@ -21,6 +21,9 @@ def check_model(repository: Path, model: str) -> None:
         raise WrongModelError(
             f"`--model` must name a recogniser of {repository}, but is {model!r}; it has {', '.join(found) or 'none'}"
         )
+    stages = [step.model_name for step in read_config(repository / model).ensemble_scheduling.step]
+    if missing := [stage for stage in stages if not (repository / stage / "config.pbtxt").is_file()]:
+        raise WrongModelError(f"{repository} must have every stage of {model}, but lacks {', '.join(missing)}")
 
 
 def copy_model(shipped: Path, target: Path, model: str) -> pb.ModelConfig:
@@ -33,8 +36,16 @@ def copy_model(shipped: Path, target: Path, model: str) -> pb.ModelConfig:
 
 
 def read_config(folder: Path) -> pb.ModelConfig:
-    """Parse a model folder's `config.pbtxt`."""
-    return text_format.Parse((folder / "config.pbtxt").read_text(), pb.ModelConfig())
+    """Parse a model folder's `config.pbtxt`.
+
+    Raises:
+        WrongModelError: It is none.
+    """
+    path = folder / "config.pbtxt"
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise WrongModelError(f"{path} must be a model's configuration, but is not: {error}") from error
 
 
 def write_config(folder: Path, config: pb.ModelConfig) -> None:

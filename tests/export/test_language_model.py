@@ -125,6 +125,8 @@ def test_the_command_writes_it(tmp_path, call):
     assert status == 1
     assert "must be a recogniser, but is a language model" in err
     assert call(main, tmp_path / "tiny.pt")[0] == 2
+    assert call(main, tmp_path / "tiny.pt", "--out", tmp_path / "tiny.pt")[0] == 1  # it would be lost
+    assert call(main, tmp_path / "tiny.pt", "--out", tmp_path / "lm.onnx")[0] == 0
 
 
 @pytest.mark.parametrize("option", [["--precision", "fp16"], ["--repository", "r"], ["--option", "decoder=ngram"]])

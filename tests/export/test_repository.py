@@ -338,7 +338,7 @@ def test_language_models_have_names_that_a_server_can_open(tmp_path, config, net
 
 def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_path, config, network, caplog):
     (tmp_path / "lm.arpa").write_text(ARPA.format(word="ada"))
-    Calibration().write(tmp_path / "calibration.json")
+    (tmp_path / "calibration.json").write_text(Calibration().to_json())
     decoding = Decoding(tmp_path / "lm.arpa", {"decoder": "ngram"}, tmp_path / "calibration.json")
     for _ in range(2):
         write_model(tmp_path / "r", "tiny", config, network, decoding)

@@ -99,7 +99,7 @@ def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips):
 @pytest.mark.usefixtures("tensorrt")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_an_engine_with_several_profiles_is_built(network, dtype):
-    plan = build_engine(export_shaped(network, dtype), 4, SMALL, 64)
+    plan = build_engine(export_shaped(network, dtype), 4, SMALL, 64, 160)
     assert len(plan) > 10_000
 
 
@@ -111,7 +111,7 @@ def test_float32_stays_float32_on_gpus_that_have_tf32(network, tensorrt, monkeyp
         return build(builder, graph, config)
 
     monkeypatch.setattr(tensorrt.Builder, "build_serialized_network", watch)
-    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64)
+    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160)
     assert allowed == [False]
 
 
@@ -122,7 +122,7 @@ def test_what_tensorrt_refuses_is_said_in_its_words(network):
         if node.op_type == "LogSoftmax":
             node.op_type = "Unheard"
     with pytest.raises(EngineError, match=r"must read the graph, but says: .*Unheard"):
-        build_engine(graph, 4, SMALL, 64)
+        build_engine(graph, 4, SMALL, 64, 160)
 
 
 @pytest.mark.usefixtures("tensorrt")
@@ -181,19 +181,20 @@ def compare_within(profiles, network):
 
 
 def test_every_profile_takes_the_batches_that_an_engine_is_compared_on(network):
-    compare_within([shapes_of(profile, 32, 64) for profile in choose_profiles(32)], network)
+    compare_within([shapes_of(profile, 32, 64, 160) for profile in choose_profiles(32)], network)
 
 
 @pytest.mark.parametrize(
-    ("most", "bands", "batches"),
+    ("most", "bands", "hop", "batches"),
     [
-        (32, 64, [(1, 1), (1, 51), (1, 6001), (2, 800), (8, 6001), (32, 1), (32, 6001)]),
-        (8, None, [(1, 1), (1, 960_000), (2, 128_000), (8, 1), (8, 960_000)]),
+        (32, 64, 160, [(1, 1), (1, 51), (1, 6001), (2, 800), (8, 6001), (32, 1), (32, 6001)]),
+        (32, 64, 80, [(1, 1), (1, 12_001), (8, 12_001), (32, 1), (32, 12_001)]),
+        (8, None, 1, [(1, 1), (1, 960_000), (2, 128_000), (8, 1), (8, 960_000)]),
     ],
-    ids=["features", "waveforms"],
+    ids=["features", "features of 5 ms", "waveforms"],
 )
-def test_profiles_take_every_batch_that_the_configuration_allows(most, bands, batches):
-    profiles = [shapes_of(profile, most, bands) for profile in choose_profiles(most)]
+def test_profiles_take_every_batch_that_the_configuration_allows(most, bands, hop, batches):
+    profiles = [shapes_of(profile, most, bands, hop) for profile in choose_profiles(most)]
     for rows, length in batches:
         clip = np.zeros((bands, length) if bands else length, np.float32)
         batch = make_inputs([clip] * rows, [length] * rows)
@@ -208,7 +209,7 @@ def test_without_tensorrt_the_export_says_what_to_install(network, monkeypatch):
     for name in (engine.SERVABLE, engine.PORTABLE):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(EngineError, match=r"pip install 'carnelian-export\[tensorrt\]'"):
-        build_engine(onnx.ModelProto(), 4, SMALL, 64)
+        build_engine(onnx.ModelProto(), 4, SMALL, 64, 160)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
@@ -268,5 +269,5 @@ def test_an_engine_of_waveforms_is_built_and_configured(wav2vec2, tmp_path, monk
 def test_every_profile_of_waveforms_takes_the_batches_that_an_engine_is_compared_on():
     small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
     torch.manual_seed(0)
-    profiles = [shapes_of(profile, 8, None) for profile in choose_profiles(8)]
+    profiles = [shapes_of(profile, 8, None, 1) for profile in choose_profiles(8)]
     compare_within(profiles, Wav2Vec2(small, 4).eval())

@@ -48,6 +48,8 @@ def test_tuning_that_is_not_there_is_named(tmp_path):
         ('{"ctc": {"instanses": 2}}', "instanses"),
         ('{"ctc": {"instances": 0}}', "at least 1, but is 0"),
         ('{"ctc": {"instances": 1.5}}', "whole number"),
+        ('{"ctc": {"instances": 2.0}}', "whole number"),
+        ('{"ctc": {"queue_delay_ms": Infinity}}', "finite number of at least 0, but is inf"),
         ('{"ctc": {"instances": "2"}}', "'2'"),
         ('{"ctc": 2}', "must be JSON"),
     ],

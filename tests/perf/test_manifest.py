@@ -1,7 +1,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from carnelian_perf.manifest import Utterance, read_manifest
 
 
@@ -48,6 +50,12 @@ def test_a_line_that_is_no_clip_is_named(tmp_path, line, words):
 
 
 def test_a_part_of_a_file_is_refused(tmp_path):
-    read_manifest(write(tmp_path / "m.jsonl", offset=0), with_texts=True)
-    with pytest.raises(ValueError, match=r"m\.jsonl, line 1: a clip must be a whole file, but begins 2\.5 s into one"):
+    path = write(tmp_path / "m.jsonl", offset=0)
+    (clip,) = read_manifest(path, with_texts=True)  # whose file is not there
+    soundfile.write(clip.audio_filepath, np.zeros(round(clip.duration_s * 16_000)), 16_000)
+    assert read_manifest(path, with_texts=True) == [clip]
+    soundfile.write(clip.audio_filepath, np.zeros(round((clip.duration_s + 1) * 16_000)), 16_000)
+    with pytest.raises(ValueError, match=r"line 1: a clip must be a whole file, but is 1 s that begin 0 s into one"):
+        read_manifest(path, with_texts=True)
+    with pytest.raises(ValueError, match=r"but is .* begin 2\.5 s into one"):
         read_manifest(write(tmp_path / "m.jsonl", offset=2.5), with_texts=True)

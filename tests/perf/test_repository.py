@@ -1,5 +1,7 @@
+import shutil
+
 import pytest
-from carnelian_perf.repository import WrongModelError, check_model
+from carnelian_perf.repository import WrongModelError, check_model, read_config
 
 
 def test_unknown_model_is_refused_with_the_known_ones(repository):
@@ -10,3 +12,18 @@ def test_unknown_model_is_refused_with_the_known_ones(repository):
 def test_missing_repository_is_refused(tmp_path):
     with pytest.raises(WrongModelError, match="is not there"):
         check_model(tmp_path / "none", "quartznet_demo")
+
+
+def test_stages_that_are_missing_are_named(repository, tmp_path):
+    for folder in ("quartznet_demo", "quartznet_demo_acoustic", "audio_decode"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(repository / folder / "config.pbtxt", tmp_path / folder)
+    with pytest.raises(WrongModelError, match=r"lacks quartznet_demo_features, quartznet_demo_ctc"):
+        check_model(tmp_path, "quartznet_demo")
+
+
+@pytest.mark.parametrize("content", [b"name: quartznet", b"\xff"])
+def test_a_damaged_configuration_is_named(content, tmp_path):
+    (tmp_path / "config.pbtxt").write_bytes(content)
+    with pytest.raises(WrongModelError, match=r"config\.pbtxt must be a model's configuration, but is not: "):
+        read_config(tmp_path)

@@ -18,6 +18,7 @@ from carnelian_training import checkpoint
 from carnelian_training.cli import main
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
+from carnelian_training.evaluation import served
 from carnelian_training.evaluation.comparison import Measured, Row, render_comparison
 from carnelian_training.evaluation.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation.evaluation_table import render_mistakes
@@ -229,21 +230,23 @@ def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):
         evaluate_served("localhost:1", "quartznet_demo", CLIPS)
 
 
+def test_the_time_of_fewer_rows_is_not_taken_for_that_of_all(monkeypatch):
+    class Behind(served.DecodingClock):
+        def __init__(self):
+            self._stage, self._started = "quartznet_demo_ctc", (0, 0)
+
+        def _read(self):
+            return 3, 5_000_000
+
+    monkeypatch.setattr(served, "COUNTED_WITHIN_S", 0.0)
+    assert Behind().elapsed_s(3) == 0.005
+    with pytest.raises(RuntimeError, match="must have counted 10 rows of quartznet_demo_ctc, but has 3"):
+        Behind().elapsed_s(10)
+
+
 def test_wrong_number_of_paths(command):
     assert command(CLIPS)[0] == 2
     assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
-
-
-@pytest.mark.parametrize("words", [["evaluate"], ["evaluate", "--table"], ["weigh", "--lm", DEPLOYED / "english.klm"]])
-@pytest.mark.parametrize("place", ["model.pt", "clips.jsonl"])
-def test_results_are_not_written_over_what_they_are_of(words, place, tmp_path, call):
-    checkpoint, manifest = tmp_path / "model.pt", tmp_path / "clips.jsonl"
-    shutil.copy(DEMO, checkpoint)
-    write_manifest(manifest, read_manifest(CLIPS))
-    before = (tmp_path / place).read_bytes()
-    status, _, err = call(main, *words, checkpoint, manifest, "--out", tmp_path / place)
-    assert (status, "must be another file" in err) == (1, True)
-    assert (tmp_path / place).read_bytes() == before
 
 
 def test_weights_without_a_language_model_are_refused(command):

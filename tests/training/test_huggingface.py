@@ -10,7 +10,6 @@ import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
-from carnelian_training.cli import main
 from carnelian_training.foreign import sources
 from carnelian_training.models.pretraining import PretrainingConfig, Wav2Vec2Pretraining, hidden_frames, pick
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -279,18 +278,6 @@ def test_weights_in_shards_are_read(hf_folder, file):
 def test_the_folder_that_one_is_in_is_read_under_its_name(monkeypatch):
     monkeypatch.chdir(REFERENCES / "wav2vec2_base")
     assert sources.load_model(Path())[0].name == "wav2vec2_base"
-
-
-def test_a_checkpoint_is_not_written_over_its_source(tmp_path, call):
-    source = shutil.copy(REFERENCES / "quartznet.nemo", tmp_path / "x.nemo")
-    before = source.read_bytes()
-    status, _, err = call(main, "import", source, tmp_path / "." / "x.nemo")
-    assert status == 1
-    assert "must be another file than the source" in err
-    assert call(main, "import", source, tmp_path / "x.pt")[0] == 0
-    assert call(main, "to-nemo", tmp_path / "x.pt", tmp_path / "x.pt")[0] == 1
-    assert source.read_bytes() == before
-    assert sources.is_ours(tmp_path / "x.pt")
 
 
 def test_a_pretrained_checkpoint_is_no_recogniser(tmp_path):

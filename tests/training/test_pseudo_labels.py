@@ -78,14 +78,6 @@ def test_bad_clips_are_named_before_any_is_heard(bad_clips, tmp_path, command):
     assert not (tmp_path / "heard.jsonl").exists()
 
 
-def test_transcripts_are_not_written_over(unlabelled, command):
-    before = unlabelled.read_text()
-    status, _, err = command(DEMO, unlabelled, "--out", unlabelled)
-    assert status == 1
-    assert "must be another file" in err
-    assert unlabelled.read_text() == before
-
-
 def test_no_clip_is_heard_where_one_is_bad(tiny_config, bad_clips, tmp_path, monkeypatch):
     write_manifest(tmp_path / "mixed.jsonl", [bad_clips["silent"], bad_clips["text"]])
     monkeypatch.setattr(pseudo_labels, "score", lambda *_: pytest.fail("clips were heard"))

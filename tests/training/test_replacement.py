@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.evaluation.comparison import Measured, Row, write_comparison
@@ -87,3 +88,37 @@ def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
     with room(10_000), pytest.raises(WriteError, match=r"tiny\.nemo could not be written, and is as it was"):
         nemo.write(path, tiny_config, build_model(tiny_config).state_dict())
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate MODEL CLIPS --lm LM --neural-lm LM.onnx --lm-weights WEIGHTS --out OUT",
+        "evaluate --table MODEL CLIPS --out OUT",
+        "transcribe MODEL CLIPS --lm LM --neural-lm LM.onnx --lm-weights WEIGHTS --out OUT",
+        "weigh MODEL CLIPS --lm LM --neural-lm LM.onnx --out OUT",
+        "perplexity LM --text TEXT --exclude CLIPS --out OUT",
+        "ngram --text TEXT --exclude CLIPS OUT",
+        "convert --cuts CUTS OUT",
+        "convert --recordings RECORDINGS --supervisions SUPERVISIONS OUT",
+        "publish MODEL OUT",
+        "average MODEL OTHER --out OUT",
+        "import MODEL OUT",
+        "to-nemo MODEL OUT",
+    ],
+)
+def test_nothing_is_written_over_what_it_is_made_of(words, tmp_path, call):
+    places = [word for word in words.split() if (word.isupper() and word != "OUT") or word == "LM.onnx"]
+    for place in places:
+        (tmp_path / place).write_text(place)
+    for place in places:
+        given = [tmp_path / word if word in places else word for word in words.split()]
+        status, _, err = call(main, *(tmp_path / "." / place if word == "OUT" else word for word in given))
+        assert (status, "must be another file than the source" in err) == (1, True), (place, err)
+        assert (tmp_path / place).read_text() == place
+
+
+def test_the_report_of_an_n_gram_model_does_not_take_the_place_of_its_text(tmp_path, call):
+    (tmp_path / "train.json").write_text("a sentence")
+    status, _, err = call(main, "ngram", tmp_path / "train.klm", "--text", tmp_path / "train.json")
+    assert (status, "must be another file than the source" in err) == (1, True)

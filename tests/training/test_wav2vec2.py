@@ -203,6 +203,19 @@ def test_contradictions_in_a_configuration_are_refused(config, sections, message
         config_from_dict(config_to_dict(config) | sections, "here")
 
 
+def test_what_only_networks_of_log_mel_features_have_is_refused():
+    """It was ignored."""
+    tree = {"name": "tiny", "model": {"name": "wav2vec2"}, "optimizer": {"name": "adamw", "betas": [0.9, 0.98]}}
+    tree["augment"] = {"frequency_warp": 0.2, "time_masks": 0, "cutout_boxes": 3}
+    tree["loop"] = {"recompute": True, "batch_statistics": "shared"}
+    unused = r"augment\.frequency_warp, augment\.cutout_boxes, loop\.recompute, loop\.batch_statistics"
+    with pytest.raises(ConfigError, match=rf"must not be set for wav2vec2: {unused}"):
+        config_from_dict(tree, "here")
+    tree["augment"] = {"frequency_masks": 0}
+    tree.pop("loop")
+    config_from_dict(tree, "here")
+
+
 def test_spans_of_other_networks_are_refused(tiny_config):
     tree = config_to_dict(tiny_config)
     tree["augment"]["spans"] = {"time_probability": 0.5}

@@ -17,7 +17,7 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
-from carnelian_training.replacement import replaced
+from carnelian_training.replacement import check_apart, replaced
 from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
 
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
@@ -87,19 +87,6 @@ def save(
     }
     with replaced(path) as partial, partial.open("wb") as file:
         torch.save(content, file)
-
-
-def check_apart(target: Path, *sources: Path | None) -> None:
-    """Refuse to write over a file what is made of it; None stands for one that was not given.
-
-    Raises:
-        CheckpointError: The target is one of the sources.
-    """
-    for source in sources:
-        if source is not None and source.resolve() == target.resolve():
-            raise CheckpointError(
-                f"the target must be another file than the source, which would be lost, but is {source}"
-            )
 
 
 def check_holds_weights(path: Path) -> None:
@@ -225,7 +212,8 @@ def publish(source: Path, target: Path) -> None:
     A tensor with a value that float16 cannot hold, above 65504, stays as it is.
 
     Raises:
-        CheckpointError: as :func:`load`, or `target` is `source`.
+        CheckpointError: as :func:`load`.
+        ValueError: `target` is `source`.
     """
     check_apart(target, source)
     config, content = load(source)
@@ -248,7 +236,8 @@ def average(sources: Sequence[Path], target: Path) -> None:
 
     Raises:
         CheckpointError: There are fewer, one differs from the last in labels, features, text, what `model` computes or
-            a tensor's shape, or `target` is one of them.
+            a tensor's shape.
+        ValueError: `target` is one of them.
     """
     if len(sources) < 2:
         raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")

@@ -90,7 +90,7 @@ def evaluate(
     `torchrun` shares the clips out among processes. A clip that the server refuses is named, counts as one in which
     nothing was heard, and makes the exit status 1.
     """
-    from carnelian_training.checkpoint import check_apart
+    from carnelian_training.replacement import check_apart
 
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
@@ -167,13 +167,13 @@ def transcribe(
     Clips in which it hears nothing are left out. `torchrun` shares the clips out among processes. Each line says how
     sure the model is, as `confidence`.
     """
-    from carnelian_training.checkpoint import check_apart
     from carnelian_training.data.manifest import write_manifest
     from carnelian_training.distributed import joined
     from carnelian_training.evaluation.pseudo_labels import transcribe as run
     from carnelian_training.language_models.weights import read_weights
+    from carnelian_training.replacement import check_apart
 
-    check_apart(target, manifest)
+    check_apart(target, checkpoint, manifest, language_model, neural_language_model, lm_weights)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     weights = read_weights(lm_weights, language_model, neural_language_model)
     config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)

@@ -18,7 +18,14 @@ from carnelian_training.config_tree import inherit, load_tree, validated
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
-from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
+from carnelian_training.loop_config import (
+    LOOP_OF_STACKS,
+    InitConfig,
+    LoopConfig,
+    OptimizerConfig,
+    check_name,
+    check_stages,
+)
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
@@ -191,6 +198,10 @@ class Config:
                 f"`model.num_mels` must be `features.num_mels`, {channels(self.features)}, but is "
                 f"{self.model.feature_channels}"
             )
+        if is_wav2vec2 and (unused := self._set_for_mel()):
+            raise ValueError(
+                f"these are for networks of log-mel features and must not be set for wav2vec2: {', '.join(unused)}"
+            )
         if not is_wav2vec2 and self.augment.spans != SpanMaskConfig():
             raise ValueError(f"`augment.spans` must not be set for {self.model.name}: they are masks of wav2vec2")
         if self.pretraining is not None and not (is_wav2vec2 and self.augment.spans.time_probability):
@@ -206,6 +217,22 @@ class Config:
             )
         check_stages(self.init, self.model.num_stages)
 
+    def _set_for_mel(self) -> list[str]:
+        """The fields that ask for what only networks of log-mel features have; a mask of 0 asks for nothing."""
+        named = {"augment": _AUGMENT_OF_MEL, "loop": LOOP_OF_STACKS}
+        return [
+            f"{section}.{name}"
+            for section, names in named.items()
+            for name in names
+            if (value := getattr(getattr(self, section), name)) and value != getattr(_PLAIN[section], name)
+        ]
+
+
+_AUGMENT_OF_MEL = (
+    *("frequency_warp", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames"),
+    *("time_mask_share", "cutout_boxes", "cutout_bands", "cutout_frames"),
+)
+_PLAIN = {"augment": AugmentConfig(), "loop": LoopConfig()}
 
 # The rule reaches nested dataclasses by propagation; a test pins that.
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))

@@ -155,3 +155,7 @@ def check_stages(init: InitConfig, num_stages: int) -> None:
         absent = [i for i in freeze.stages if i not in range(num_stages)] if freeze.stages != "body" else []
         if absent:
             raise ValueError(f"`init.freeze` must name stages of 0 to {num_stages - 1}, but names {absent}")
+
+
+LOOP_OF_STACKS = ("depthwise", "recompute", "batch_statistics")
+"""Fields of :class:`LoopConfig` for Jasper and QuartzNet alone."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and errors of writing that say which file it was."""
+"""Files that are there whole or not at all, and not in the place of their sources; errors of writing name the file."""
 
 import os
 from collections.abc import Iterator
@@ -8,6 +8,17 @@ from pathlib import Path
 
 class WriteError(OSError):
     """A file could not be written, for want of room for example; the message names it and says what became of it."""
+
+
+def check_apart(target: Path, *sources: Path | None) -> None:
+    """Refuse to write over a file what is made of it; None stands for one that was not given.
+
+    Raises:
+        ValueError: The target is one of the sources.
+    """
+    for source in sources:
+        if source is not None and source.resolve() == target.resolve():
+            raise ValueError(f"the target must be another file than the source, which would be lost, but is {source}")
 
 
 @contextmanager

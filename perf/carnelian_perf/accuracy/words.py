@@ -6,6 +6,7 @@ on all.
 """
 
 import dataclasses
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,14 @@ import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
+from carnelian_training.data.audio import encoded
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
 from carnelian_perf.machine import find_commit
-from carnelian_perf.raw_file import Record, describe_origin, write_plot
+from carnelian_perf.raw_file import Record, describe_origin, write_plot, write_whole
 
 ALIGNER_FRAMES_PER_S = 100
 BINS = 10
@@ -150,7 +152,7 @@ def measure(
     measurement.write(out)
     draw(measurement.decoders, out.with_suffix(".png"))
     if calibration is not None:
-        final.write(calibration)
+        write_whole(calibration, final.to_json())
     return measurement
 
 
@@ -158,7 +160,9 @@ def align(clip: Clip) -> Times | None:
     """Start and end of each reference word by PocketSphinx; None if it does not know a word or finds no alignment."""
     import pocketsphinx
 
-    samples = (np.rint(read_clip(clip.audio_filepath) * 2**15)).clip(-(2**15), 2**15 - 1).astype(np.int16)
+    samples = (
+        (np.rint(read_clip(io.BytesIO(encoded(clip).tobytes())) * 2**15)).clip(-(2**15), 2**15 - 1).astype(np.int16)
+    )
     words = clip.text.split()
     decoder = pocketsphinx.Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL")
     if any(decoder.lookup_word(word) is None for word in words):

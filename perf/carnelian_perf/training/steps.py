@@ -32,7 +32,7 @@ from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import distributed as dist
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.raw_file import describe_origin
@@ -41,6 +41,7 @@ from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_b
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 
 CHARACTERS_PER_S = 14  # of read English
+OUT_OF_MEMORY = "not run: out of memory"
 GPU_PRECISIONS = ("tf32", "fp16")
 """A CPU has no TF32, and is slower in float16 than in float32."""
 
@@ -98,7 +99,7 @@ def _take_turns(config: Config, results: list[Result], work: Work) -> None:
             try:
                 wall_s, cpu_s, loss = next(steps)
             except torch.cuda.OutOfMemoryError:  # the other form may need less
-                result.not_run = "not run: out of memory"
+                result.not_run = OUT_OF_MEMORY
                 result.wall_s, result.cpu_s, result.losses = [], [], []
                 continue
             if turn >= work.warm_up:
@@ -116,12 +117,17 @@ def _take_together(config: Config, result: Result, work: Work) -> None:
     processes = start_processes(  # type: ignore[no-untyped-call]
         _run_process, arguments, result.cell.processes, join=False, start_method="spawn"
     )
-    # Before they end: what many steps took does not fit into the pipe. What one raises, `join` raises.
-    while queue.empty() and not processes.join(timeout=0.1):
-        pass
-    result.wall_s, result.cpu_s, result.losses = queue.get()
-    while not processes.join():
-        pass
+    try:
+        # Before they end: what many steps took does not fit into the pipe. What one raises, `join` raises.
+        while queue.empty() and not processes.join(timeout=0.1):
+            pass
+        result.wall_s, result.cpu_s, result.losses = queue.get()
+        while not processes.join():
+            pass
+    except ProcessException as error:
+        if torch.cuda.OutOfMemoryError.__name__ not in str(error):
+            raise RuntimeError(str(error)) from error
+        result.not_run = OUT_OF_MEMORY
 
 
 def _run_process(rank: int, config: Config, cell: Cell, work: Work, address: str, queue: Any) -> None:

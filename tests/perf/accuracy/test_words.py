@@ -47,6 +47,9 @@ def test_a_clip_is_aligned_at_any_rate_and_with_any_channels(tmp_path):
     soundfile.write(tmp_path / "stereo.wav", soxr.resample(np.stack([samples, samples], 1), rate, 44_100), 44_100)
     again = align(replace(clip, audio_filepath=tmp_path / "stereo.wav"))
     np.testing.assert_allclose(again, found, atol=0.05)  # a few of the aligner's frames
+    soundfile.write(tmp_path / "long.wav", np.concatenate([np.zeros(5 * rate), samples, samples]), rate)
+    stretch = align(replace(clip, audio_filepath=tmp_path / "long.wav", offset=5.0))
+    np.testing.assert_allclose(stretch, found, atol=0.05)
 
 
 def test_a_logistic_function_is_found_again():

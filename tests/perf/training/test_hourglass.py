@@ -19,17 +19,20 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
     tree = {"name": "tiny", "model": MODEL, "pretraining": {"groups": 2, "codes": 4, "code_width": 4, "width": 4}}
     tree["augment"] = {"speed": [1.0, 1.0], "spans": {"time_probability": 0.5}}
     tree["optimizer"] = {"name": "adamw", "betas": [0.9, 0.98]}
-    *_, measured = measure(config_from_dict(tree, "here"), [2, 4], Work(2, 1.0, 2))
+    *_, measured = measure(config_from_dict(tree, "here"), [2, 4, 8], Work(2, 1.0, 2))
     measured.write(tmp_path / "tiny_hourglass.json")
     forms = measured.forms
-    assert [form.factor for form in forms] == [1, 2, 4]
+    assert [form.factor for form in forms] == [1, 2, 4, 8]
     assert all(len(form.wall_s) == len(form.cpu_s) == 2 for form in forms)
-    assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > 0
+    assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > forms[3].kept_bytes > 0
     measurement = Measurement.read(tmp_path / "tiny_hourglass.json")
     assert measurement.objective == "pre-training"
     table = render_page(measurement)
-    assert [line.split(" |")[0] for line in table.splitlines()[4:7]] == ["| plain", "| factor 2", "| factor 4"]
+    assert [line.split(" |")[0] for line in table.splitlines()[4:8]] == [
+        *("| plain", "| factor 2", "| factor 4", "| factor 8")
+    ]
     assert "| 1.37 |" in table
+    assert table.splitlines()[7].count("| - |") == 2  # nobody published 8
     (tmp_path / "other.json").write_text('{"forms": []}')
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf hourglass`"):
         Measurement.read(tmp_path / "other.json")

@@ -1,3 +1,4 @@
+import importlib
 import json
 import shlex
 import subprocess
@@ -101,6 +102,20 @@ def test_two_processes_scale_weakly(tiny, tmp_path, call):
     rows = raw.with_suffix(".md").read_text().splitlines()
     row = next(line for line in rows if line.startswith(f"| {OURS} | fp32 | 2 | 2"))
     assert row.endswith("%) |")
+
+
+def test_processes_that_run_out_of_memory_cost_their_own_row(tiny, tmp_path, call, monkeypatch):
+    (tmp_path / "full.py").write_text(
+        "import torch\ndef run(*_):\n    raise torch.cuda.OutOfMemoryError('CUDA out of memory')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("carnelian_perf.training.steps._run_process", importlib.import_module("full").run)
+    raw = tmp_path / "raw.json"
+    arguments = ["--processes", "2,1", "--precisions", "fp32", "--batches", "2", "--duration", "1", "--steps", "1"]
+    assert call(main, "training", tiny, *arguments, "--out", raw)[0] == 0
+    results = Measurement.read(raw).results
+    assert [r.not_run for r in results if r.cell.processes == 2] == ["not run: out of memory"]
+    assert all(r.not_run is None and r.wall_s for r in results if r.cell.processes == 1)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])

@@ -49,10 +49,12 @@ def convert(
 
     from carnelian_training.corpora.lhotse import clips_of_cuts, clips_of_supervisions
     from carnelian_training.data.manifest import write_manifest
+    from carnelian_training.replacement import check_apart
     from carnelian_training.text import to_given_labels
 
     if labels is not None and (lower or remove):
         raise typer.BadParameter("--labels must come without --lower and --remove: it does both")
+    check_apart(manifest, cuts, recordings, supervisions)
     if cuts and not recordings and not supervisions:
         clips = clips_of_cuts(cuts)
     elif recordings and supervisions and not cuts:

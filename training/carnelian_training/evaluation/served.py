@@ -86,7 +86,8 @@ def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options:
 class DecodingClock:
     """How long a server's `<model>_ctc` has worked, its copies of tensors included, by Triton's own statistics.
 
-    Each method raises a RuntimeError where the server does not tell: it has ended, or has no such stage.
+    Each method raises a RuntimeError where the server does not tell: it has ended, has no such stage, or does not count
+    what it answered.
     """
 
     def __init__(self, url: str, model: str) -> None:
@@ -111,6 +112,8 @@ class DecodingClock:
         deadline = time.monotonic() + COUNTED_WITHIN_S
         while (now := self._read())[0] - self._started[0] < rows and time.monotonic() < deadline:
             time.sleep(0.02)
+        if (counted := now[0] - self._started[0]) < rows:
+            raise RuntimeError(f"the server must have counted {rows} rows of {self._stage}, but has {counted}")
         return (now[1] - self._started[1]) / 1e9
 
     def _read(self) -> tuple[int, int]:

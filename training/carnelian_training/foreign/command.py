@@ -21,8 +21,9 @@ def import_(
 
     from carnelian_training import checkpoint
     from carnelian_training.foreign.sources import read
+    from carnelian_training.replacement import check_apart
 
-    checkpoint.check_apart(target, source)
+    check_apart(target, source)
     name = target.stem
     config, weights = read(
         source, name, dle_config=dle_config, is_raw=raw, labels=labels, overrides=tuple(overrides or ())
@@ -41,8 +42,9 @@ def to_nemo(
     """Write a checkpoint as a .nemo file for NVIDIA's NeMo."""
     from carnelian_training import checkpoint
     from carnelian_training.foreign import nemo
+    from carnelian_training.replacement import check_apart
 
-    checkpoint.check_apart(target, source)
+    check_apart(target, source)
     config, model = checkpoint.load_model(source)
     for difference in nemo.write(target, config, model.state_dict()):
         typer.echo(f"note: {difference}; log-probabilities will differ a little, most at a clip's ends")

@@ -46,11 +46,11 @@ def weigh(
     """Choose the weights of language models on a dev set, for decoding."""
     if not (language_model or neural_language_model):
         raise typer.BadParameter("give the language models to weigh: --lm, --neural-lm or both")
-    from carnelian_training.checkpoint import check_apart
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.evaluate import score_all
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
+    from carnelian_training.replacement import check_apart
 
     check_apart(target, checkpoint, manifest, language_model, neural_language_model)
     config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
@@ -81,6 +81,7 @@ def ngram(
 ) -> None:
     """Make an n-gram language model out of text, with KenLM, normalised as transcripts are; print its perplexity."""
     from carnelian_training.language_models.ngram import build_ngram
+    from carnelian_training.replacement import check_apart
     from carnelian_training.synthesis.texts import choose_sources
 
     counts = [int(count) if count.strip().isdecimal() else -1 for count in prune.split(",")]
@@ -88,10 +89,8 @@ def ngram(
         raise typer.BadParameter(f"--prune must be counts that never fall, such as 0,0,1, but is {prune!r}")
     if target.suffix == ".json":
         raise typer.BadParameter(f"the model must not be named as its report is, but is {target}; name it lm.klm")
-    if target.resolve() in {path.resolve() for path in [*map(Path, text or []), *(exclude or [])]}:
-        raise typer.BadParameter(
-            f"the model must not take the place of what it is made of, but {target} is given twice"
-        )
+    for written in (target, target.with_suffix(".json")):
+        check_apart(written, *map(Path, text or []), *(exclude or []))
     sources = choose_sources(text or None)
     report = build_ngram(
         sources, target, order=order, prune=counts, vocabulary=vocabulary, exclude=exclude or (), labels=labels
@@ -124,11 +123,13 @@ def perplexity(
     from carnelian_training.distributed import find_device
     from carnelian_training.language_models.perplexity import interpolate, score_words, score_words_by_ngrams
     from carnelian_training.language_models.sentences import divide
-    from carnelian_training.replacement import replaced
+    from carnelian_training.replacement import check_apart, replaced
     from carnelian_training.synthesis.texts import choose_sources
 
     if len({path.name for path in models}) < len(models):
         raise typer.BadParameter("the models' files must have different names, by which they are reported")
+    if out is not None:
+        check_apart(out, *models, *map(Path, text or []), *(exclude or []))
     sentences = divide(choose_sources(text or None), exclude or (), labels)
     chosen = [*sentences.used, *sentences.held_out] if whole else sentences.held_out
     scores = {}

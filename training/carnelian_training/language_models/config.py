@@ -5,7 +5,14 @@ from pathlib import Path
 
 from carnelian_training.checks import check_positive, check_probability
 from carnelian_training.language_models.tokens import TokenConfig
-from carnelian_training.loop_config import InitConfig, LoopConfig, OptimizerConfig, check_name, check_stages
+from carnelian_training.loop_config import (
+    LOOP_OF_STACKS,
+    InitConfig,
+    LoopConfig,
+    OptimizerConfig,
+    check_name,
+    check_stages,
+)
 from carnelian_training.models.transformer_xl import TransformerXlConfig
 from carnelian_training.text import LABEL_CHARACTERS
 
@@ -77,10 +84,7 @@ class LanguageModelConfig:
                 f"`model.cutoffs` must be below the {self.text.vocabulary} tokens, but end at {self.model.cutoffs[-1]}"
             )
         plain = LoopConfig()
-        foreign = {f"loop.{name}" for name in _OF_RECOGNISERS if getattr(self.loop, name) != getattr(plain, name)}
+        foreign = {f"loop.{name}" for name in LOOP_OF_STACKS if getattr(self.loop, name) != getattr(plain, name)}
         foreign |= {"optimizer.lr_batch_s"} if self.optimizer.lr_batch_s is not None else set()
         if foreign:
             raise ValueError(f"these are for recognisers and must not be set here: {', '.join(sorted(foreign))}")
-
-
-_OF_RECOGNISERS = ("depthwise", "recompute", "batch_statistics")

@@ -37,7 +37,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read what :meth:`write` wrote.
+        """Read a file of :meth:`to_json`.
 
         Raises:
             ValueError: It is another file.
@@ -55,9 +55,9 @@ class Calibration:
             raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {why}") from error
         return found
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+    def to_json(self) -> str:
+        """What :meth:`read` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
 
     def correct_times(self, starts: Times, ends: Times, shortest: int, is_first: Flags) -> tuple[Times, Times]:
         """Move words to where they are said; they stay in order, apart, and long enough.
