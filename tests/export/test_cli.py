@@ -78,6 +78,8 @@ def test_a_broken_checkpoint_fails_with_status_1(tmp_path, call):
     status, _, err = call(main, tmp_path / "broken.pt", "--name", "q", "--repository", tmp_path / "r")
     assert status == 1
     assert err.startswith(f"carnelian-export: {tmp_path / 'broken.pt'} cannot be read as a checkpoint")
+    assert "weights_only" not in err  # PyTorch's advice is to run what the file says
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

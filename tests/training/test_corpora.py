@@ -263,6 +263,9 @@ def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     assert "must be a file's own sound" in err
     assert not target.exists()
     assert call(main, "convert", target)[0] == 2
+    (lhotse_recordings / "empty.jsonl").write_text("")
+    status, _, err = call(main, "convert", target, "--cuts", lhotse_recordings / "empty.jsonl")
+    assert (status, "empty.jsonl must be a CutSet of Lhotse, but is empty" in err) == (1, True)
 
 
 def test_offline_perturbation_hears_of_an_mp3_segment_what_the_whole_file_has_there(tmp_path):

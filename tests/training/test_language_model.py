@@ -1,9 +1,11 @@
 """Language models through the command and the loop that train everything."""
 
 import dataclasses
+import gzip
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 
@@ -235,6 +237,10 @@ def test_perplexities_stand_beside_each_other(trained, tmp_path, call):
     assert words.known.tolist() == [True, True, False, True, True, True]
     assert words.perplexity() == pytest.approx(10 ** ((0.25 + 0.75 + 1 + 0.25 + 0.75 + 0.5) / 6), rel=1e-5)
     assert words.perplexity(words.known) == pytest.approx(10 ** ((0.25 + 0.75 + 0.25 + 0.75 + 0.5) / 5), rel=1e-5)
+    capitals = re.sub(r"\b(the|king|saw)\b", lambda word: word[0].upper(), ARPA)
+    (tmp_path / "3-gram.arpa.gz").write_bytes(gzip.compress(capitals.encode()))  # as LibriSpeech's are
+    again = score_words_by_ngrams(tmp_path / "3-gram.arpa.gz", ["the king saw the king"])
+    np.testing.assert_array_equal(again.log_probs, words.log_probs)
     certain = WordScores(np.zeros(6), np.ones(6, bool))
     mixed = interpolate([words, certain])
     assert mixed.log_probs[1] == pytest.approx(math.log((1 + 10**-0.75) / 2), rel=1e-5)

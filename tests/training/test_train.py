@@ -1,3 +1,4 @@
+import argparse
 import dataclasses
 import json
 import re
@@ -345,3 +346,20 @@ def test_an_average_of_networks_that_hear_otherwise_is_refused(tiny_config, chan
     with pytest.raises(CheckpointError, match=r"a\.pt must be of the same network as .*b\.pt, .* in features$"):
         checkpoint.average([tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "mean.pt")
     assert not (tmp_path / "mean.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: path.write_text("nonsense"), "Unsupported operand 110"),
+        (lambda path: path.write_text(""), "EOFError"),
+        (
+            lambda path: torch.save(argparse.Namespace(a=1), path),
+            "Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason, tmp_path):
+    write(tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=rf"x\.pt cannot be read as a checkpoint of Carnelian .*: {reason}$"):
+        checkpoint.load(tmp_path / "x.pt")

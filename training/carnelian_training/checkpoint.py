@@ -1,5 +1,6 @@
 """Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
 
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,6 +147,12 @@ def is_finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
+def why(error: Exception) -> str:
+    """What PyTorch could not read, without its advice, which is to run what the file says."""
+    found = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\. Please|$)", str(error), re.MULTILINE)
+    return found[1] if found else str(error) or type(error).__name__
+
+
 def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
@@ -157,7 +164,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {error}") from error
+        raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {why(error)}") from error
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.ctc.language_model import read_vocabulary
+from carnelian_training.ctc.language_model import match_case, read_ngrams, read_vocabulary
 from carnelian_training.data.manifest import clips_to_evaluate
 from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
 from carnelian_training.evaluation.served import connect
@@ -258,12 +258,15 @@ def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
     """The rare words that are said, by the language model alone: no decoder has a say in it."""
     import kenlm
 
-    model = kenlm.Model(str(language_model))
+    model, known = read_ngrams(language_model)
+    _, spelled = match_case(known, sorted(set().union(*references)))
     nowhere, after = kenlm.State(), kenlm.State()
     model.NullContextWrite(nowhere)
     words = sorted({word for text in references for word in text.split() if len(word) >= RARE_LETTERS})
     return [
-        word for word in words if word not in model or 10 ** model.BaseScore(nowhere, word, after) <= RARE_PROBABILITY
+        word
+        for word in words
+        if spelled(word) not in model or 10 ** model.BaseScore(nowhere, spelled(word), after) <= RARE_PROBABILITY
     ]
 
 

@@ -1,3 +1,5 @@
+import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,12 @@ def arpa(tmp_path):
 
 
 def test_rare_words_are_long_and_unlikely_or_unknown(arpa):
-    assert rare_words(["letter skipper cat", "carnelian letter xyz"], arpa) == ["carnelian", "skipper"]
+    said, rare = ["letter skipper cat", "carnelian letter xyz"], ["carnelian", "skipper"]
+    assert rare_words(said, arpa) == rare
+    capitals = arpa.with_name("capitals.arpa.gz")
+    text = re.sub(r"\b(letter|skipper|cat)\b", lambda word: word[0].upper(), arpa.read_text())
+    capitals.write_bytes(gzip.compress(text.encode()))
+    assert rare_words(said, capitals) == rare
 
 
 def test_rare_words_are_counted_clip_by_clip_and_left_out_of_the_others():

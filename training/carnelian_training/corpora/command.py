@@ -20,7 +20,7 @@ def librispeech(
         list[str] | None, typer.Option(help="For example train-clean-100; repeatable. All seven by default, 60 GB.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="A mirror of https://www.openslr.org/resources.")] = None,
-    jobs: Annotated[int, typer.Option(help="Parts fetched at a time.")] = 4,
+    jobs: Annotated[int, typer.Option(help="Parts fetched at a time.", min=1)] = 4,
 ) -> None:
     """Fetch LibriSpeech, check it, unpack it, write manifests; run it again to go on."""
     from carnelian_training.corpora import librispeech
@@ -89,8 +89,8 @@ def validate(
         typer.Argument(metavar="CONFIG_OR_MANIFEST...", help="A YAML file: its manifests, labels, limits."),
     ],
     write: Annotated[bool, typer.Option("--write", help="Write what is left to NAME.clean.jsonl.")] = False,
-    min_rate: Annotated[int, typer.Option(help="Hz; files recorded below are reported.")] = 16_000,
-    threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.")] = None,
+    min_rate: Annotated[int, typer.Option(help="Hz; files recorded below are reported.", min=0)] = 16_000,
+    threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.", min=1)] = None,
 ) -> None:
     """Decode every clip and report what cannot be learnt from, and why; exit status 1 if there is any."""
     from carnelian_training.data.validate import list_checks

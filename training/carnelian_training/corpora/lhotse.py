@@ -16,7 +16,7 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
     Raises:
         ValueError: A cut is mixed, padded or perturbed, or its sound is not one file of one channel; named.
     """
-    for cut in _lhotse().CutSet.from_file(cuts):
+    for cut in _read(_lhotse().CutSet, cuts):
         if type(cut).__name__ != "MonoCut":
             raise ValueError(f"{cuts}: {cut.id} must be a plain part of a recording, but is a {type(cut).__name__}")
         for supervision in cut.supervisions:
@@ -30,12 +30,20 @@ def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip
         ValueError: A recording is missing, perturbed, or not one file of one channel; named.
     """
     lhotse = _lhotse()
-    by_id = {recording.id: recording for recording in lhotse.RecordingSet.from_file(recordings)}
-    for supervision in lhotse.SupervisionSet.from_file(supervisions):
+    by_id = {recording.id: recording for recording in _read(lhotse.RecordingSet, recordings)}
+    for supervision in _read(lhotse.SupervisionSet, supervisions):
         where = f"{supervisions}: {supervision.id}"
         if supervision.recording_id not in by_id:
             raise ValueError(f"{where} is about {supervision.recording_id}, which {recordings} does not have")
         yield _clip(by_id[supervision.recording_id], supervision.start, supervision, where)
+
+
+def _read(kind: Any, path: Path) -> Any:
+    """What a manifest holds; of an empty one Lhotse makes None."""
+    found = kind.from_file(path)
+    if found is None:
+        raise ValueError(f"{path} must be a {kind.__name__} of Lhotse, but is empty")
+    return found
 
 
 def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:

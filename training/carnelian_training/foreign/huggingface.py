@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, check_holds_weights, check_undamaged
+from carnelian_training.checkpoint import CheckpointError, check_holds_weights, check_undamaged, why
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
@@ -150,7 +150,7 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # neither names a common base for what a damaged file raises
-        raise CheckpointError(f"{path}: its weights cannot be read: {error}") from error
+        raise CheckpointError(f"{path}: its weights cannot be read: {why(error)}") from error
     return plain_tensors(found, path)
 
 

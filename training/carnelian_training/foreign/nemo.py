@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, check_undamaged
+from carnelian_training.checkpoint import CheckpointError, check_undamaged, why
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import unpickling
@@ -99,7 +99,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
         tree = yaml.safe_load(parts[CONFIG_FILE])
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {why(error)}") from error
     if not isinstance(tree, dict) or not isinstance(tensors, dict):
         raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
     return tree.get("model", tree) if "encoder" not in tree else tree, tensors

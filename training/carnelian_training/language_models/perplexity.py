@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import kenlm
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from carnelian_training.ctc.language_model import match_case, read_ngrams
 from carnelian_training.distributed import Process
 from carnelian_training.language_models.tokens import END, UNKNOWN, Tokenizer
 from carnelian_training.models.transformer_xl import TransformerXl
@@ -99,16 +99,14 @@ def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) 
 
 
 def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
-    """What an n-gram model gives each word, an ARPA file or a KenLM binary.
+    """What an n-gram model gives each word, an ARPA file, plain or .gz, or a KenLM binary, in their case or the other.
 
     Raises:
-        ValueError: It cannot be read.
+        LanguageModelError: It cannot be read.
     """
-    try:
-        model = kenlm.Model(str(path))
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{path} must be an ARPA file or a KenLM binary, but cannot be read: {error}") from error
-    found = [score for sentence in sentences for score in model.full_scores(sentence)]
+    model, words = read_ngrams(path)
+    _, spelled = match_case(words, sorted(set().union(*sentences)))
+    found = [score for sentence in sentences for score in model.full_scores(spelled(sentence))]
     log10 = np.array([log_prob for log_prob, _, _ in found])
     return WordScores(log10 * math.log(10), np.array([not is_unknown for _, _, is_unknown in found], bool))
 

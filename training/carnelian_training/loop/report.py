@@ -68,6 +68,8 @@ class Report:
 
     def add(self, loss: float, amounts: Mapping[str, float]) -> None:
         """Count one step, of all processes together; a loss that is not finite is left out of the mean."""
+        if not self.enabled:
+            return
         self.losses += [loss] if math.isfinite(loss) else []
         for unit, amount in amounts.items():
             self.amounts[unit] = self.amounts.get(unit, 0) + amount

@@ -20,7 +20,7 @@ def synthesise(
         list[str] | None,
         typer.Option(help="austen, web, wordnet, or a text file; may be repeated. All packaged texts by default."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus; more hours append to it.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus; more hours append to it.", min=0)] = 1,
     workers: Annotated[int, typer.Option(help="Processes.")] = 2,
 ) -> None:
     """Make a training corpus: public-domain sentences read out by every installed voice."""
@@ -34,7 +34,7 @@ def synthesise(
 
 def surroundings(
     directory: Annotated[Path, typer.Argument(help="Gets rooms/ and noise/, for `augment` in the configuration.")],
-    seed: Annotated[int, typer.Option(help="The same seed, the same sounds.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed, the same sounds.", min=0)] = 1,
     rooms: Annotated[int, typer.Option(help="How many impulse responses.")] = 200,
     noises: Annotated[int, typer.Option(help="How many noises, half a minute each.")] = 60,
     babble: Annotated[

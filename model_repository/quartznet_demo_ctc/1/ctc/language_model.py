@@ -52,15 +52,8 @@ class LanguageModel:
             raise LanguageModelError(
                 f"{path} is of words, so one label must be the space, but the labels are {''.join(labels)!r:.200}"
             )
-        try:
-            config = kenlm.Config()
-            config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
-            with _unpacked(path) as plain:
-                self._model = kenlm.Model(str(plain), config)
-                self._words = [word for word in read_vocabulary(plain) if word not in _MARKS]
-        except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
-            raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
-        to_labels, self._from_labels = _match_case(self._words, labels)
+        self._model, self._words = read_ngrams(path)
+        to_labels, self._from_labels = match_case(self._words, labels)
         try:
             codes = encode([to_labels(word) for word in self._words], labels)
         except ValueError as error:
@@ -115,7 +108,25 @@ class LanguageModel:
         return float(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
 
 
-def _match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
+def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
+    """KenLM's own model, and its words without marks such as <s>.
+
+    Args:
+        path: ARPA, plain or .gz, or KenLM binary.
+
+    Raises:
+        LanguageModelError: It is none, or a binary that was built without its words.
+    """
+    config = kenlm.Config()
+    config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
+    try:
+        with _unpacked(path) as plain:
+            return kenlm.Model(str(plain), config), [word for word in read_vocabulary(plain) if word not in _MARKS]
+    except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
+        raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
+
+
+def match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """What spells a word of the model in the labels, and a text in the labels as the model does."""
     if not any(map(str.isupper, labels)) and all(word.upper() == word.lower().upper() == word for word in words):
         return str.lower, str.upper
