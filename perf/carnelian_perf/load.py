@@ -19,6 +19,8 @@ from carnelian_perf.clips import WavClip
 from carnelian_perf.raw_file import Split
 
 REQUEST_TIMEOUT_S = 120.0
+POLL_S = 0.005
+"""Between two looks at what is to come: looking takes time of the server."""
 NUM_CONNECTIONS = 16
 """To an address, to see if one server answers all. Of two that share them evenly, one gets all 1 time in 30,000."""
 PROCESSED_FRAMES = "PROCESSED_FRAMES"
@@ -141,6 +143,7 @@ def await_statistics(client: Any, model: str, before: StageStatistics, num_reque
     while time.monotonic() < deadline:
         if (now := read_statistics(client, model)).requests.count >= before.requests.count + num_requests:
             return now
+        time.sleep(POLL_S)
     raise LoadError(f"{model} must count the requests that it answers, but has not in {REQUEST_TIMEOUT_S:g} s")
 
 

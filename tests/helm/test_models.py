@@ -237,6 +237,12 @@ def test_a_failing_network_is_tried_again(archives: Any, download: Any) -> None:
     assert Archives.failures == 1
 
 
+def test_an_answer_that_stays_the_same_is_said_at_once(archives: Any, download: Any) -> None:
+    served, url = archives
+    done = download(f"{url}/models.tar.gz", pack(served / "models.tar.gz", MODEL), key="another")
+    assert (done.returncode, "must be readable, but after 1 attempt: HTTP Error 401" in done.stderr) == (1, True)
+
+
 def test_a_connection_that_ends_in_the_middle_is_tried_again(archives: Any, download: Any) -> None:
     served, url = archives
     assert download(f"{url}/cut.tar.gz", pack(served / "cut.tar.gz", MODEL)).returncode == 0

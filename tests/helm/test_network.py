@@ -167,6 +167,8 @@ def test_the_policy_lets_fetching_out(render: Render) -> None:
     [
         ("s3://speech/releases/1", 443),
         ("s3://https://minio.speech:9000/speech/1", 9000),
+        ("s3://https://[fd00::1]:9000/speech/1", 9000),
+        ("s3://https://[fd00::1]/speech/1", 443),
         ("s3://10.0.0.7:9000/speech", 9000),
         ("s3://http://minio.speech/speech/1", 80),
         ("gs://speech/release:2", 443),

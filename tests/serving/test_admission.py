@@ -1,6 +1,8 @@
 """What the feature stage does with more requests than the stages behind it can work on."""
 
+import http.server
 import shutil
+import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +79,21 @@ def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Call
         for _ in range(LIMIT + 1):  # alone, so that they form no batch that may pass whole
             client.infer("quartznet_demo_pcm", **noise(2))
     assert any("the server has no model of `pending_models`" in line for line in server.log[before:])
+
+
+def test_a_page_of_something_else_is_not_taken_for_metrics(
+    narrow_repository: Path, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:  # answers 501
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        monkeypatch.setattr(Server, "metrics_url", f"http://127.0.0.1:{other.server_port}/metrics")
+        with serve(narrow_repository) as server:
+            client = connect(server.grpc_url)
+            for _ in range(LIMIT + 1):
+                client.infer("quartznet_demo_pcm", **noise(2))
+            log = list(server.log)
+        other.shutdown()
+    assert any("cannot be read, so no request is turned away: it answers 501" in line for line in log)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from pathlib import Path
 ATTEMPTS = 4
 TIMEOUT_S = 60
 BLOCK_BYTES = 1 << 20
+PASSING = (408, 425, 429)
+"""Answers below 500 that may be another one later."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -42,15 +44,17 @@ def fetch(url: str, archive: Path) -> str:
 
 
 def fetch_patiently(url: str, archive: Path) -> str:
-    """The same, tried again after an error of the network; where the volume takes no more, that would not help."""
+    """The same, tried again where that may help: after errors of the network and answers that pass."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return fetch(url, archive)
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in FULL:
                 raise
-            if attempt == ATTEMPTS:
-                raise SystemExit(f"download: {url} must be readable, but after {ATTEMPTS} attempts: {error}") from None
+            is_final = 400 <= getattr(error, "code", 0) < 500 and error.code not in PASSING
+            if is_final or attempt == ATTEMPTS:
+                tried = f"{attempt} attempt{'s' * (attempt > 1)}"
+                raise SystemExit(f"download: {url} must be readable, but after {tried}: {error}") from None
             time.sleep(2**attempt)
     raise AssertionError
 

@@ -111,7 +111,7 @@ def measure_cell(
 ) -> tuple[Common, list[Timing]]:
     """Time all engines on one batch; one that fails says so, and the others go on."""
     signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
-    make = make_features(config, signals, plan.threads)
+    make, decoder = make_features(config, signals, plan.threads), Decoder(config.labels, frame_duration_s(config))
     gflop = batch * count_operations(config, duration_s) / 1e9
     of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)
     timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}
@@ -137,7 +137,7 @@ def measure_cell(
                 timings[name].network_ms.append(wall_ms)
                 timings[name].network_cpu_ms.append(cpu_ms)
             found, wall_ms, _ = _time(
-                partial(_decode, config, log_probs[:, : config.model.output_frames(int(lengths[0]))])
+                partial(_decode, decoder, log_probs[:, : config.model.output_frames(int(lengths[0]))])
             )
             texts.setdefault(name, found)
         if counted and texts:
@@ -152,8 +152,7 @@ def _say(error: Exception) -> str:
     return f"failed: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
-def _decode(config: Config, log_probs: npt.NDArray[np.float32]) -> list[str]:
-    decoder = Decoder(config.labels, frame_duration_s(config))
+def _decode(decoder: Decoder, log_probs: npt.NDArray[np.float32]) -> list[str]:
     return [found.text for found in decoder.decode(list(log_probs), [Options()] * len(log_probs))]
 
 

@@ -68,7 +68,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
     """Read `batches` batches of a configuration's first epoch, train `steps` steps on them, write the raw file.
 
     Raises:
-        ValueError: There are fewer batches than asked for, or fewer batches than steps.
+        ValueError: The epoch has no more batches than asked for, or those are no more than the steps.
     """
     plan = plan_epoch(read_training_clips(config), config, 0)
     if not 0 < steps < batches < len(plan):

@@ -58,12 +58,12 @@ class Outcome:
 def train(config: RunConfig, directory: Path, source: Path | None = None) -> None:
     """Train until `config.loop.steps`; a folder that holds checkpoints is resumed from the newest.
 
+    Started by `torchrun`, this is one of the processes that train together.
+
     Args:
         config: What to train, and how.
         directory: The run's folder.
         source: The file that `config` was read from, which stays as it is even if it is `<name>.yaml` of the folder.
-
-    Started by `torchrun`, this is one of the processes that train together.
 
     Raises:
         ValueError: There is nothing to train on, or the folder's checkpoints do not fit the configuration.

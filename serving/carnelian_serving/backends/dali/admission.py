@@ -92,7 +92,10 @@ class _PendingRequests:
         connection = http.client.HTTPConnection(self._url.hostname, self._url.port, timeout=_TIMEOUT_S)
         try:
             connection.request("GET", self._url.path)
-            text = connection.getresponse().read().decode()
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            if answer.status != http.client.OK:
+                raise http.client.HTTPException(f"it answers {answer.status} {answer.reason}")
         except (OSError, http.client.HTTPException) as error:
             pb_utils.Logger.log_warn(f"{self._url.geturl()} cannot be read, so no request is turned away: {error}")
             return 0
