@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
-from ._audio import describe_audio
 from ._client import Outcome
-from ._errors import CarnelianClientError, DeadlineExceeded, TransportError
+from ._errors import CarnelianClientError, ModelNotReady, TransportError
 from ._retry import RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
@@ -50,6 +49,8 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
+        from . import _transport  # noqa: F401  (here, for it takes a third of a second that an event loop would miss)
+
         self._settings = Settings(
             url=url,
             model=model,
@@ -80,19 +81,15 @@ class AsyncCarnelianClient:
 
         transport = self._transport()
         deadline = self._settings.deadline(timeout_s)
-        reading = asyncio.create_task(asyncio.to_thread(self._settings.request, audio, model, request_id, options))
+        reading = asyncio.create_task(
+            asyncio.to_thread(self._settings.request, audio, model, request_id, options, deadline)
+        )
         try:  # not `wait_for`, which before Python 3.12 can lose a cancellation
             await asyncio.wait({reading}, timeout=deadline.left_s)
         finally:
             is_late = reading.cancel()
         if is_late:
-            raise DeadlineExceeded(
-                f"the clip was not read within {deadline.timeout_s:g} s; allow more with `timeout_s`, "
-                "or leave threads of the event loop's executor free",
-                clip=describe_audio(audio),
-                model=model or self._settings.model,
-                request_id=request_id,
-            )
+            raise self._settings.unread(audio, model, request_id, deadline)
         request = await reading
         retrying = tenacity.AsyncRetrying(sleep=self._wait, **retry_arguments(self._settings.retry, deadline))
         return await retrying(transport.infer, request, deadline)
@@ -137,7 +134,7 @@ class AsyncCarnelianClient:
         loop early drops what is not sent and closes an asynchronous generator: at once if `contextlib.aclosing`
         closes the iterator, else when it is collected.
         """
-        window = window_size(clips, concurrency)
+        window = window_size(clips, concurrency, options)
         free = asyncio.Semaphore(concurrency)
 
         async def transcribe(audio: Audio) -> Outcome:
@@ -189,7 +186,7 @@ class AsyncCarnelianClient:
         transport = self._transport()
         try:
             return await transport.is_model_ready(model or self._settings.model, self._settings.deadline(timeout_s))
-        except TransportError:
+        except (TransportError, ModelNotReady):
             return False
 
     async def health(self, *, timeout_s: float | None = None) -> Health:

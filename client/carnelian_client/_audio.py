@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import soundfile
 
+    from ._retry import Deadline
     from ._types import Audio
 
 MAX_BYTES = 2**31 - 2**16
@@ -42,6 +43,10 @@ _LEAST_FRAME_BYTES = 24
 """Of MPEG audio: 8 kbit/s at 24 kHz in layer III."""
 _MOST_FRAME_BYTES = 1 << 12
 """No frame of MPEG audio is half as long."""
+_MPEG_SYNCS = tuple(bytes([0xFF, byte]) for byte in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB, 0xF4, 0xF5, 0xFC, 0xFD))
+"""How frames begin: of MPEG 2.5, 2 and 1 in layer III, with a checksum and without, of 2 and 1 in layer II."""
+_LEAST_LEFT_FRAMES = 20
+"""A count in a header may be less than the frames by a few: encoders do not count their delay alike."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _FLAC_SUBTYPES = {
@@ -70,16 +75,17 @@ def describe_audio(audio: Audio) -> str:
     return type(audio).__name__
 
 
-def encode_audio(audio: Audio) -> bytes:
+def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     """Make the bytes of one WAV, FLAC or Ogg file from a clip.
 
     Raises:
         InvalidAudio: the clip is empty, not finite, too large, or in a format that neither side reads.
         OSError: the path cannot be read.
+        TimeoutError: the deadline has passed.
         TypeError: `audio` is none of the forms of `Audio`.
     """
     if isinstance(audio, (str, os.PathLike)):
-        data = _read(audio)
+        data = _read(audio, deadline)
     elif isinstance(audio, (bytes, bytearray, memoryview)):
         data = bytes(audio)
     elif isinstance(audio, tuple) and len(audio) == 2:
@@ -92,24 +98,28 @@ def encode_audio(audio: Audio) -> bytes:
     if not data:
         raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
     _check_size(len(data), describe_audio(audio))
-    return _measured(data) if _is_served_container(data) else _transcode(data, clip=describe_audio(audio))
+    served = _measured(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
+    deadline.check()
+    return served
 
 
-def _read(path: str | os.PathLike[str]) -> bytes:
+def _read(path: str | os.PathLike[str], deadline: Deadline) -> bytes:
     try:
         # Not `Path`, which takes "" for a folder, and a slash out of a URL.
         with open(path, "rb") as file:  # noqa: PTH123
             _check_size(os.fstat(file.fileno()).st_size, describe_audio(path))  # before it fills the memory
-            return read_all(file)
+            return read_all(file, deadline)
     except ValueError as error:  # NUL, or half of a surrogate pair
         raise OSError(errno.EINVAL, f"a path must be a name that a file can have ({error})", str(path)) from error
 
 
-def read_all(file: BinaryIO) -> bytes:
+def read_all(file: BinaryIO, deadline: Deadline | None = None) -> bytes:
     """An open file to its end, or more of it than a request may have: devices and pipes may have no end."""
     data = io.BytesIO()
     while data.tell() <= MAX_BYTES and (block := file.read(1 << 20)):
         data.write(block)
+        if deadline is not None:
+            deadline.check()
     return data.getvalue()
 
 
@@ -215,19 +225,19 @@ class _Unmeasured(io.BytesIO):
 
     _is_at_end = False
 
-    def may_end(self) -> bool:
-        """Whether what has not been read is no audio: frames begin with the same two bytes, each of them."""
-        with self.getbuffer() as data:
-            start = _first_frame(data)
-            first_bytes, rest = bytes(data[start : start + 2]), bytes(data[super().tell() :])
-        return rest.count(first_bytes) * _MOST_FRAME_BYTES <= len(rest)
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._is_at_end = whence == io.SEEK_END
         return super().seek(offset, whence)
 
     def tell(self) -> int:
         return super().tell() + (self._is_at_end << 40)
+
+
+def _left_frames(file: io.BytesIO) -> int:
+    """About how many MPEG frames are behind what was read; 0 of what is no MPEG audio, a tag or a picture."""
+    rest = file.getvalue()[io.BytesIO.tell(file) :]
+    found = max(map(rest.count, _MPEG_SYNCS))
+    return found if found * _MOST_FRAME_BYTES > len(rest) else 0
 
 
 def _counts_no_frames(data: bytes) -> bool:
@@ -258,7 +268,7 @@ def _first_frame(data: bytes | memoryview) -> int:
     return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
 
 
-def _transcode(data: bytes, clip: str) -> bytes:
+def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
     """Decode and encode without loss, block by block."""
     try:
         import soundfile
@@ -287,6 +297,7 @@ def _transcode(data: bytes, clip: str) -> bytes:
             with soundfile.SoundFile(sink, "w", rate, source.channels, **form) as target:
                 for block in _read_blocks(source, file):
                     target.write(block)
+                    deadline.check()
                     num_bytes += block.nbytes
                     if num_bytes > MAX_DECODED_BYTES:
                         raise InvalidAudio(
@@ -316,10 +327,15 @@ def _read_blocks(source: soundfile.SoundFile, file: io.BytesIO) -> Iterator[npt.
         try:
             block = source.read(size, dtype="float32")
         except soundfile.LibsndfileError:
-            if isinstance(file, _Unmeasured) and num_blocks and file.may_end():
+            if isinstance(file, _Unmeasured) and num_blocks and not _left_frames(file):
                 return
             raise
         if not len(block):
+            if source.format == "MP3" and _left_frames(file) >= _LEAST_LEFT_FRAMES:
+                raise InvalidAudio(
+                    "it is several MP3 files one behind the other, of which only the first would be heard; "
+                    + CONVERT_ADVICE,
+                )
             return
         yield block
         num_blocks += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -63,9 +64,16 @@ def transcribe(
         typer.Option(min=1, help="Tries for a file while the server is away or busy; 5 take some 2 s, 20 some 40 s."),
     ] = DEFAULT_ATTEMPTS,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
-    ca: Annotated[Path | None, typer.Option(help="Encrypt, trusting the authorities in this PEM file.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="PEM file of this client's certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="Encrypt, trusting the authorities in this PEM file.", exists=True, dir_okay=False),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(help="PEM file of this client's certificate.", exists=True, dir_okay=False)
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate's key.", exists=True, dir_okay=False)
+    ] = None,
 ) -> None:
     """Transcribe audio files with a Carnelian server.
 
@@ -88,8 +96,9 @@ def transcribe(
         raise typer.BadParameter("- must be the standard input, but it is closed")
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # one name that it cannot spell must not cost the other files
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot spell must not cost the other files
+        codecs.register_error("carnelian", _spell)
+        sys.stdout.reconfigure(errors="carnelian" if sys.stdout.errors == "surrogateescape" else "backslashreplace")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
@@ -130,6 +139,14 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     except OSError as error:
         return f"{file}: {target or 'the standard output'} cannot be written: {error.strerror}"
     return None
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What an encoding cannot spell: the bytes of a name that are no text as they are, the rest as escapes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:

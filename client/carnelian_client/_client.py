@@ -6,16 +6,18 @@ A call goes through `_settings` (encode the clip), `_retry` (again, while there 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from os import PathLike
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
-from ._errors import CarnelianClientError, TransportError
-from ._retry import RetryPolicy, retry_arguments
+from ._errors import CarnelianClientError, ModelNotReady, TransportError
+from ._retry import Deadline, RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
     DEFAULT_MODEL,
@@ -24,7 +26,7 @@ from ._settings import (
     Settings,
     window_size,
 )
-from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript
+from ._types import TLS, Audio, DecodingOptions, Health, Model, Request, Transcript
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,7 +112,7 @@ class CarnelianClient:
 
         self._check_open()
         deadline = self._settings.deadline(timeout_s)
-        request = self._settings.request(audio, model, request_id, options)
+        request = self._request(audio, model, request_id, options, deadline)
         sleep = tenacity.sleep_using_event(self._closed)
         retrying = tenacity.Retrying(sleep=sleep, **retry_arguments(self._settings.retry, deadline))
         return retrying(self._transport.infer, request, deadline)
@@ -174,7 +176,7 @@ class CarnelianClient:
             TypeError: an item is no clip at all.
             Exception: what the iterable itself raises, after the outcomes of the clips before.
         """
-        window = window_size(clips, concurrency)
+        window = window_size(clips, concurrency, options)
         self._check_open()
 
         def transcribe(audio: Audio) -> Outcome:
@@ -215,11 +217,15 @@ class CarnelianClient:
         return outcomes()
 
     def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
-        """Say whether a model can be called now: False also if the server cannot be reached."""
+        """Say whether a model can be called now: False also if the server cannot be reached, or is stopping.
+
+        Raises:
+            ServerError: what answered is no Triton, or wants a key that was not sent.
+        """
         self._check_open()
         try:
             return self._transport.is_model_ready(model or self._settings.model, self._settings.deadline(timeout_s))
-        except TransportError:
+        except (TransportError, ModelNotReady):
             return False
 
     def health(self, *, timeout_s: float | None = None) -> Health:
@@ -255,6 +261,26 @@ class CarnelianClient:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
+
+    def _request(
+        self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
+    ) -> Request:
+        """As of the settings; by a thread that can be left to itself where reading may wait for ever, as on a pipe."""
+        arguments = (audio, model, request_id, options, deadline)
+        if not isinstance(audio, (str, PathLike)) or os.path.isfile(audio):  # noqa: PTH113  (no name breaks it)
+            return self._settings.request(*arguments)
+        future: Future[Request] = Future()
+
+        def read() -> None:
+            try:
+                future.set_result(self._settings.request(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=read, name="carnelian_reader", daemon=True).start()
+        if not wait([future], timeout=deadline.left_s).done:
+            raise self._settings.unread(audio, model, request_id, deadline)
+        return future.result()
 
     def _check_open(self) -> None:
         if self._closed.is_set():

@@ -117,6 +117,8 @@ STATUS_ERRORS: dict[str, type[CarnelianClientError]] = {
     "UNAUTHENTICATED": AccessDenied,
 }
 """Every gRPC status but OK. Triton uses few of them for many things, so `_WORDINGS` come first."""
+_OF_THE_REQUEST = (None, "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNKNOWN")
+"""The statuses whose reason may be a clip or an option."""
 
 
 class _Wording(NamedTuple):
@@ -138,7 +140,7 @@ FORMAT_ADVICE = (
     f"install carnelian-client[audio] for MP3, AIFF, FLAC from a pipe and others, or {CONVERT_ADVICE}"
 )
 
-# The first match decides, whatever the status. Wordings were seen on Triton 2.51 and gRPC 1.8x.
+# The first match decides, where `_may_mean` lets it. Wordings were seen on Triton 2.51 and gRPC 1.8x.
 _WORDINGS = (
     _wording("^wrong option: ", InvalidOption),  # repeats what the caller wrote, whose words mean nothing here
     _wording(
@@ -157,7 +159,7 @@ _WORDINGS = (
         AccessDenied,
         "send the header it names: headers={'triton-grpc-protocol-...': key}",
     ),
-    _wording("has no available versions|not at ready state|is stopping|server not ready", ModelNotReady),
+    _wording("has no available versions|not at ready state|is stopping|server not ready|server exiting", ModelNotReady),
     _wording(
         "stub process .* is not healthy",
         ModelNotReady,
@@ -187,9 +189,20 @@ _WORDINGS = (
         "a proxy before the server refused the request; nginx does so where it wants a client certificate, "
         + CERTIFICATE_ADVICE,
     ),
+    _wording(
+        "http2 header with status: 40[13]",
+        AccessDenied,
+        "a proxy before the server wants a key: `api_key` (of the command, CARNELIAN_API_KEY) or `headers`",
+    ),
+    _wording("http2 header with status: 50[234]", ConnectError, "a proxy answers, but does not reach the server"),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
     _wording(
-        "larger than max|too little memory for an input",
+        "method not found|http2 header with status: 404",
+        ServerError,
+        "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it",
+    ),
+    _wording(
+        "message larger than max|too little memory for an input",
         InvalidAudio,
         "send a shorter clip, or a compressed form such as FLAC",
     ),
@@ -226,6 +239,11 @@ _WORDINGS = (
         "hostname verification",
         ConnectError,
         "the server's certificate does not name the host in `url`; use a name that it has, or add this one to it",
+    ),
+    _wording(
+        "certificate has expired|certificate is not yet valid",
+        ConnectError,
+        "the server's certificate is out of date, or the clock of this machine is wrong",
     ),
     _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
     _wording("resolv", ConnectError, "check the host name in `url`"),
@@ -269,10 +287,17 @@ def error_from_answer(
     words = match["words"].strip() if match else details
     kind, advice = STATUS_ERRORS.get(status or "UNKNOWN", ServerError), ""
     for wording in _WORDINGS:
-        if wording.pattern.search(words):
+        if _may_mean(wording, status) and wording.pattern.search(words):
             kind, advice = wording.error, wording.advice
             break
     message = words or "no reason was given"
     if advice:
         message = f"{message.rstrip('.')}; {advice}"
     return kind(message, clip=clip, model=model, request_id=request_id, status=status)
+
+
+def _may_mean(wording: _Wording, status: str | None) -> bool:
+    """Whether words of a status can have this meaning: those of gateways may sound as if they were about a clip."""
+    if issubclass(wording.error, (InvalidAudio, InvalidOption)):
+        return status in _OF_THE_REQUEST
+    return STATUS_ERRORS.get(status or "UNKNOWN") is not AccessDenied or wording.error is AccessDenied

@@ -54,6 +54,11 @@ class Deadline:
         self.timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
 
+    def check(self) -> None:
+        """Raise a TimeoutError once it has passed."""
+        if time.monotonic() > self._end:
+            raise TimeoutError
+
     @property
     def left_s(self) -> float:
         """Seconds until the deadline; a millisecond once it has passed, for gRPC refuses a timeout of 0."""

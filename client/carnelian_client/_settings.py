@@ -11,7 +11,7 @@ from numbers import Real
 from os import PathLike
 
 from ._audio import describe_audio, encode_audio
-from ._errors import InvalidOption
+from ._errors import CarnelianClientError, DeadlineExceeded, InvalidOption
 from ._retry import Deadline, RetryPolicy
 from ._types import TLS, Audio, DecodingOptions, Request
 
@@ -51,11 +51,14 @@ class Settings:
             )
         if (port := _PORT.search(self.url)) and not 0 < int(port[1]) < 2**16:  # gRPC would take it modulo 65536
             raise ValueError(f"`url` must end in a port from 1 to 65535, but is {self.url!r}; Triton's is 8001.")
+        if self.api_key == "":
+            raise ValueError("`api_key` must be a key, but is empty; leave it out where there is none.")
         for name, value in self.metadata:
             if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+                shown = "`api_key`, sent as" if name == "authorization" and self.api_key is not None else "header"
                 raise ValueError(
-                    f"header {name!r} must have a name of letters, digits, -, _ and ., not ending in -bin, and a value "
-                    "of printable ASCII in one line; strip a key that was read from a file."
+                    f"{shown} {name!r} must have a name of letters, digits, -, _ and ., not ending in -bin, and a "
+                    "value of printable ASCII in one line; strip a key that was read from a file."
                 )
         _check_text("model", self.model)
         self.deadline(None)
@@ -70,17 +73,32 @@ class Settings:
             headers["authorization"] = f"Bearer {self.api_key}"
         return tuple(headers.items())
 
-    def request(self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions) -> Request:
+    def request(
+        self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
+    ) -> Request:
         """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
+        given = request_id
         model, request_id = model or self.model, request_id or uuid.uuid4().hex
         _check_text("model", model)
         _check_text("request_id", request_id)
-        return Request(
-            encode_audio(audio),
-            describe_audio(audio),
-            model,
-            request_id,
-            {name: _parameter(name, value) for name, value in options.items()},
+        try:
+            parameters = {name: _parameter(name, value) for name, value in options.items()}
+            encoded = encode_audio(audio, deadline)
+        except TimeoutError:
+            raise self.unread(audio, model, given, deadline) from None
+        except CarnelianClientError as error:
+            error.clip, error.model, error.request_id = describe_audio(audio), model, given
+            raise
+        return Request(encoded, describe_audio(audio), model, request_id, parameters)
+
+    def unread(self, audio: Audio, model: str | None, request_id: str | None, deadline: Deadline) -> DeadlineExceeded:
+        """The error of a clip that is not there when the time is over."""
+        return DeadlineExceeded(
+            f"the clip was not read within {deadline.timeout_s:g} s; allow more with `timeout_s`, and under asyncio "
+            "leave threads of the event loop's executor free",
+            clip=describe_audio(audio),
+            model=model or self.model,
+            request_id=request_id,
         )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
@@ -117,7 +135,8 @@ def _parameter(name: str, value: object) -> str | int:
     if isinstance(value, Real):
         return repr(float(value))
     try:
-        if isinstance(value, Iterator):  # `transcribe_many` would give the first clip all and the others nothing
+        # `transcribe_many` would give the first clip all that an iterator has; of a mapping, keys alone would be sent.
+        if isinstance(value, (Iterator, Mapping)):
             raise TypeError
         return json.dumps(list(value))  # type: ignore[call-overload]
     except TypeError as error:
@@ -126,10 +145,12 @@ def _parameter(name: str, value: object) -> str | int:
         ) from error
 
 
-def window_size(clips: object, concurrency: int) -> int:
+def window_size(clips: object, concurrency: int, options: DecodingOptions) -> int:
     """How many of `clips` `transcribe_many` takes ahead: a slow one at the front leaves work for the others."""
     if isinstance(clips, (str, PathLike, bytes, bytearray, memoryview)):
         raise TypeError(f"`clips` must be an iterable of clips, but is one: {type(clips).__name__}; use `transcribe`.")
+    if "request_id" in options:
+        raise TypeError("`request_id` must be a single clip's, but would be that of all; use `transcribe`.")
     if concurrency < 1:
         raise ValueError(f"`concurrency` must be at least 1, but is {concurrency}.")
     return 2 * concurrency

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._errors import CarnelianClientError, ServerError, error_from_answer
@@ -48,6 +49,8 @@ LINGER_S = 30.0
 """How much longer than its caller a transcription may wait for its answer. Triton up to 2.51 at least ends with a
 segmentation fault, within seconds, where a few clients cancel calls or let them expire while they run
 (triton-inference-server/server#7368): so a call that nobody waits for is left to end by itself."""
+CLOCKS_S = 0.05
+"""How far gRPC's clock may be from Python's where a call ends at its deadline."""
 SETTLE_S = 0.1
 """Time for gRPC to tell the event loop of calls that closing has ended: where it finds the loop closed, it logs an
 error for each, in the next loop."""
@@ -125,8 +128,6 @@ class AsyncTransport:
     """The same methods for asyncio; it belongs to the event loop in which it is made."""
 
     def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
-        import grpc.aio
-
         self._metadata = metadata
         if tls is None:
             self._channel = grpc.aio.insecure_channel(url, options=_options(url))
@@ -268,7 +269,8 @@ def _closed(request: Request | None) -> CarnelianClientError:
 def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
     # Whatever a call raises is a grpc.Call as well, which the base class does not say.
     status, details = error.code().name, error.details() or ""
-    return _late(deadline, request) if status == "DEADLINE_EXCEEDED" else _error_for(request, status, details)
+    is_own = status == "DEADLINE_EXCEEDED" and deadline.left_s < CLOCKS_S  # else a gateway's, which is shorter
+    return _late(deadline, request) if is_own else _error_for(request, status, details)
 
 
 def _late(deadline: Deadline, request: Request | None) -> CarnelianClientError:

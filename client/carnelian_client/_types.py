@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Audio: TypeAlias = Union[str, "PathLike[str]", bytes, bytearray, memoryview, tuple["npt.NDArray[np.number[Any]]", int]]
+Audio: TypeAlias = str | PathLike[str] | bytes | bytearray | memoryview | tuple["npt.NDArray[np.number[Any]]", int]
 """A path, the bytes of an audio file, or `(samples, rate)`: samples [samples] or [samples, channels], floating point
 in [-1, 1], int16, int32 or uint8, whose silence is 128; rate in Hz. The server resamples and mixes down."""
 

@@ -8,8 +8,13 @@ import pytest
 import soundfile
 from carnelian_client import InvalidAudio
 from carnelian_client._audio import BLOCK_FRAMES, encode_audio, wav_from_samples
+from carnelian_client._retry import Deadline
 
 RATE = 8000
+
+
+def encode(audio):
+    return encode_audio(audio, Deadline(60.0))
 
 
 def file_of(samples, fmt, subtype=None):
@@ -35,7 +40,7 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path):
     path = tmp_path / "clip"
     path.write_bytes(data)
     for audio in (path, str(path), data, bytearray(data), memoryview(data)):
-        assert encode_audio(audio) == data
+        assert encode(audio) == data
 
 
 @pytest.mark.parametrize("riff_size", [0, 36])
@@ -43,14 +48,14 @@ def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_siz
     whole = file_of(noise, "WAV", "PCM_16")
     assert whole[36:40] == b"data"
     left_open = whole[:4] + struct.pack("<I", riff_size) + whole[8:40] + bytes(4) + whole[44:]
-    np.testing.assert_array_equal(read(encode_audio(left_open))[0], read(whole)[0])
+    np.testing.assert_array_equal(read(encode(left_open))[0], read(whole)[0])
 
 
 def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
     closed = file_of(noise, "FLAC", "PCM_24")
     piped = closed[:21] + bytes([closed[21] & 0xF0]) + bytes(4) + closed[26:]
     assert soundfile.info(io.BytesIO(piped)).frames > 2**36
-    sent = encode_audio(piped)
+    sent = encode(piped)
     assert soundfile.info(io.BytesIO(sent)).subtype_info == "Signed 24 bit PCM"
     np.testing.assert_array_equal(read(sent)[0], read(closed)[0])
 
@@ -58,13 +63,13 @@ def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
 def test_a_closed_recording_without_samples_keeps_none():
     tagged = file_of(np.zeros(0), "WAV", "PCM_16") + b"LIST\4\0\0\0INFO"
     tagged = tagged[:4] + struct.pack("<I", len(tagged) - 8) + tagged[8:]
-    assert encode_audio(tagged) == tagged
+    assert encode(tagged) == tagged
 
 
 @pytest.mark.parametrize(("subtype", "bits"), [("PCM_S8", 8), ("PCM_16", 16), ("PCM_24", 24)])
 def test_integers_become_flac_without_loss(subtype, bits):
     exact = np.random.default_rng(0).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (5000, 2)) << (32 - bits)
-    sent = encode_audio(file_of(exact.astype(np.int32), "AIFF", subtype))
+    sent = encode(file_of(exact.astype(np.int32), "AIFF", subtype))
     assert sent[:4] == b"fLaC"
     samples, rate = read(sent, "int32")
     np.testing.assert_array_equal(samples, exact)
@@ -72,7 +77,7 @@ def test_integers_become_flac_without_loss(subtype, bits):
 
 
 def test_floats_become_float_wav_without_loss(noise):
-    sent = encode_audio(file_of(2 * noise, "AIFF", "FLOAT"))
+    sent = encode(file_of(2 * noise, "AIFF", "FLOAT"))
     assert sent[:4] == b"RIFF"
     np.testing.assert_array_equal(read(sent)[0], (2 * noise).astype(np.float32))
 
@@ -80,7 +85,7 @@ def test_floats_become_float_wav_without_loss(noise):
 def test_mp3_is_decoded_here_to_what_training_hears():
     tone = np.sign(np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE))  # whose MP3 rings beyond 1
     sound = file_of(tone, "MP3")
-    samples, rate = read(encode_audio(sound))
+    samples, rate = read(encode(sound))
     assert rate == RATE
     np.testing.assert_allclose(samples, read(sound)[0], atol=1e-6)
     assert np.abs(samples).max() > 1
@@ -95,7 +100,7 @@ def test_mp3_of_many_blocks_is_decoded_as_one():
     sink = io.BytesIO()
     soundfile.write(sink, bursts, 44100, format="MP3", bitrate_mode="VARIABLE", compression_level=0.9)
     assert len(bursts) > 5 * BLOCK_FRAMES
-    np.testing.assert_allclose(read(encode_audio(sink.getvalue()))[0], read(sink.getvalue())[0], atol=1e-6)
+    np.testing.assert_allclose(read(encode(sink.getvalue()))[0], read(sink.getvalue())[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("loud_first", [True, False])
@@ -117,7 +122,7 @@ def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first):
         "tagged": piped + b"APETAGEX" + bytes(3000),
         "pictured": piped + b"APETAGEX" + bytes(3000) + picture,
     }[tail]
-    assert len(read(encode_audio(piped))[0]) == pytest.approx(len(sound), abs=1500)
+    assert len(read(encode(piped))[0]) == pytest.approx(len(sound), abs=1500)
 
 
 @pytest.mark.parametrize("seconds", [3, 120])
@@ -126,7 +131,23 @@ def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds):
     piped = sound[sound.index(sound[:2], 100) :]
     middle = len(piped) // 3
     with pytest.raises(InvalidAudio, match="can decode it"):
-        encode_audio(piped[:middle] + bytes(5000) + piped[middle:])
+        encode(piped[:middle] + bytes(5000) + piped[middle:])
+
+
+@pytest.mark.parametrize("rates", [(RATE, RATE), (RATE, 44_100)], ids=["alike", "unlike"])
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_of_mp3_files_one_behind_the_other_nothing_is_lost_silently(rates, is_counted):
+    parts = []
+    for rate in rates:
+        sink = io.BytesIO()
+        soundfile.write(sink, np.random.default_rng(0).uniform(-0.5, 0.5, 3 * rate), rate, format="MP3")
+        part = sink.getvalue()
+        parts.append(part if is_counted else part[part.index(part[:2], 100) :])
+    if not is_counted and len(set(rates)) == 1:  # which is one file
+        assert len(read(encode(b"".join(parts)))[0]) == pytest.approx(6 * RATE, abs=3000)
+        return
+    with pytest.raises(InvalidAudio, match=r"several MP3 files one behind the other, .*; convert the file"):
+        encode(b"".join(parts))
 
 
 @pytest.mark.parametrize("first", [-1, -257, -1025], ids=["layer I", "UTF-16", "layer III"])
@@ -135,7 +156,7 @@ def test_raw_samples_are_no_mp3(first):
     raw = np.concatenate([[first, 0, 0], np.random.default_rng(0).integers(-99, 99, 60_000)]).astype("<i2").tobytes()
     assert soundfile.info(io.BytesIO(raw)).format == "MP3"
     with pytest.raises(InvalidAudio, match=r"no second frame follows; send .* `\(samples, rate\)`, or .*ffmpeg"):
-        encode_audio(raw)
+        encode(raw)
 
 
 @pytest.mark.parametrize("bit_rate", [0, 0.99], ids=["most", "least"])
@@ -146,24 +167,24 @@ def test_mp3_of_every_kind_is_one(rate, bit_rate):
     soundfile.write(sink, sound, rate, format="MP3", bitrate_mode="CONSTANT", compression_level=bit_rate)
     whole = sink.getvalue()
     for sound in (whole, whole[whole.index(whole[:2], 100) :]):
-        assert len(read(encode_audio(sound))[0]) == pytest.approx(rate, abs=3000)
+        assert len(read(encode(sound))[0]) == pytest.approx(rate, abs=3000)
 
 
 @pytest.mark.parametrize("rate", [65537, 96153])
 def test_a_rate_that_flac_has_not_is_kept(noise, rate):
     sink = io.BytesIO()
     soundfile.write(sink, noise, rate, format="AIFF", subtype="PCM_16")
-    samples, sent_rate = read(encode_audio(sink.getvalue()))
+    samples, sent_rate = read(encode(sink.getvalue()))
     assert sent_rate == rate
     np.testing.assert_array_equal(samples, read(sink.getvalue())[0])
 
 
 def test_a_small_file_may_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("carnelian_client._audio.MAX_DECODED_BYTES", 4 * 2**20)
-    whole = encode_audio(file_of(np.zeros(2**20), "MP3"))
+    whole = encode(file_of(np.zeros(2**20), "MP3"))
     assert len(read(whole)[0]) == 2**20
     with pytest.raises(InvalidAudio, match="at most 4 MiB of samples, but has more; cut it"):
-        encode_audio(file_of(np.zeros(2**20 + RATE), "MP3"))
+        encode(file_of(np.zeros(2**20 + RATE), "MP3"))
 
 
 def test_what_a_header_claims_beyond_the_end_is_not_sent():
@@ -171,11 +192,11 @@ def test_what_a_header_claims_beyond_the_end_is_not_sent():
     sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, 40 * RATE), "MP3")
     cut = sound[: len(sound) // 3]
     assert soundfile.info(io.BytesIO(cut)).frames == 40 * RATE
-    assert len(read(encode_audio(cut))[0]) == pytest.approx(40 * RATE / 3, rel=0.1)
+    assert len(read(encode(cut))[0]) == pytest.approx(40 * RATE / 3, rel=0.1)
 
 
 def test_formats_without_a_length_are_read(noise):
-    samples, rate = read(encode_audio(file_of(noise, "AU", "G721_32")))
+    samples, rate = read(encode(file_of(noise, "AU", "G721_32")))
     assert rate == RATE
     assert len(samples) >= len(noise)
 
@@ -184,14 +205,14 @@ def test_without_soundfile_the_error_names_the_extra(monkeypatch):
     data = file_of(np.zeros(1000), "MP3")
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InvalidAudio, match=r"install carnelian-client\[audio\]"):
-        encode_audio(data)
+        encode(data)
 
 
 def test_what_nobody_reads_is_refused_with_advice(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("hello world")
     with pytest.raises(InvalidAudio, match=r"notes\.txt: neither .* \(Format not recognised\.\); .*ffmpeg"):
-        encode_audio(path)
+        encode(path)
 
 
 @pytest.mark.parametrize("shape", [(3000,), (1000, 3)])
@@ -200,13 +221,13 @@ def test_samples_become_a_wav_at_their_own_rate(shape, dtype):
     silence, loudest = {"int16": (0, 2**15), "int32": (0, 2**31), "uint8": (128, 128)}.get(dtype, (0, 1))
     signal = np.random.default_rng(0).uniform(-1, 1, shape)
     samples = (silence + loudest * signal).astype(dtype)
-    sent, rate = read(encode_audio((samples, 44100)))
+    sent, rate = read(encode((samples, 44100)))
     assert rate == 44100
     np.testing.assert_array_equal(sent, ((samples.astype(np.float64) - silence) / loudest).astype(np.float32))
 
 
 def test_a_wav_chunk_has_an_even_length():
-    sent = encode_audio((np.array([0, 128, 255], np.uint8), 16000))
+    sent = encode((np.array([0, 128, 255], np.uint8), 16000))
     assert len(sent) == 8 + int.from_bytes(sent[4:8], "little") == 48
     np.testing.assert_array_equal(read(sent)[0], [-1, 0, 127 / 128])
 
@@ -233,45 +254,45 @@ def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
 )
 def test_samples_that_are_no_clip_are_invalid(samples, words):
     with pytest.raises(InvalidAudio, match=words):
-        encode_audio((samples, 16000))
+        encode((samples, 16000))
 
 
 def test_a_file_of_another_format_without_samples_is_invalid():
     with pytest.raises(InvalidAudio, match="no samples, or none that its header counts; convert"):
-        encode_audio(file_of(np.zeros(0), "AU", "PCM_16"))
+        encode(file_of(np.zeros(0), "AU", "PCM_16"))
 
 
 def test_a_rate_must_be_a_whole_positive_number():
     for rate in (0, 2**24, 2**32):
         with pytest.raises(InvalidAudio, match="at least 1 Hz and at most 16777215, but is"):
-            encode_audio((np.zeros(10), rate))
-    assert read(encode_audio((np.zeros((10, 64)), 2**24 - 1)))[1] == 2**24 - 1
+            encode((np.zeros(10), rate))
+    assert read(encode((np.zeros((10, 64)), 2**24 - 1)))[1] == 2**24 - 1
     for clip in ((np.zeros(10), 16000.5), (16000, np.zeros(10))):
         with pytest.raises(TypeError, match=r"must be `\(samples, rate\)`, the rate a whole number of Hz"):
-            encode_audio(clip)
+            encode(clip)
 
 
 @pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),)])
 def test_other_types_are_the_callers_mistake(audio):
     with pytest.raises(TypeError, match="must be"):
-        encode_audio(audio)
+        encode(audio)
 
 
 def test_an_empty_file_is_invalid_and_a_missing_one_is_the_systems_error(tmp_path):
     (tmp_path / "empty.wav").touch()
     with pytest.raises(InvalidAudio, match=r"empty\.wav: empty audio"):
-        encode_audio(tmp_path / "empty.wav")
+        encode(tmp_path / "empty.wav")
     with pytest.raises(FileNotFoundError):
-        encode_audio(tmp_path / "missing.wav")
+        encode(tmp_path / "missing.wav")
     for name in ("", "https://host/a.wav"):
         with pytest.raises(FileNotFoundError, match=f"'{name}'$"):
-            encode_audio(name)
+            encode(name)
 
 
 @pytest.mark.parametrize("name", ["a\0b.wav", "\ud800.wav"])
 def test_a_name_that_no_file_can_have_is_the_systems_error_too(name):
     with pytest.raises(OSError, match="a path must be a name that a file can have"):
-        encode_audio(name)
+        encode(name)
 
 
 def test_a_file_that_no_server_takes_is_not_read(tmp_path):
@@ -279,24 +300,24 @@ def test_a_file_that_no_server_takes_is_not_read(tmp_path):
     huge.touch()
     os.truncate(huge, 2**40)  # sparse, and more than the memory holds
     with pytest.raises(InvalidAudio, match=r"huge\.wav: .* but has 1099511627776; send shorter clips"):
-        encode_audio(huge)
+        encode(huge)
 
 
 def test_a_device_without_an_end_is_not_read_for_ever(monkeypatch):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
     with pytest.raises(InvalidAudio, match=r"/dev/zero: .* smaller than 100 bytes"):
-        encode_audio("/dev/zero")
+        encode("/dev/zero")
 
 
 def test_samples_that_no_server_takes_are_not_copied():
     endless = np.lib.stride_tricks.as_strided(np.zeros(1, "<i2"), (2**39,), (0,))
     with pytest.raises(InvalidAudio, match=r"shape \(549755813888,\) .* but has 1099511627776; send shorter clips"):
-        encode_audio((endless, 16000))
+        encode((endless, 16000))
 
 
 def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
     with pytest.raises(InvalidAudio, match="smaller than 100 bytes"):
-        encode_audio(wav)
+        encode(wav)
     with pytest.raises(InvalidAudio, match="smaller than 100 bytes, but has 40"):
-        encode_audio(file_of(np.zeros(1000), "AIFF", "FLOAT"))
+        encode(file_of(np.zeros(1000), "AIFF", "FLOAT"))

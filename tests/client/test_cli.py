@@ -120,6 +120,29 @@ def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(transcribe
     assert (tmp_path / "out" / "other.txt").read_text() == f"{len(wav)} bytes\n"
 
 
+def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(endpoint, wav, tmp_path):
+    names = ["h\u00e9.wav", os.fsdecode(b"\xff.wav"), "b.wav"]
+    for name in names:
+        (tmp_path / name).write_bytes(wav)
+    done = subprocess.run(
+        [*COMMAND, *names, "--url", endpoint.url],
+        env=os.environ | {"PYTHONIOENCODING": "ascii:surrogateescape"},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(b"\t")[0] for line in done.stdout.splitlines()] == [b"h\\xe9.wav", b"\xff.wav", b"b.wav"]
+
+
+@pytest.mark.parametrize("option", ["--ca", "--cert", "--key"])
+def test_a_certificate_that_is_not_there_is_named_with_its_option(transcribe, clip, option):
+    status, _, err = transcribe(clip, option, "missing.pem")
+    assert status == 2
+    assert f"'{option}'" in err
+    assert "missing.pem" in err
+
+
 def test_a_full_disk_behind_the_standard_output_is_one_line(endpoint, clip):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([*COMMAND, clip, "--url", endpoint.url], stdout=full, stderr=subprocess.PIPE, check=False)

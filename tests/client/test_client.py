@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import io
 import os
 import queue
 import socket
@@ -8,13 +9,16 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
+import soundfile
 from carnelian_client import (
     CarnelianClient,
     DeadlineExceeded,
     Health,
     InvalidAudio,
+    InvalidOption,
     Model,
     RetryPolicy,
     ServerError,
@@ -211,3 +215,52 @@ def test_threads_share_a_client(client, wav):
     for thread in threads:
         thread.join()
     assert texts == [f"{len(wav)} bytes"] * 8
+
+
+@pytest.mark.parametrize("is_fed", [True, False])
+def test_the_time_covers_a_pipe_that_is_read(client, triton, wav, tmp_path, is_fed):
+    """It covered asking alone, and a pipe that nobody writes was waited for without an end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if is_fed:
+        threading.Thread(target=pipe.write_bytes, args=[wav], daemon=True).start()
+        assert client.transcribe(pipe).text == f"{len(wav)} bytes"
+        return
+    with pytest.raises(DeadlineExceeded, match=r"the clip was not read within 0\.2 s; allow more") as caught:
+        client.transcribe(pipe, timeout_s=0.2, request_id="7")
+    assert (caught.value.clip, caught.value.request_id) == (str(pipe), "7")
+    assert triton.requests == []
+    pipe.write_bytes(b"")  # lets the reader go
+
+
+def test_what_is_decoded_too_slowly_is_not_sent(client, triton, monkeypatch):
+    sink = io.BytesIO()
+    soundfile.write(sink, np.zeros(20 * 16000), 16000, format="AIFF")
+    monkeypatch.setattr("carnelian_client._audio.BLOCK_FRAMES", 100)
+    with pytest.raises(DeadlineExceeded, match="the clip was not read within"):
+        client.transcribe(sink.getvalue(), timeout_s=0.001)
+    assert triton.requests == []
+
+
+def test_a_gateway_that_waits_for_less_says_so_itself(client, triton, wav):
+    triton.script = [("DEADLINE_EXCEEDED", "gateway: upstream timeout 1 s")]
+    with pytest.raises(DeadlineExceeded, match="gateway: upstream timeout 1 s"):
+        client.transcribe(wav, timeout_s=30)
+
+
+def test_errors_of_this_side_say_what_they_are_about(client):
+    with pytest.raises(InvalidAudio) as caught:
+        client.transcribe(b"x", request_id="7")
+    assert (caught.value.clip, caught.value.model, caught.value.request_id) == ("1 bytes", "quartznet_demo", "7")
+    with pytest.raises(InvalidOption, match=r"'hotwords' must be .* but is \{'she': 2\}") as refused:
+        client.transcribe(b"x", hotwords={"she": 2})
+    assert refused.value.clip == "1 bytes"
+
+
+def test_a_server_that_is_stopping_is_not_ready(endpoint, start_endpoint, monkeypatch):
+    def stop(self, request, context):
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Server not ready")
+
+    monkeypatch.setattr(type(endpoint.triton), "ModelReady", stop)
+    with CarnelianClient(start_endpoint().url) as client:  # of a servicer that was registered with it
+        assert client.is_ready() is False

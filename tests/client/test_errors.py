@@ -91,6 +91,16 @@ ANSWERS = [
     ("UNKNOWN", "too little memory for an input of this length, or of the length that it claims", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit (20567 vs. 16384)", ServerError),
     ("RESOURCE_EXHAUSTED", "quota", ServerBusy),
+    ("UNAVAILABLE", "Server exiting", ModelNotReady),
+    # Of gateways, whose words may be like those about clips.
+    ("UNAUTHENTICATED", "token is malformed: could not base64 decode header", AccessDenied),
+    ("UNAUTHENTICATED", "auth backend: connection reset", AccessDenied),
+    ("PERMISSION_DENIED", "token lifetime too long", AccessDenied),
+    ("UNAVAILABLE", "upstream took too long to answer", ConnectError),
+    ("UNKNOWN", "Stream removed (Failed parsing HTTP/2 (Frame size 9 is larger than max frame size 8))", ConnectError),
+    ("UNIMPLEMENTED", "Method not found!", ServerError),
+    ("UNAVAILABLE", "Received http2 header with status: 503", ConnectError),
+    ("UNAUTHENTICATED", "Received http2 header with status: 401", AccessDenied),
     ("INTERNAL", "in ensemble 'm', CUDA out of memory", ServerError),
     ("INTERNAL", "in ensemble 'm', Failed to open encoded data: Format not recognised.", InvalidAudio),
     ("INTERNAL", "Error decoding file . Error: Requested 16000 samples but got 4096 samples.", InvalidAudio),
@@ -214,3 +224,16 @@ def test_errors_travel_between_processes(kind):
     error = pickle.loads(pickle.dumps(kind("words", clip="a.wav", request_id="7")))
     assert type(error) is kind
     assert (str(error), error.clip) == ("a.wav: words [request 7]", "a.wav")
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "advice"),
+    [
+        ("UNIMPLEMENTED", "Method not found!", "check `url`"),
+        ("UNIMPLEMENTED", "Received http2 header with status: 404", "the route of the proxy"),
+        ("UNAUTHENTICATED", "Received http2 header with status: 401", "`api_key`"),
+        ("UNAVAILABLE", "CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "the server's certificate is out of"),
+    ],
+)
+def test_what_to_do_about_a_proxy_or_another_server_is_said(status, words, advice):
+    assert advice in error_from_answer(status, words).message

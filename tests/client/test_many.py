@@ -105,3 +105,8 @@ def test_nothing_to_do_is_no_mistake(client):
 def test_one_clip_is_not_many(clips):
     with CarnelianClient() as client, pytest.raises(TypeError, match="must be an iterable of clips, but is one"):
         client.transcribe_many(clips)
+
+
+def test_one_request_id_is_not_that_of_many():
+    with CarnelianClient() as client, pytest.raises(TypeError, match="`request_id` must be a single clip's"):
+        client.transcribe_many(["a.wav", "b.wav"], request_id="7")
