@@ -98,7 +98,8 @@ class CarnelianClient:
             audio: A path, the bytes of an audio file, or `(samples, rate)`; see `Audio`.
             model: Instead of the client's.
             timeout_s: Instead of the client's.
-            request_id: Appears in the server's log and in errors; made up if not given.
+            request_id: Appears in errors and, from `--log-level info` on, in the server's log if a stage refuses the
+                clip; made up if not given.
             **options: See `DecodingOptions`.
 
         Raises:

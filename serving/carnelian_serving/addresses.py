@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from carnelian_serving.errors import ServerError
 
+_OFF = ("false", "off", "0")
+
 
 def find_address(host: str) -> str:
     """Return a host's address, IPv4 for a name: Triton's HTTP server takes each name for 255.255.255.255.
@@ -69,10 +71,10 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
     options = dict(option.partition("=")[::2] for option in triton_options)
     for option in triton_options:
         name, _, value = option.partition("=")
-        if name in ("--http-port", "--grpc-port", "--metrics-port"):
-            raise ServerError(f"`{name}` must stand before the `--`, but comes after it")
+        if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
+            raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
-        if hides_health or (name == "--allow-http" and value.lower() in ("false", "off", "0")):
+        if hides_health or (name == "--allow-http" and value.lower() in _OFF):
             raise ServerError(
                 f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
                 "`--http-address=127.0.0.1` keeps others from it"
@@ -87,6 +89,12 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
                 "nobody can reach it"
             )
     return {kind: everywhere.get(address, address) for kind, address in plain.items()}
+
+
+def keeps_metrics(triton_options: Sequence[str]) -> bool:
+    """Return whether tritonserver opens its port for them."""
+    options = dict(option.partition("=")[::2] for option in triton_options)
+    return options.get("--allow-metrics", "").lower() not in _OFF
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
-from carnelian_serving.addresses import choose_ports, find_address, read_addresses
+from carnelian_serving.addresses import choose_ports, find_address, keeps_metrics, read_addresses
 from carnelian_serving.allocator import KEPT_MEMORY
+from carnelian_serving.certificates import check_certificates
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
@@ -171,12 +172,13 @@ class Server:
 
         Raises:
             InstallationError: There is no whole Triton.
-            ServerError: The repository, a port, /dev/shm or a model is at fault.
+            ServerError: The repository, a port, a certificate, /dev/shm or a model is at fault.
         """
         check_repository(self.repository, self._models)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
         self._ports = choose_ports(self._host, self._ports)
+        check_certificates(self._triton_options)
         # The stubs lie in here.
         folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
         self._scratch = Path(tempfile.mkdtemp(prefix=self._regions.prefix, dir=folder))
@@ -235,6 +237,11 @@ class Server:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+                if not crashed and self._on_log is not None:
+                    self._on_log(
+                        f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
+                        "models were at is lost (`--exit-timeout` gives them longer)"
+                    )
             # Stubs share the server's process group; none outlives it, or makes shared memory after it.
             deadline = time.monotonic() + STUB_END_S
             with contextlib.suppress(ProcessLookupError):
@@ -352,10 +359,16 @@ class Server:
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
+        """Whether the models are, and every port is open: that of the metrics is the last."""
+        return self._answers("http", "/v2/health/ready") and (
+            not keeps_metrics(self._triton_options) or self._answers("metrics", "/metrics")
+        )
+
+    def _answers(self, kind: str, path: str) -> bool:
         # Not urllib, which would ask a proxy for this machine's own address.
-        connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
+        connection = http.client.HTTPConnection(self._addresses[kind], self._ports[f"--{kind}-port"], timeout=1)
         try:
-            connection.request("GET", "/v2/health/ready")
+            connection.request("GET", path)
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False

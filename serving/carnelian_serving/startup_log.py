@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 
 _RECORD = re.compile(
-    r"^(?:(?P<level>[IWEF])\d{4} [\d:.]+|[\dT:-]+Z (?P<iso_level>[IWEF])) \d+ [\w.]+:\d+\] "
+    r"^(?:(?P<level>[IWEF])\d{4} [\d:.]+|[\dT:-]+Z (?P<iso_level>[IWEF])) +\d+ [\w.]+:\d+\] +"
     r'"?(?P<text>.*?)"?$'
 )
-"""Of both of Triton's formats; `--log-format=ISO8601` has the level behind the time."""
+"""Of both of Triton's formats, `--log-format=ISO8601` having the level behind the time, and of gRPC's."""
 _MODEL_FAILED = re.compile(
     r"^(?:failed to load '(?P<version_of>[^']+)' version \d+|failed to load model '(?P<model>[^']+)'"
     r"|Poll failed for model directory '(?P<folder>[^']+)'): (?P<reason>.+)$",

@@ -161,6 +161,12 @@ def test_nobody_is_woken_where_no_pod_is_wanted(
     promtool("test", "rules", "tests.yaml")
 
 
+def test_scrapes_that_are_too_rare_for_the_rules_are_refused(refusal: Callable[..., str]) -> None:
+    """CarnelianSaturated could never fire: rates of two minutes have gaps then."""
+    values = ("monitoring.rules.enabled=true", "monitoring.podMonitor.enabled=true")
+    assert "need two scrapes" in refusal(*values, "monitoring.podMonitor.intervalSeconds=61")
+
+
 def test_two_monitors_at_once_are_refused(refusal: Callable[..., str]) -> None:
     assert "choose one" in refusal("monitoring.serviceMonitor.enabled=true", "monitoring.podMonitor.enabled=true")
 

@@ -62,10 +62,15 @@ def test_tls_comes_from_a_secret(render: Render) -> None:
     volume = next(volume for volume in rendered.pod["volumes"] if volume["name"] == "tls")
     assert volume["secret"]["secretName"] == "speech-tls"
     assert volume["secret"]["defaultMode"] == 0o440
+    assert [item["key"] for item in volume["secret"]["items"]] == ["tls.crt", "tls.key"]
 
 
 def test_mutual_tls_asks_clients_for_a_certificate(render: Render) -> None:
-    assert {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=/tls/ca.crt"} <= set(render(case="bucket").server["args"])
+    rendered = render(case="bucket")
+    assert {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=/tls/ca.crt"} <= set(rendered.server["args"])
+    volume = next(volume for volume in rendered.pod["volumes"] if volume["name"] == "tls")
+    # A Secret without authorities makes no pod that gets ready and refuses everybody.
+    assert [item["key"] for item in volume["secret"]["items"]] == ["tls.crt", "tls.key", "ca.crt"]
 
 
 @pytest.mark.parametrize("runtime", ["wheel", "native"])

@@ -31,6 +31,8 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -191,12 +193,13 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
         "--allow-http=Off",
         "--http-restricted-api=trace,health:key=1",
         "--http-port=1",
+        "--exit-timeout-secs=9",
         "--http-address=localhost",
         "--metrics-address=localhost",
     ],
 )
 def test_what_hides_readiness_or_metrics_from_the_launcher_is_refused(option: str) -> None:
-    with pytest.raises(ServerError, match=option.partition("=")[0]):
+    with pytest.raises(ServerError, match=option.partition("=")[0].removesuffix("-secs")):
         read_addresses("127.0.0.1", [option, "--http-restricted-api=trace:key=1"])
 
 
@@ -361,6 +364,31 @@ def test_stacks_are_left_as_they_are_where_address_space_is_limited() -> None:
             assert resource.getrlimit(resource.RLIMIT_STACK) == stack
     finally:
         resource.setrlimit(resource.RLIMIT_AS, space)
+
+
+def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository: Path) -> None:
+    """Models were ready by then, and so was the server said to be."""
+    with socket.create_server(("127.0.0.5", 0)) as taken:
+        server = Server(
+            cut_repository,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=taken.getsockname()[1],
+            triton_options=["--metrics-address=0.0.0.0"],
+        )
+        with pytest.raises(ServerError, match=r"before it was ready:\n  failed to start Metrics service.*in use"):
+            server.start()
+
+
+def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id() -> None:
+    repository, ports = Path(__file__).parents[2] / "model_repository", {"http_port": 0, "grpc_port": 0}
+    with Server(repository, models=["audio_decode"], **ports, metrics_port=0, log_level="info") as server:
+        bad = np.full((1, 9), 7, np.uint8)
+        tensor = triton.InferInput("AUDIO", list(bad.shape), "UINT8")
+        tensor.set_data_from_numpy(bad)
+        with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException):
+            client.infer("audio_decode", [tensor], request_id="a-request")
+        assert any("[request id: a-request] 'audio_decode' refuses: " in line for line in server.log)
 
 
 def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:

@@ -75,6 +75,11 @@
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
 {{- fail "monitoring.serviceMonitor and monitoring.podMonitor are both enabled, so each pod would be scraped twice; choose one" -}}
 {{- end -}}
+{{- range $monitor := list .Values.monitoring.serviceMonitor .Values.monitoring.podMonitor -}}
+{{- if and $monitor.enabled $.Values.monitoring.rules.enabled (gt (int $monitor.intervalSeconds) 60) -}}
+{{- fail (printf "monitoring.rules.enabled is true, but its rates are of two minutes and need two scrapes, and one is made in %v s; lower monitoring's intervalSeconds to 60" $monitor.intervalSeconds) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.autoscaling -}}
 {{- $monitors := $.Values.monitoring -}}
 {{- range $monitor := list $monitors.serviceMonitor $monitors.podMonitor -}}

@@ -247,6 +247,13 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
   secret:
     secretName: {{ . | quote }}
     defaultMode: 0440
+    {{- /* By name, so that a pod does not start where one is missing: Triton would, and refuse every client. */}}
+    items:
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+      {{- if $.Values.tls.mutual }}
+      - {key: ca.crt, path: ca.crt}
+      {{- end }}
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}

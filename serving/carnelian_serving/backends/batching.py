@@ -92,7 +92,7 @@ def _answer(
         return _respond(config, requests, run_batch(_transpose(inputs)))
     except Exception as error:
         if len(requests) == 1:
-            return [_refuse(error, error_code)]
+            return [_refuse(config, requests[0], error, error_code)]
     responses = []
     for request, arrays in zip(requests, inputs, strict=True):
         try:
@@ -100,7 +100,7 @@ def _answer(
             copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
             responses += _respond(config, [request], copies)
         except Exception as error:
-            responses.append(_refuse(error, error_code))
+            responses.append(_refuse(config, request, error, error_code))
     return responses
 
 
@@ -129,5 +129,6 @@ def _respond(config: ModelConfig, requests: Sequence[Any], outputs: Rows) -> lis
     return responses
 
 
-def _refuse(error: Exception, error_code: str) -> Any:
+def _refuse(config: ModelConfig, request: Any, error: Exception, error_code: str) -> Any:
+    pb_utils.Logger.log_info(f"[request id: {request.request_id()}] {config.name!r} refuses: {error}")
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, error_code)))
