@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install perf-analyzer kenlm test lint gpu-training gpu-inference format clean
+.PHONY: help demo serve install perf-analyzer kenlm test lint gpu gpu-training gpu-inference format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,10 +29,13 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/mypy
 	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm setup/lock-images training/proof/run .ci/run tests/native/run
 
+gpu: $(VENV)/.all
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "PyTorch must see an NVIDIA GPU for this, but sees none")'
+
 # Batches as published, and larger ones; 16.7 s is what a published batch is padded to at most. Each form in a process of
 # its own, so that none finds the memory of the one before.
 GPU_TRAINING := --precisions tf32,fp16,bf16 --duration 16.7 --steps 20 --warm-up 5
-gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, Hourglass, into perf/results
+gpu-training: gpu  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, Hourglass, into perf/results
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --out perf/results/quartznet_15x5_training_gpu.json
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.compile=true --out perf/results/quartznet_15x5_training_gpu_compiled.json
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 48,72,144 --set loop.depthwise=triton --out perf/results/quartznet_15x5_training_gpu_triton.json
@@ -45,7 +48,7 @@ gpu-training: $(VENV)/.all  ## Measure training on an NVIDIA GPU: throughput, fl
 
 # The published grid. Half precision beside TF32, which it must not be slower than.
 GPU_INFERENCE := --device cuda --engines eager,compiled,compiled_graphs,onnx --durations 2,7,16.7 --batches 1,2,4,8,16 --steps 100 --warm-up 10
-gpu-inference: $(VENV)/.all  ## Measure inference without a server on an NVIDIA GPU, beside floors and published rows, into perf/results
+gpu-inference: gpu  ## Measure inference without a server on an NVIDIA GPU, beside floors and published rows, into perf/results
 	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision fp16 --published-model quartznet_15x5 --out perf/results/quartznet_15x5_infer_gpu_fp16.json
 	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision tf32 --published-model quartznet_15x5 --published-precision tf32 --out perf/results/quartznet_15x5_infer_gpu_tf32.json
 	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision fp16 --published-model jasper_10x5dr --out perf/results/jasper_10x5dr_infer_gpu_fp16.json

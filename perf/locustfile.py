@@ -5,6 +5,7 @@ Each user sends one, waits for the answer, pauses, sends the next. `--pause 0` i
 """
 
 import logging
+import math
 import random
 import sys
 import time
@@ -19,6 +20,7 @@ grpc_gevent.init_gevent()  # before a channel is made: gRPC's threads would bloc
 from carnelian_client import CarnelianClient, CarnelianClientError, RetryPolicy  # noqa: E402
 from carnelian_perf.clips import WavClip, cut_clips, load_clips  # noqa: E402
 from locust import User, events, task  # noqa: E402
+from locust.exception import StopUser  # noqa: E402
 
 DEMO_MANIFEST = Path(__file__).parents[1] / "demo/clips/manifest.jsonl"
 LENGTHS_S = (4, 8, 16, 60)
@@ -32,7 +34,9 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--manifest", default="", help="Clips to send whole; without, the demo's, cut.", include_in_web_ui=False
     )
-    parser.add_argument("--pause", type=float, default=0.0, help="Mean seconds between an answer and the next clip.")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="Mean seconds between an answer and the next clip; none by default."
+    )
 
 
 class Totals:
@@ -51,6 +55,13 @@ def make_clips(environment: Any, **_: Any) -> None:
         Totals.clips = load_clips(Path(manifest)) if manifest else cut_clips(DEMO_MANIFEST)
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"--manifest: {error}")  # of other errors Locust shows the traceback, and goes on without clips
+    if not 0 <= (pause := environment.parsed_options.pause) < math.inf:
+        sys.exit(f"--pause must be seconds, 0 or more, but is {pause}")
+    if environment.host:
+        try:
+            CarnelianClient(_endpoint(environment.host)).close()
+        except ValueError as error:
+            sys.exit(f"--host: {error}")
     gevent.get_hub().loop.update_now()  # `--run-time` counts from when gevent last looked at the clock
 
 
@@ -71,27 +82,33 @@ class Speaker(User):  # type: ignore[misc]
     """Sends clips one after the other."""
 
     host = "localhost:8001"
+    _client: CarnelianClient | None = None
 
     def wait_time(self) -> float:
         """Exponential pauses."""
         pause: float = self.environment.parsed_options.pause
-        return random.expovariate(1 / pause) if pause else 0.0
+        return random.expovariate(1 / pause) if 0 < pause < math.inf else 0.0  # whatever the web page was given
 
     def on_start(self) -> None:
         """Open a connection of one's own."""
         options = self.environment.parsed_options
-        host = self.host.removeprefix("http://")  # Locust's own examples have a URL there
-        self._client = CarnelianClient(host, model=options.model, retry=RetryPolicy(num_attempts=1))
+        try:
+            self._client = CarnelianClient(_endpoint(self.host), model=options.model, retry=RetryPolicy(num_attempts=1))
+        except ValueError as error:  # of a host that the web page was given, which shows failed requests
+            self._report("no connection", failure=error)
+            raise StopUser from error
 
     def on_stop(self) -> None:
         """Close it: a process whose channels stay open does not end."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     @task
     def send(self) -> None:
         """Send a clip; Locust's tables have a row for each range of lengths."""
         clip = random.choice(Totals.clips)
         longest = next((length for length in LENGTHS_S if clip.duration_s <= length), LENGTHS_S[-1])
+        assert self._client is not None
         text, failure = "", None
         began = time.perf_counter()
         try:
@@ -99,10 +116,20 @@ class Speaker(User):  # type: ignore[misc]
             Totals.audio_s += clip.duration_s
         except CarnelianClientError as error:
             failure = error
+        self._report(f"up to {longest} s", 1e3 * (time.perf_counter() - began), len(text), failure)
+
+    def _report(
+        self, name: str, response_time: float = 0.0, response_length: int = 0, failure: Exception | None = None
+    ) -> None:
         self.environment.events.request.fire(
             request_type="clip",
-            name=f"up to {longest} s",
-            response_time=1e3 * (time.perf_counter() - began),
-            response_length=len(text),
+            name=name,
+            response_time=response_time,
+            response_length=response_length,
             exception=failure,
         )
+
+
+def _endpoint(host: str) -> str:
+    """The target of a host, of which Locust's own examples make a URL."""
+    return host.removeprefix("http://").rstrip("/")

@@ -18,12 +18,21 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("locust") is None, reason="needs carnelian-perf[locust]")
 
 
-def test_wrong_manifest_ends_it_before_any_user():
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--manifest", "nowhere.jsonl"], "--manifest: a manifest must be a file, but nowhere.jsonl"),
+        (["--host", "localhost"], "--host: `url` must be the host:port of Triton's gRPC endpoint"),
+        (["--pause", "nan"], "--pause must be seconds, 0 or more, but is nan"),
+        (["--pause=-1"], "--pause must be seconds, 0 or more, but is -1.0"),
+    ],
+)
+def test_wrong_options_end_it_before_any_user(options, reason):
     command = [sys.executable, "-m", "locust", "-f", str(ROOT / "perf/locustfile.py"), "--headless"]
-    options = ["-t", "3s", "--host", "localhost:9", "--manifest", "nowhere.jsonl"]
+    options = ["-t", "3s", "--host", "localhost:9", *options]
     result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("--manifest: a manifest must be a file, but nowhere.jsonl")
+    assert result.stderr.splitlines()[-1].startswith(reason)
 
 
 def test_web_page_does_not_ask_for_clips_that_are_there_already():
@@ -51,7 +60,7 @@ def test_a_run_is_as_long_as_it_was_told_to_be(server, tmp_path):
     (tmp_path / "busy.py").write_text(busy)
     files = f"{tmp_path / 'busy.py'},{ROOT / 'perf/locustfile.py'}"
     command = [sys.executable, "-m", "locust", "-f", files, "--headless", "-u", "1", "-t", "3s", "--stop-timeout", "20"]
-    command += ["--host", f"http://{server.grpc_url}", "--json"]
+    command += ["--host", f"http://{server.grpc_url}/", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     began, ended = (

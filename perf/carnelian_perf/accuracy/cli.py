@@ -72,7 +72,7 @@ def decoding(
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
-    tried = numbers_of("--boosts", boosts)
+    tried = [boost for boost in dict.fromkeys(numbers_of("--boosts", boosts)) if boost]  # without is tried anyway
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
 

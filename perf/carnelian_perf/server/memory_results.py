@@ -111,7 +111,7 @@ def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
     )
     deviation = (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
     reach = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * deviation
-    first = max(0, round((len(slopes) - reach) / 2))
+    first = max(0, round((len(slopes) - reach) / 2) - 1)
     last = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
     low, high = slopes[first], slopes[last]
     allowed = FLAT_SHARE * sizes[0] / requests[-1]

@@ -23,8 +23,8 @@ app = typer.Typer()
 def loading(
     config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
     overrides: Overrides = None,
-    batches: Annotated[int, typer.Option(help="Batches to read.")] = 20,
-    steps: Annotated[int, typer.Option(help="Steps to train.")] = 2,
+    batches: Annotated[int, typer.Option(help="Batches to read; more than steps.", min=2)] = 20,
+    steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 2,
     out: Annotated[Path | None, raw_file_option("NAME_loading.json", "Raw file.")] = None,
 ) -> None:
     """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""

@@ -25,6 +25,7 @@ from carnelian_training.loop.train import optimise
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import Tensor
+from tqdm import tqdm
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.raw_file import describe_origin
@@ -51,7 +52,7 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
             takers.append(_Taker(config, form, work, device, takers[0].state if takers else None))
         for taker in takers:
             taker.warm_up()
-        for _ in range(work.steps):
+        for _ in tqdm(range(work.steps), desc=config.name, unit="turn", disable=None):
             for taker in takers:
                 taker.step()
             yield Measurement(

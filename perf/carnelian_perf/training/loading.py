@@ -71,10 +71,12 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
         ValueError: The epoch has no more batches than asked for, or those are no more than the steps.
     """
     plan = plan_epoch(read_training_clips(config), config, 0)
-    if not 0 < steps < batches < len(plan):
+    if not 0 < steps < batches:
+        raise ValueError(f"`--batches` must be above `--steps`, {steps}, but is {batches}")
+    if batches >= len(plan):
         raise ValueError(
-            f"`--batches` must be above `--steps`, {steps}, and below those of the epoch, {len(plan)}, "
-            f"but is {batches}: give fewer, or lower `data.batch_s`"
+            f"the epoch must have more batches than are read, {batches}, but has {len(plan)}: give fewer, lower "
+            "`data.batch_s`, or name more clips in `data.train`"
         )
     loaded: list[Batch] = []
     reader = load(plan, config.features, 1, skip=Limits.of(config))

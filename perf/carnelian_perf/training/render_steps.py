@@ -134,7 +134,7 @@ def _amp(results: list[Result]) -> list[str]:
 
 def _notes(measurement: Measurement, raw_name: str) -> list[str]:
     machine, work = measurement.machine, measurement.work
-    peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in measurement.gflop_per_s.items())
+    peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in measurement.gflop_per_s.items()) or "-"
     return [
         f"- Steps: those of `carnelian-train fit` on {work.duration_s} s clips that are features already, all of "
         f"one length; medians of {work.steps} after {work.warm_up}. Ours and the baseline take turns, and their "

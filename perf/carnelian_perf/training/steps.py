@@ -33,6 +33,7 @@ from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
+from tqdm import tqdm
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.raw_file import describe_origin
@@ -92,7 +93,7 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Resu
 def _take_turns(config: Config, results: list[Result], work: Work) -> None:
     process = Process(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     forms = [(result, take_steps(config, result.cell, work, process)) for result in results]
-    for turn in range(work.warm_up + work.steps):
+    for turn in tqdm(range(work.warm_up + work.steps), desc=_say_cell(results[0].cell), unit="step", disable=None):
         for result, steps in forms:
             if result.not_run is not None:
                 continue
@@ -108,6 +109,10 @@ def _take_turns(config: Config, results: list[Result], work: Work) -> None:
                 result.losses.append(loss)
 
 
+def _say_cell(cell: Cell) -> str:
+    return f"{cell.precision}, batches of {cell.batch}"
+
+
 def _take_together(config: Config, result: Result, work: Work) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -115,8 +120,8 @@ def _take_together(config: Config, result: Result, work: Work) -> None:
     queue = multiprocessing.get_context("spawn").SimpleQueue()
     arguments = (config, result.cell, work, address, queue)
     processes = start_processes(  # type: ignore[no-untyped-call]
-        _run_process, arguments, result.cell.processes, join=False, start_method="spawn"
-    )
+        _run_process, arguments, result.cell.processes, join=False, daemon=True, start_method="spawn"
+    )  # daemons end with this process, as at SIGTERM
     try:
         # Before they end: what many steps took does not fit into the pipe. What one raises, `join` raises.
         while queue.empty() and not processes.join(timeout=0.1):

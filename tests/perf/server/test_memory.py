@@ -36,6 +36,14 @@ def test_too_few_samples_are_unclear():
     assert find_trend([1, 2, 3], [100, 300, 200]).verdict == "unclear"
 
 
+def test_falling_is_judged_as_rising_is():
+    """Sen's interval, of five samples: with a pair that contradicts, neither end is beyond 0."""
+    rising = find_trend([10, 20, 30, 40, 50], [500, 499, 510, 520, 530])
+    falling = find_trend([10, 20, 30, 40, 50], [500, 501, 490, 480, 470])
+    assert rising.verdict == falling.verdict == "unclear"
+    assert (rising.low, rising.high) == (-falling.high, -falling.low) == (-0.1, 1.1)
+
+
 def test_a_measurement_that_ended_at_once_has_no_trend():
     with pytest.raises(ValueError, match="at least two samples after the first 20% of the requests, but there is 1"):
         find_trend([250], [100])

@@ -36,7 +36,7 @@ def test_the_raw_file_holds_both_costs(tiny, tmp_path, call):
 def test_more_batches_than_there_are_is_an_error(tiny, call):
     status, _, err = call(main, "loading", tiny, "--batches", 99)
     assert status == 1
-    assert re.search(r"be above `--steps`, 2, and below those of the epoch, \d+, but is 99", err)
+    assert re.search(r"the epoch must have more batches than are read, 99, but has \d+: .*name more clips", err)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*_loading.json")), ids=lambda path: path.stem)

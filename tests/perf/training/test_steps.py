@@ -2,9 +2,12 @@ import importlib
 import json
 import shlex
 import subprocess
+import sys
+import time
 from itertools import islice
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from carnelian_perf.cli import main
@@ -102,6 +105,22 @@ def test_two_processes_scale_weakly(tiny, tmp_path, call):
     rows = raw.with_suffix(".md").read_text().splitlines()
     row = next(line for line in rows if line.startswith(f"| {OURS} | fp32 | 2 | 2"))
     assert row.endswith("%) |")
+
+
+def test_processes_end_with_the_command(tiny, tmp_path):
+    """SIGTERM, as of `timeout` or systemd, left them at work until all steps were taken."""
+    words = ["--processes=2", "--precisions=fp32", "--batches=1", "--duration=1", "--steps=100000"]
+    program = Path(sys.executable).with_name("carnelian-perf")
+    command = [program, "training", tiny, *words, "--out", tmp_path / "raw.json"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as running:
+        while len(psutil.Process(running.pid).children()) < 3:  # two, and multiprocessing's tracker
+            assert running.poll() is None
+            time.sleep(0.1)
+        workers = psutil.Process(running.pid).children()
+        time.sleep(1)
+        running.terminate()
+        assert running.wait(timeout=60) == 1
+    assert not psutil.wait_procs(workers, timeout=30)[1]
 
 
 def test_processes_that_run_out_of_memory_cost_their_own_row(tiny, tmp_path, call, monkeypatch):
