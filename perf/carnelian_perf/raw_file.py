@@ -179,18 +179,19 @@ def command() -> str:
     return shlex.join(["carnelian-perf", *sys.argv[1:]])
 
 
-def describe_origin(commit: str | None) -> dict[str, Any]:
+def describe_origin(commit: str | None, accelerator: str | None = None) -> dict[str, Any]:
     """When, by which command, from what, on what and with what something was measured.
 
     Args:
         commit: What was measured. :func:`carnelian_perf.machine.find_commit` tells; before a long measurement, since
             a raw file that is checked in changes the tree.
+        accelerator: What was used of the machine's, where that is chosen.
     """
     return {
         "date": now(),
         "command": command(),
         "commit": commit,
-        "machine": describe_machine(),
+        "machine": describe_machine() | ({"accelerator": accelerator} if accelerator else {}),
         "versions": find_versions(),
     }
 
@@ -216,7 +217,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_bytes(content)
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -32,6 +32,8 @@ def accuracy(
     from carnelian_perf.accuracy.served import CONCURRENCY, measure
 
     check_file("MANIFEST", manifest)
+    if out is not None and out.resolve() == manifest.resolve():
+        raise typer.BadParameter(f"--out must be another file than the manifest, which would be lost, but is {out}")
     measured = measure(manifest, url, model)
     for source in [*measured.sources, None]:
         rates = measured.error_rates(source)

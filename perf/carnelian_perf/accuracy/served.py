@@ -78,7 +78,7 @@ class Accuracy:
         )
 
     def write(self, path: Path) -> None:
-        """Write JSON lines: `audio_filepath`, `duration`, `text`, `pred_text`, and `error` where there is one."""
+        """Write JSON lines: `audio_filepath`, `duration`, `text`, `pred_text`; `source` and `error` where they are."""
         lines = []
         for u, outcome in zip(self.utterances, self.outcomes, strict=True):
             row: dict[str, Any] = {
@@ -87,6 +87,8 @@ class Accuracy:
                 "text": u.text,
                 "pred_text": _text(outcome),
             }
+            if u.source is not None:
+                row["source"] = u.source
             if not isinstance(outcome, Transcript):
                 row["error"] = str(outcome)
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")

@@ -84,13 +84,12 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
         peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
         facts = Facts(
             model=config.name,
-            **raw_file.describe_origin(commit),
+            **raw_file.describe_origin(commit, describe_device(plan.device)),
             others_busy_cores=round(busy, 2),
             gflop_per_s=round(peak, 1),
             titles={name: TITLES[name] for name in plan.engines},
             plan={name: str(value) for name, value in dataclasses.asdict(plan).items()},
         )
-        facts.machine["accelerator"] = describe_device(plan.device)
         for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
             of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
             common.append(of_all)

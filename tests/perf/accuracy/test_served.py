@@ -69,7 +69,8 @@ def test_spaces_beside_spaces_are_no_errors():
 def test_what_is_written_is_a_manifest_with_transcripts(accuracy, tmp_path):
     accuracy.write(tmp_path / "new" / "heard.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "new" / "heard.jsonl").read_text().splitlines()]
-    assert rows[0] == {"audio_filepath": "clip.wav", "duration": 2.0, "text": "one two", "pred_text": "one two"}
+    said = {"text": "one two", "pred_text": "one two"}
+    assert rows[0] == {"audio_filepath": "clip.wav", "duration": 2.0, **said, "source": "a"}
     assert [row["pred_text"] for row in rows] == ["one two", "three for", ""]
     assert rows[2]["error"] == "clip.wav is not there"
 
@@ -104,6 +105,9 @@ def test_rates_and_speed_are_printed_and_clips_that_fail_are_named(server, tmp_p
     manifest = write_manifest(tmp_path / "manifest.jsonl", bad[0], *good, silent, bad[1])
 
     options = ["--url", server.grpc_url, "--model", MODEL, "--out", tmp_path / "heard.jsonl"]
+    before = manifest.read_text()
+    assert call(main, "accuracy", manifest, *options[:-1], manifest)[0] == 2
+    assert manifest.read_text() == before
     status, out, err = call(main, "accuracy", manifest, *options)
     assert status == 1, err
     demo, nothing_said, overall, speed, wrote = out.splitlines()
