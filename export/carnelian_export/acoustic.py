@@ -10,12 +10,12 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.precision import DTYPES
 
 from carnelian_export.engine import EngineRun, build_engine
+from carnelian_export.graph.quantise import quantise, read_features
+from carnelian_export.graph.shaped import build_shaped, export_shaped
+from carnelian_export.graph.to_onnx import OUTPUTS, export_ragged
 from carnelian_export.parity import ClipFeatures, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
-from carnelian_export.quantise import quantise, read_features
-from carnelian_export.shaped import build_shaped, export_shaped
 from carnelian_export.target import Target
-from carnelian_export.to_onnx import OUTPUTS, export_ragged
 
 
 def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int) -> float:

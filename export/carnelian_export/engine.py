@@ -16,8 +16,8 @@ import torch
 from carnelian_training.replacement import replaced
 from torch import Tensor
 
+from carnelian_export.graph.to_onnx import OUTPUTS
 from carnelian_export.profiles import Profile, shapes_of
-from carnelian_export.to_onnx import OUTPUTS
 
 logger = logging.getLogger(__name__)
 

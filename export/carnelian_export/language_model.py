@@ -25,8 +25,8 @@ from carnelian_training.replacement import replaced
 from onnx import helper
 from torch import Tensor, nn
 
+from carnelian_export.graph.to_onnx import OPSET, store_as_float16
 from carnelian_export.parity import SEED, ParityError, Tolerance, open_graph
-from carnelian_export.to_onnx import OPSET, store_as_float16
 
 INPUTS = ("TOKENS", "TOKEN_LENGTH")
 OUTPUT = "LOG_PROB"

@@ -12,9 +12,9 @@ import torch
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2
 
-from carnelian_export.gaps import LOUDEST
+from carnelian_export.graph.gaps import LOUDEST
+from carnelian_export.graph.to_onnx import OUTPUTS
 from carnelian_export.profiles import SHAPED_INPUTS
-from carnelian_export.to_onnx import OUTPUTS
 
 ClipFeatures = npt.NDArray[np.float32]
 """FEATURES of one: [num_mels, frames], or [samples]."""

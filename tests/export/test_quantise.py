@@ -7,10 +7,11 @@ import onnxruntime
 import pytest
 import soundfile
 import torch
-from carnelian_export import parity, quantise
+from carnelian_export import parity
+from carnelian_export.graph import quantise
+from carnelian_export.graph.quantise import QuantisationError, read_features
 from carnelian_export.model_configs import TensorSizes, build_configs
 from carnelian_export.parity import ParityError, run, score
-from carnelian_export.quantise import QuantisationError, read_features
 from carnelian_export.target import Target, TargetError
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config

@@ -11,12 +11,12 @@ import onnx
 import pytest
 import torch
 from carnelian_export import parity, repository
+from carnelian_export.graph.to_onnx import export_ragged
 from carnelian_export.model_configs import read_config
 from carnelian_export.parity import ParityError, check_parity
 from carnelian_export.repository import write_model
 from carnelian_export.stages import SOURCES, Decoding, RepositoryError
 from carnelian_export.target import Target
-from carnelian_export.to_onnx import export_ragged
 from carnelian_export.tuning import StageTuning
 from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model

@@ -8,11 +8,11 @@ import pytest
 import torch
 from carnelian_export import engine, parity
 from carnelian_export.engine import EngineError, build_engine
+from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.model_configs import read_config
 from carnelian_export.parity import ParityError, compare, make_inputs, run, score
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
 from carnelian_export.repository import write_model
-from carnelian_export.shaped import export_shaped
 from carnelian_export.target import Target, TargetError
 from carnelian_training.config import config_from_dict
 from carnelian_training.models.hourglass import HourglassConfig

@@ -10,13 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from carnelian_export import gaps
-from carnelian_export.folding import fold_batch_norms
-from carnelian_export.gaps import LOUDEST
+from carnelian_export.graph import gaps
+from carnelian_export.graph.folding import fold_batch_norms
+from carnelian_export.graph.gaps import LOUDEST
+from carnelian_export.graph.shaped import export_shaped
+from carnelian_export.graph.time_axis import Spacing, find_spacing
+from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_export.parity import ParityError, check_parity, run, score
-from carnelian_export.shaped import export_shaped
-from carnelian_export.time_axis import Spacing, find_spacing
-from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import load_config
 from carnelian_training.models.blocks import StageConfig

@@ -9,11 +9,11 @@ import onnxruntime
 import pytest
 import torch
 from carnelian_export.cli import main
+from carnelian_export.graph.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
 from carnelian_export.model_configs import read_config
 from carnelian_export.parity import TOLERANCES, run, score
 from carnelian_export.repository import write_model
 from carnelian_export.target import Target
-from carnelian_export.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
 from carnelian_training import waveform
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict

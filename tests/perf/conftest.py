@@ -3,7 +3,7 @@ from typing import Any
 
 import onnx
 import pytest
-from carnelian_export.to_onnx import export_padded
+from carnelian_export.graph.to_onnx import export_padded
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic.batching_results import Measurement, Run
 from carnelian_training.checkpoint import load_model

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import onnx
+from carnelian_export.graph.quantise import quantise, read_features
+from carnelian_export.graph.to_onnx import export_ragged
 from carnelian_export.parity import ClipFeatures, open_graph, run
-from carnelian_export.quantise import quantise, read_features
-from carnelian_export.to_onnx import export_ragged
 from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
-from carnelian_export.precision import lower
-from carnelian_export.quantise import QuantisationError, quantise
-from carnelian_export.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
+from carnelian_export.graph.precision import lower
+from carnelian_export.graph.quantise import QuantisationError, quantise
+from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_training.config import Config

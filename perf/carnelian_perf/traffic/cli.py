@@ -55,7 +55,7 @@ def batching(
     check_model_and_clips(repository, model, manifest)
     out = out or Path("perf/results") / f"{model}_batching.json"
 
-    from carnelian_export.to_onnx import export_padded
+    from carnelian_export.graph.to_onnx import export_padded
     from carnelian_training.checkpoint import load_model
 
     from carnelian_perf.clips import cut_clips, load_clips
@@ -110,7 +110,7 @@ def mixed(
         check_file("--checkpoint", checkpoint)
         with served_repository(repository, model, random_weights) as (repository, model):
             check_model_and_clips(repository, model, manifest)
-            from carnelian_export.to_onnx import export_padded
+            from carnelian_export.graph.to_onnx import export_padded
             from carnelian_training.checkpoint import load_model
 
             from carnelian_perf.clips import cut_clips, load_clips

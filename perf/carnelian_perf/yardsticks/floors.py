@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import onnxruntime
 import torch
-from carnelian_export.to_onnx import OPSET
+from carnelian_export.graph.to_onnx import OPSET
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ

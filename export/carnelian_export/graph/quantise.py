@@ -24,9 +24,9 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from carnelian_export.folding import fold_batch_norms
+from carnelian_export.graph.folding import fold_batch_norms
+from carnelian_export.graph.to_onnx import INPUTS, RaggedAcoustic, trace_ragged
 from carnelian_export.parity import ClipFeatures, make_inputs
-from carnelian_export.to_onnx import INPUTS, RaggedAcoustic, trace_ragged
 
 MOST_CLIPS = 64
 """That are calibrated on: ranges hardly grow with more."""

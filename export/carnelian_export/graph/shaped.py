@@ -14,16 +14,16 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2
 from torch import Tensor, nn
 
-from carnelian_export.precision import lower
+from carnelian_export.graph.precision import lower
+from carnelian_export.graph.time_axis import find_spacing, moved_apart
+from carnelian_export.graph.to_onnx import trace
 from carnelian_export.profiles import MAX_AUDIO_S, SHAPED_INPUTS
-from carnelian_export.time_axis import find_spacing, moved_apart
-from carnelian_export.to_onnx import trace
 
 MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLE_RATE_HZ)
 
 
 class ShapedAcoustic(nn.Module):
-    """:class:`carnelian_export.to_onnx.RaggedAcoustic` with two more inputs, of which only the shapes count."""
+    """:class:`carnelian_export.graph.to_onnx.RaggedAcoustic` with two more inputs, of which only the shapes count."""
 
     def __init__(self, network: StackNetwork) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ShapedAcoustic(nn.Module):
 
 
 class ShapedWaveforms(nn.Module):
-    """:class:`carnelian_export.to_onnx.RaggedWaveforms` with the inputs of :class:`ShapedAcoustic`."""
+    """:class:`carnelian_export.graph.to_onnx.RaggedWaveforms` with the inputs of :class:`ShapedAcoustic`."""
 
     def __init__(self, network: Wav2Vec2) -> None:
         super().__init__()

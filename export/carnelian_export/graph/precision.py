@@ -7,7 +7,7 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.models.wav2vec2 import ClipNorm, PositionalConv
 from torch import Tensor, nn
 
-from carnelian_export.folding import fold_batch_norms
+from carnelian_export.graph.folding import fold_batch_norms
 
 SENSITIVE = (nn.LayerNorm, ClipNorm, PositionalConv)
 """What sums squares over many numbers. Batch norms are folded in float32 first; log-softmax is in float32 always."""

@@ -19,9 +19,9 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carnelian_export.gaps import LOUDEST, Gaps, silence_once
-from carnelian_export.precision import lower
-from carnelian_export.time_axis import find_spacing, moved_apart
+from carnelian_export.graph.gaps import LOUDEST, Gaps, silence_once
+from carnelian_export.graph.precision import lower
+from carnelian_export.graph.time_axis import find_spacing, moved_apart
 
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
 INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH")
