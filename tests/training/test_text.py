@@ -26,6 +26,16 @@ from carnelian_training.text import spell_out, to_given_labels, to_labels
         ("the 1800s, the 2010s", "the eighteen hundreds the twenty tens"),
         ("_12_ at 10:30, 1990-95", "twelve at ten thirty nineteen ninety ninety five"),
         ("salt & pepper", "salt and pepper"),
+        (
+            "It costs $5.50, £3.20 or \u20ac1",
+            "it costs five dollars and fifty cents three pounds and twenty pence or one euro",
+        ),
+        ("$0.50, $1.05, £0.01", "fifty cents one dollar and five cents one penny"),
+        ("at 12:00, 10:05 and 3:16", "at twelve o'clock ten oh five and three sixteen"),
+        ("from 9:00 p.m.", "from nine p m"),
+        ("3.50 metres, 1.05, 50.0%", "three point five zero metres one point zero five fifty point zero percent"),
+        ("No. 5 is alive. No. It is not.", "number five is alive no it is not"),
+        ("-5 degrees, \u22123, 5-10", "minus five degrees minus three five ten"),
     ],
 )
 def test_text_is_written_as_it_is_said(text, labels):
@@ -36,6 +46,7 @@ def test_text_is_written_as_it_is_said(text, labels):
     "text",
     [
         *("5kg", "25kg", "12,345kg", "10am", "A4", "4x4", "2.5m", "US$5", ".5", "1.2.3", "5'6", "said.2", "2½"),
+        *("agent 007", "15:00", "12:00:30", "02 June"),
         *("$20s", "7s", "10s", "1,990s", "20.0s", "2\u00b2", "x\u207f", "H\u2082O", "so,\u00b9 he", "\u2460"),
     ],
 )

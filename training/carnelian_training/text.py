@@ -33,7 +33,11 @@ ABBREVIATIONS = {
 }
 """Spoken forms; the period is required, except after `mr` and `mrs`, which are no other word."""
 
-CURRENCIES = {"$": ("dollar", "dollars"), "£": ("pound", "pounds"), "€": ("euro", "euros")}
+CURRENCIES = {
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+}
 
 MAX_DIGITS = 15
 """Longer runs of digits are no amount that anybody reads out; a sentence with one is refused."""
@@ -46,6 +50,11 @@ _NUMBER = re.compile(
     r"(?:(?P<ordinal>st|nd|rd|th)|(?P<decade>s)|(?P<percent>\s?%))?"
     r"(?(currency)(?P<scale>[\s-](?:hundred|thousand|million|billion|trillion)(?![^\W_]))?)(?![^\W_]|[.']\d)",
     flags=re.IGNORECASE,
+)
+_NUMBERED = re.compile(r"\bNo\.\s?(?=\d)")
+_MINUS = re.compile("(?<!\\S)[-\u2212](?=[$£€]?\\d)")
+_TIME = re.compile(
+    r"(?<![\w:.,])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?![\w:])(?!\.\d)(?P<half>\s?[ap]\.?m\b)?", re.IGNORECASE
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
@@ -61,7 +70,8 @@ def spell_out(text: str) -> str:
     """
     text = _RAISED.sub("^", text.translate(_APOSTROPHES))  # NFKC would make 22 of 2 squared
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
-    text = _ABBREVIATION.sub(_spell_abbreviation, text)
+    text = _NUMBERED.sub("number ", _ABBREVIATION.sub(_spell_abbreviation, text))
+    text = _MINUS.sub("minus ", _TIME.sub(_spell_time, text))
     text = _NUMBER.sub(_spell_number, text)
     return text.replace("&", " and ")
 
@@ -118,9 +128,19 @@ def _spell_abbreviation(match: re.Match[str]) -> str:
     return said + "." if match.end() == len(match.string) and match[0].endswith(".") else said
 
 
+def _spell_time(match: re.Match[str]) -> str:
+    hour, minute, half = int(match["hour"]), int(match["minute"]), match["half"] or ""
+    if minute:
+        return f"{num2words(hour)} {'oh ' * (minute < 10)}{num2words(minute)}{half}"
+    if not 0 < hour <= 12:
+        return match[0]  # nobody says fifteen o'clock
+    return f"{num2words(hour)}{half}" if half else f"{num2words(hour)} o'clock"
+
+
 def _spell_number(match: re.Match[str]) -> str:
     digits = match["number"].replace(",", "")
-    if len(digits) > MAX_DIGITS:
+    whole, _, fraction = digits.partition(".")
+    if len(digits) > MAX_DIGITS or (len(whole) > 1 and whole.startswith("0")):
         return match[0]
     if match["ordinal"]:
         return str(num2words(int(Decimal(digits)), to="ordinal")) if digits.isdigit() else match[0]
@@ -132,12 +152,23 @@ def _spell_number(match: re.Match[str]) -> str:
         return re.sub("ty$", "tie", str(num2words(int(amount), to="year"))) + "s"
     if is_year and not match["currency"] and not match["percent"]:
         return str(num2words(int(amount), to="year"))
-    said = str(num2words(int(amount) if amount == amount.to_integral_value() else amount))
+    said = str(num2words(int(whole)))
+    if match["currency"] and len(fraction) == 2 and not match["scale"]:
+        return _spell_money(int(whole), int(fraction), match["currency"])
+    if fraction:
+        said = f"{said} point {' '.join(str(num2words(int(digit))) for digit in fraction)}"
     if match["percent"]:
         return f"{said} percent"
     if match["currency"]:
-        singular, plural = CURRENCIES[match["currency"]]
+        singular, plural, *_ = CURRENCIES[match["currency"]]
         if match["scale"]:
             return f"{said}{match['scale']} {plural}"
         return f"{said} {singular if amount == 1 else plural}"
     return said
+
+
+def _spell_money(units: int, hundredths: int, currency: str) -> str:
+    one, more, hundredth, several = CURRENCIES[currency]
+    parts = [f"{num2words(units)} {one if units == 1 else more}"] if units or not hundredths else []
+    parts += [f"{num2words(hundredths)} {hundredth if hundredths == 1 else several}"] if hundredths else []
+    return " and ".join(parts)
