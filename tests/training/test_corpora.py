@@ -254,6 +254,14 @@ def test_transcripts_may_be_written_in_the_labels(lhotse_recordings, call, text,
     assert call(main, "convert", target, *sources, "--labels", labels, "--lower")[0] == 2
 
 
+def test_what_is_said_in_two_windows_is_one_clip(lhotse_recordings, call):
+    lhotse = pytest.importorskip("lhotse")
+    windows, target = lhotse_recordings / "windows.jsonl", lhotse_recordings / "ours.jsonl"
+    lhotse.CutSet.from_file(lhotse_recordings / "cuts.jsonl.gz").cut_into_windows(1.0).to_file(windows)
+    assert call(main, "convert", target, "--cuts", windows)[0] == 0
+    assert sorted(clip.text for clip in read_manifest(target)) == ["Drei", "Eins", "Zwei"]
+
+
 def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     lhotse = pytest.importorskip("lhotse")
     fast, target = lhotse_recordings / "fast.jsonl.gz", lhotse_recordings / "x.jsonl"
@@ -263,6 +271,15 @@ def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     assert "must be a file's own sound" in err
     assert not target.exists()
     assert call(main, "convert", target)[0] == 2
+    (lhotse_recordings / "other.jsonl").write_text('{"audio_filepath": "a.wav", "duration": 1, "text": "a"}')
+    recordings, supervisions = (sorted(lhotse_recordings.glob(f"{kind}*"))[0] for kind in ("rec", "sup"))
+    for given, named in (
+        (["--cuts", lhotse_recordings / "other.jsonl"], "other.jsonl must be a CutSet of Lhotse, but"),
+        (["--cuts", lhotse_recordings / "missing.jsonl"], "missing.jsonl must be a CutSet of Lhotse, but"),
+        (["--recordings", supervisions, "--supervisions", recordings], "must be a RecordingSet of Lhotse, but has a"),
+    ):
+        status, _, err = call(main, "convert", target, *given)
+        assert (status, named in err, "Traceback" in err) == (1, True, False), err
     (lhotse_recordings / "empty.jsonl").write_text("")
     status, _, err = call(main, "convert", target, "--cuts", lhotse_recordings / "empty.jsonl")
     assert (status, "empty.jsonl must be a CutSet of Lhotse, but is empty" in err) == (1, True)

@@ -77,6 +77,21 @@ def metrics(directory):
     return [{k: v for k, v in json.loads(line).items() if not k.endswith("_per_s")} for line in lines]
 
 
+def test_a_run_whose_text_has_changed_says_that_it_rates_itself_anew(tree, text, tmp_path, caplog):
+    """What was held out before may be learnt now, and the other way round."""
+    copy = tmp_path / "text.txt"
+    copy.write_text(text.read_text())
+    config = run_from_dict(tree | {"text": tree["text"] | {"sources": [str(copy)]}}, "here")
+    train(config, tmp_path / "run")
+    longer = dataclasses.replace(config, loop=dataclasses.replace(config.loop, steps=9))
+    copy.write_text("A sentence before all others.\n" + text.read_text())
+    train(longer, tmp_path / "run")
+    assert "the texts are others than before" in caplog.text
+    caplog.clear()
+    train(dataclasses.replace(config, loop=dataclasses.replace(config.loop, steps=12)), tmp_path / "run")
+    assert "the texts are others than before" not in caplog.text
+
+
 @pytest.mark.parametrize("labels", [LABEL_CHARACTERS, UKRAINIAN, "книга цепшт"])
 @pytest.mark.parametrize("kind", ["unigram", "char"])
 def test_tokens_spell_every_word_in_the_labels(kind, labels):

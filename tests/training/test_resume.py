@@ -168,7 +168,7 @@ def test_weights_alone_are_no_run_to_resume(state, config, tmp_path, caplog):
 
 def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path):
     others = [".12.tiny2-00000001.pt", ".12.metrics.jsonl", "tiny.pt"]
-    for name in (".12.tiny-00000001.pt", ".12.tiny.pt", *others):
+    for name in (".12.tiny-00000001.pt", ".12.tiny.pt", ".12.tiny.png", *others):
         (tmp_path / name).write_bytes(b"half")
     write_at(state, config, tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "tiny-00000002.pt"])
@@ -200,6 +200,10 @@ def test_best_weights_alone_are_not_overwritten(state, config, tmp_path):
         checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": step})
         with pytest.raises(ConfigError) if is_refused else nullcontext():
             assert newest(tmp_path, config) is None  # killed before its first checkpoint
+    checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": every})
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2 * every, "loss": 1.0}))
+    with pytest.raises(ConfigError, match="would be replaced"):  # the run went on, its first evaluation was its best
+        newest(tmp_path, config)
     write_at(state, config, tmp_path, 1)
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
 

@@ -2,6 +2,7 @@ import argparse
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -363,3 +364,13 @@ def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason,
     write(tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"x\.pt cannot be read as a checkpoint of Carnelian .*: {reason}$"):
         checkpoint.load(tmp_path / "x.pt")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns of how it uses itself
+def test_a_compiled_network_learns_from_few_clips_at_a_time(tiny_config, changed, tmp_path):
+    """The views that are faster on CPUs are of sizes that TorchInductor does not know."""
+    plain = changed(tiny_config, loop={"steps": 1})
+    train(plain, tmp_path / "plain")
+    train(changed(plain, loop={"compile": True}), tmp_path / "compiled")
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)

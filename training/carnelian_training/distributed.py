@@ -134,7 +134,8 @@ def joined() -> Iterator[Process]:
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
         # PyTorch 2.13 keeps one store for all attempts: the second would look for the processes of the first.
         raise RuntimeError(
-            "`torchrun --max-restarts` must run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+            "`torchrun --max-restarts` must run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, and with "
+            "--rdzv-backend=c10d and --rdzv-endpoint in the place of --master-addr and --master-port"
         )
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = find_device()

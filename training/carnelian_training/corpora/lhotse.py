@@ -3,6 +3,7 @@
 Clips inside longer recordings become lines with `offset`; no sound is written.
 """
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,17 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
     Raises:
         ValueError: A cut is mixed, padded or perturbed, or its sound is not one file of one channel; named.
     """
+    seen: set[tuple[str, str, float]] = set()
     for cut in _read(_lhotse().CutSet, cuts):
         if type(cut).__name__ != "MonoCut":
             raise ValueError(f"{cuts}: {cut.id} must be a plain part of a recording, but is a {type(cut).__name__}")
         for supervision in cut.supervisions:
-            yield _clip(cut.recording, cut.start + supervision.start, supervision, f"{cuts}: {supervision.id}")
+            start = cut.start + supervision.start
+            known = (cut.recording.id, supervision.id, round(start, 3))
+            if known in seen:  # in the window before, too: windows overlap, or one begins amid what is said
+                continue
+            seen.add(known)
+            yield _clip(cut.recording, start, supervision, f"{cuts}: {supervision.id}")
 
 
 def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip]:
@@ -38,12 +45,24 @@ def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip
         yield _clip(by_id[supervision.recording_id], supervision.start, supervision, where)
 
 
-def _read(kind: Any, path: Path) -> Any:
-    """What a manifest holds; of an empty one Lhotse makes None."""
-    found = kind.from_file(path)
-    if found is None:
-        raise ValueError(f"{path} must be a {kind.__name__} of Lhotse, but is empty")
-    return found
+def _read(kind: Any, path: Path) -> Iterator[Any]:
+    """What a manifest holds, which Lhotse may read as it goes.
+
+    Raises:
+        ValueError: It is empty, or holds something else.
+    """
+    names = {"CutSet": "Cut", "RecordingSet": "Recording", "SupervisionSet": "SupervisionSegment"}
+    expected = f"{path} must be a {kind.__name__} of Lhotse"
+    try:
+        found = kind.from_file(path)
+        if found is None:
+            raise ValueError(f"{expected}, but is empty")
+        for item in found:
+            if not type(item).__name__.endswith(names[kind.__name__]):
+                raise ValueError(f"{expected}, but has a {type(item).__name__}")
+            yield item
+    except (AssertionError, AttributeError, EOFError, KeyError, OSError, TypeError, zlib.error) as error:
+        raise ValueError(f"{expected}, but cannot be read: {error}") from error
 
 
 def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:

@@ -15,7 +15,8 @@ from carnelian_training.text import spell_out, to_given_labels, to_labels
 HELD_OUT_EVERY = 100
 """One sentence in so many is kept for the perplexity."""
 OVERLAP_WORDS = 6
-"""A sentence that has so many words in a row with a transcript that is left out is left out with it."""
+"""A sentence that has so many words in a row with a transcript that is left out is left out with it; so is one that is
+a shorter transcript as a whole."""
 
 _END = re.compile(
     r"(?:(?<=[.!?؟۔।॥])[\"”“'»«]?\s+|(?<=[。！？])[”」』]?\s*)(?=[\"“']?[¿¡«»„「『]*([^\W\d_]))"  # noqa: RUF001
@@ -96,6 +97,6 @@ def _normalise(text: str, labels: str | None) -> str | None:
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:
-    """Every run of `OVERLAP_WORDS` words; a shorter text has none."""
+    """Every run of `OVERLAP_WORDS` words; of a shorter text the whole of it."""
     words = text.split()
-    return {tuple(words[i : i + OVERLAP_WORDS]) for i in range(len(words) - OVERLAP_WORDS + 1)}
+    return {tuple(words[i : i + OVERLAP_WORDS]) for i in range(max(1, len(words) - OVERLAP_WORDS + 1))}

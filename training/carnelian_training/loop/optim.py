@@ -56,9 +56,10 @@ class NovoGrad(Optimizer):
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Optimizer:
-    """The configured optimiser. AdamW and Muon leave norms and biases undecayed; NovoGrad, as published, decays all.
+    """The configured optimiser.
 
-    Each group carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
+    AdamW and Muon leave vectors undecayed, as norms and biases are; NovoGrad, as published, decays all. Each group
+    carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
     """
     optimizer = config.optimizer
     matrices = _matrices(config, model) if optimizer.name == "muon" else set()

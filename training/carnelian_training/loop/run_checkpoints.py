@@ -11,6 +11,8 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
+from carnelian_training.loop.plot import read_metrics
+from carnelian_training.loop.report import METRICS
 from carnelian_training.loop.state import State, checkpoint_every_steps
 from carnelian_training.run_config import OF_TRAINING, RunConfig
 
@@ -48,7 +50,7 @@ def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
     for old in until_now[: -config.loop.keep_last]:
         if old not in milestones:
             old.unlink()
-    for suffix in (STEP_SUFFIX, ".pt"):
+    for suffix in (STEP_SUFFIX, ".pt", ".png"):
         for partial in directory.glob(f".[0-9]*.{glob.escape(config.name)}{suffix}"):
             partial.unlink(missing_ok=True)
 
@@ -122,7 +124,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             "take another --out, or that `name` to resume it"
         )
     best = directory / f"{config.name}.pt"
-    if best.exists() and not saved and not _is_early(best, config):
+    if best.exists() and not saved and not _is_early(best, directory / METRICS, config):
         raise ConfigError(
             f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
             "another `name`, or move it away"
@@ -143,13 +145,14 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
     return None
 
 
-def _is_early(best: Path, config: RunConfig) -> bool:
+def _is_early(best: Path, metrics: Path, config: RunConfig) -> bool:
     """Whether a run wrote its best weights and was killed before its first checkpoint was due: then it starts anew."""
     try:
         step = checkpoint.load(best)[1].get("results", {}).get("step")
     except CheckpointError:
         return False
-    return step is not None and step <= checkpoint_every_steps(config)
+    steps = [record["step"] for record in read_metrics(metrics)] if metrics.exists() else []
+    return step is not None and max([step, *steps]) <= checkpoint_every_steps(config)
 
 
 def checkpoints(directory: Path, config: RunConfig) -> list[Path]:

@@ -85,7 +85,9 @@ class MaskedConv(nn.Conv2d):
         is_ours = is_depthwise and (trains_on_cpu or (self.uses_triton and self.stride[1] == 1))
         if dilation == 1:
             is_pointwise = self.kernel_size[1] == self.stride[1] == 1
-            if trains_on_cpu and is_pointwise and 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
+            # TorchInductor (2.13) fails on views of sizes that it does not know.
+            may_fold = trains_on_cpu and is_pointwise and not torch.compiler.is_compiling()
+            if may_fold and 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
                 # [B, C, 1, T] -> [16 B, C, 1, T / 16] and back: views with channels last
                 return _refold(super().forward(_refold(x, FOLD * x.shape[0])), x.shape[0])
             if is_ours:
