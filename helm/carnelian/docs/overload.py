@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,17 @@ class Memory:
         """Look four times a second."""
         self._server = server
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._pool = ThreadPoolExecutor(1)
         self.most_mib = 0.0
 
     def __enter__(self) -> "Memory":
-        self._thread.start()
+        self._looking = self._pool.submit(self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
+        self._pool.shutdown()
+        self._looking.result()  # raises what kept it from looking
 
     def _look(self) -> None:
         while not self._done.wait(0.25):
