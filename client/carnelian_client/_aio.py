@@ -15,8 +15,9 @@ from ._settings import (
     DEFAULT_MODEL,
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    TAKEN_AHEAD,
     Settings,
-    window_size,
+    check_many,
 )
 from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript
 
@@ -89,7 +90,9 @@ class AsyncCarnelianClient:
         finally:
             is_late = reading.cancel()
         if is_late:
-            raise self._settings.unread(audio, model, request_id, deadline)
+            raise self._settings.not_read_in_time(
+                audio, model, request_id, deadline, ", or leave threads of the event loop's executor free"
+            )
         request = await reading
         retrying = tenacity.AsyncRetrying(sleep=self._wait, **retry_arguments(self._settings.retry, deadline))
         return await retrying(transport.infer, request, deadline)
@@ -134,7 +137,7 @@ class AsyncCarnelianClient:
         loop early drops what is not sent and closes an asynchronous generator: at once if `contextlib.aclosing`
         closes the iterator, else when it is collected.
         """
-        window = window_size(clips, concurrency, options)
+        check_many(clips, concurrency, options)
         free = asyncio.Semaphore(concurrency)
 
         async def transcribe(audio: Audio) -> Outcome:
@@ -147,7 +150,7 @@ class AsyncCarnelianClient:
                     return error
 
         async def outcomes() -> AsyncGenerator[Outcome, None]:
-            room = asyncio.Semaphore(window)
+            room = asyncio.Semaphore(TAKEN_AHEAD * concurrency)
             pending: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
             tasks: set[asyncio.Task[Outcome]] = set()
 

@@ -15,6 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
+from ._mpeg import has_audio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +44,8 @@ _LEAST_FRAME_BYTES = 24
 """Of MPEG audio: 8 kbit/s at 24 kHz in layer III."""
 _MOST_FRAME_BYTES = 1 << 12
 """No frame of MPEG audio is half as long."""
-_MPEG_SYNCS = tuple(bytes([0xFF, byte]) for byte in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB, 0xF4, 0xF5, 0xFC, 0xFD))
-"""How frames begin: of MPEG 2.5, 2 and 1 in layer III, with a checksum and without, of 2 and 1 in layer II."""
-_LEAST_LEFT_FRAMES = 20
-"""A count in a header may be less than the frames by a few: encoders do not count their delay alike."""
+_LEAST_LEFT_S = 0.5
+"""Less than this behind what was read is no other file: encoders do not count their delay alike."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _FLAC_SUBTYPES = {
@@ -81,7 +80,7 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     Raises:
         InvalidAudio: the clip is empty, not finite, too large, or in a format that neither side reads.
         OSError: the path cannot be read.
-        TimeoutError: the deadline has passed.
+        DeadlinePassed: before it was read.
         TypeError: `audio` is none of the forms of `Audio`.
     """
     if isinstance(audio, (str, os.PathLike)):
@@ -233,18 +232,20 @@ class _Unmeasured(io.BytesIO):
         return super().tell() + (self._is_at_end << 40)
 
 
-def _left_frames(file: io.BytesIO) -> int:
-    """About how many MPEG frames are behind what was read; 0 of what is no MPEG audio, a tag or a picture."""
-    rest = file.getvalue()[io.BytesIO.tell(file) :]
-    found = max(map(rest.count, _MPEG_SYNCS))
-    return found if found * _MOST_FRAME_BYTES > len(rest) else 0
+def _goes_on(file: io.BytesIO) -> bool:
+    """Whether there is more MPEG audio behind what was read."""
+    return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
 
 
 def _counts_no_frames(data: bytes) -> bool:
-    """Whether the bytes may be of an MP3 file as encoders write it to a pipe, which cannot go back to its head."""
+    """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
     start = _first_frame(data)
     head = data[start : start + 200]
-    return head[:1] == b"\xff" and not any(count in head for count in (b"Xing", b"Info", b"VBRI"))
+    for tag in (b"Xing", b"Info"):
+        if (place := head.find(tag)) >= 0:
+            flags, count = struct.unpack_from(">II", head.ljust(place + 12), place + 4)
+            return not (flags & 1 and count)
+    return head[:1] == b"\xff" and b"VBRI" not in head
 
 
 def _is_taken_for_mpeg(data: bytes) -> bool:
@@ -327,14 +328,13 @@ def _read_blocks(source: soundfile.SoundFile, file: io.BytesIO) -> Iterator[npt.
         try:
             block = source.read(size, dtype="float32")
         except soundfile.LibsndfileError:
-            if isinstance(file, _Unmeasured) and num_blocks and not _left_frames(file):
+            if isinstance(file, _Unmeasured) and num_blocks and not _goes_on(file):
                 return
             raise
         if not len(block):
-            if source.format == "MP3" and _left_frames(file) >= _LEAST_LEFT_FRAMES:
+            if source.format == "MP3" and _goes_on(file):
                 raise InvalidAudio(
-                    "it is several MP3 files one behind the other, of which only the first would be heard; "
-                    + CONVERT_ADVICE,
+                    "it goes on behind its end, as MP3 files that were put one behind the other do; " + CONVERT_ADVICE
                 )
             return
         yield block

@@ -96,8 +96,8 @@ def transcribe(
         raise typer.BadParameter("- must be the standard input, but it is closed")
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot spell must not cost the other files
-        codecs.register_error("carnelian", _spell)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        codecs.register_error("carnelian", _spell)  # what it cannot spell must not cost the other files
         sys.stdout.reconfigure(errors="carnelian" if sys.stdout.errors == "surrogateescape" else "backslashreplace")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
@@ -142,7 +142,9 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
 
 
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What an encoding cannot spell: the bytes of a name that are no text as they are, the rest as escapes."""
+    """A character that an encoding cannot spell: a byte of a name that is no text as it is, another as an escape."""
+    assert isinstance(error, UnicodeEncodeError)
+    error.end = error.start + 1
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:

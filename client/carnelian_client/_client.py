@@ -23,8 +23,9 @@ from ._settings import (
     DEFAULT_MODEL,
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    TAKEN_AHEAD,
     Settings,
-    window_size,
+    check_many,
 )
 from ._types import TLS, Audio, DecodingOptions, Health, Model, Request, Transcript
 
@@ -47,7 +48,8 @@ class CarnelianClient:
         url: `host:port` of Triton's gRPC endpoint, or another gRPC target. The addresses of a name that has
             several, such as a headless service's `dns:///carnelian.speech:8001`, are used in turn.
         model: Name of the ensemble, unless a call names another.
-        timeout_s: Time for one call, reading the clip and retries included. The server hears of it too.
+        timeout_s: Time for one call, reading the clip and retries included. The server hears of it too. Of a pipe that
+            nobody writes, a thread that waits for it stays behind.
         retry: When to try again.
         tls: Encrypt the connection; None sends in the clear.
         headers: Sent with every call, such as the one that Triton's restricted protocols want.
@@ -177,7 +179,7 @@ class CarnelianClient:
             TypeError: an item is no clip at all.
             Exception: what the iterable itself raises, after the outcomes of the clips before.
         """
-        window = window_size(clips, concurrency, options)
+        check_many(clips, concurrency, options)
         self._check_open()
 
         def transcribe(audio: Audio) -> Outcome:
@@ -196,7 +198,7 @@ class CarnelianClient:
             may_wait = not isinstance(clips, Sequence)
             try:
                 while True:
-                    while source is not None and len(pending) < window:
+                    while source is not None and len(pending) < TAKEN_AHEAD * concurrency:
                         if may_wait and pending and pending[0].done():
                             break
                         try:
@@ -280,7 +282,7 @@ class CarnelianClient:
 
         threading.Thread(target=read, name="carnelian_reader", daemon=True).start()
         if not wait([future], timeout=deadline.left_s).done:
-            raise self._settings.unread(audio, model, request_id, deadline)
+            raise self._settings.not_read_in_time(audio, model, request_id, deadline)
         return future.result()
 
     def _check_open(self) -> None:

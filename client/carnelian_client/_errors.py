@@ -197,11 +197,6 @@ _WORDINGS = (
     _wording("http2 header with status: 50[234]", ConnectError, "a proxy answers, but does not reach the server"),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
     _wording(
-        "method not found|http2 header with status: 404",
-        ServerError,
-        "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it",
-    ),
-    _wording(
         "message larger than max|too little memory for an input",
         InvalidAudio,
         "send a shorter clip, or a compressed form such as FLAC",
@@ -286,6 +281,8 @@ def error_from_answer(
     match = _WRAPPING.match(details)
     words = match["words"].strip() if match else details
     kind, advice = STATUS_ERRORS.get(status or "UNKNOWN", ServerError), ""
+    if status == "UNIMPLEMENTED":  # Triton has every method that is called here
+        advice = "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it"
     for wording in _WORDINGS:
         if _may_mean(wording, status) and wording.pattern.search(words):
             kind, advice = wording.error, wording.advice

@@ -45,6 +45,10 @@ class RetryPolicy:
             )
 
 
+class DeadlinePassed(Exception):  # noqa: N818  (caught where it can be said what was late)
+    """There is no time left."""
+
+
 class Deadline:
     """A point in time, so that every attempt of a call shares one `timeout_s`."""
 
@@ -55,9 +59,9 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raise a TimeoutError once it has passed."""
+        """Raise DeadlinePassed once it has."""
         if time.monotonic() > self._end:
-            raise TimeoutError
+            raise DeadlinePassed
 
     @property
     def left_s(self) -> float:

@@ -12,13 +12,15 @@ from os import PathLike
 
 from ._audio import describe_audio, encode_audio
 from ._errors import CarnelianClientError, DeadlineExceeded, InvalidOption
-from ._retry import Deadline, RetryPolicy
+from ._retry import Deadline, DeadlinePassed, RetryPolicy
 from ._types import TLS, Audio, DecodingOptions, Request
 
 DEFAULT_URL = "localhost:8001"
 DEFAULT_MODEL = "quartznet_demo"
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_CONCURRENCY = 8
+TAKEN_AHEAD = 2
+"""Times the concurrency: what `transcribe_many` takes, so that a slow clip at the front leaves work for the others."""
 
 TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
@@ -84,18 +86,19 @@ class Settings:
         try:
             parameters = {name: _parameter(name, value) for name, value in options.items()}
             encoded = encode_audio(audio, deadline)
-        except TimeoutError:
-            raise self.unread(audio, model, given, deadline) from None
+        except DeadlinePassed:
+            raise self.not_read_in_time(audio, model, given, deadline) from None
         except CarnelianClientError as error:
             error.clip, error.model, error.request_id = describe_audio(audio), model, given
             raise
         return Request(encoded, describe_audio(audio), model, request_id, parameters)
 
-    def unread(self, audio: Audio, model: str | None, request_id: str | None, deadline: Deadline) -> DeadlineExceeded:
+    def not_read_in_time(
+        self, audio: Audio, model: str | None, request_id: str | None, deadline: Deadline, advice: str = ""
+    ) -> DeadlineExceeded:
         """The error of a clip that is not there when the time is over."""
         return DeadlineExceeded(
-            f"the clip was not read within {deadline.timeout_s:g} s; allow more with `timeout_s`, and under asyncio "
-            "leave threads of the event loop's executor free",
+            f"the clip was not read within {deadline.timeout_s:g} s; allow more with `timeout_s`{advice}",
             clip=describe_audio(audio),
             model=model or self.model,
             request_id=request_id,
@@ -145,12 +148,16 @@ def _parameter(name: str, value: object) -> str | int:
         ) from error
 
 
-def window_size(clips: object, concurrency: int, options: DecodingOptions) -> int:
-    """How many of `clips` `transcribe_many` takes ahead: a slow one at the front leaves work for the others."""
+def check_many(clips: object, concurrency: int, options: DecodingOptions) -> None:
+    """Refuse what `transcribe_many` cannot mean.
+
+    Raises:
+        TypeError: `clips` is a single one, or all would have one request id.
+        ValueError: no request may be in flight.
+    """
     if isinstance(clips, (str, PathLike, bytes, bytearray, memoryview)):
         raise TypeError(f"`clips` must be an iterable of clips, but is one: {type(clips).__name__}; use `transcribe`.")
     if "request_id" in options:
         raise TypeError("`request_id` must be a single clip's, but would be that of all; use `transcribe`.")
     if concurrency < 1:
         raise ValueError(f"`concurrency` must be at least 1, but is {concurrency}.")
-    return 2 * concurrency

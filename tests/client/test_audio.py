@@ -134,20 +134,56 @@ def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds):
         encode(piped[:middle] + bytes(5000) + piped[middle:])
 
 
-@pytest.mark.parametrize("rates", [(RATE, RATE), (RATE, 44_100)], ids=["alike", "unlike"])
-@pytest.mark.parametrize("is_counted", [True, False])
-def test_of_mp3_files_one_behind_the_other_nothing_is_lost_silently(rates, is_counted):
-    parts = []
-    for rate in rates:
-        sink = io.BytesIO()
-        soundfile.write(sink, np.random.default_rng(0).uniform(-0.5, 0.5, 3 * rate), rate, format="MP3")
-        part = sink.getvalue()
-        parts.append(part if is_counted else part[part.index(part[:2], 100) :])
-    if not is_counted and len(set(rates)) == 1:  # which is one file
-        assert len(read(encode(b"".join(parts)))[0]) == pytest.approx(6 * RATE, abs=3000)
-        return
-    with pytest.raises(InvalidAudio, match=r"several MP3 files one behind the other, .*; convert the file"):
-        encode(b"".join(parts))
+def mp3(seconds, rate=RATE, *, is_counted=True):
+    sink = io.BytesIO()
+    soundfile.write(sink, np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * rate)), rate, format="MP3")
+    sound = sink.getvalue()
+    return sound if is_counted else sound[sound.index(sound[:2], 100) :]
+
+
+PICTURE = b"ID3\4\0\0\0\x12\x27\x60" + np.random.default_rng(0).bytes(300_000)
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [
+        mp3(3) + mp3(3),
+        mp3(3) + mp3(3, 44_100),
+        mp3(3, is_counted=False) + mp3(3, 44_100, is_counted=False),
+        mp3(3) + mp3(1),
+        mp3(3) + PICTURE + mp3(2),
+    ],
+    ids=["alike", "unlike", "uncounted", "short", "picture between"],
+)
+def test_of_mp3_files_one_behind_the_other_none_is_lost_silently(joined):
+    with pytest.raises(InvalidAudio, match=r"goes on behind its end, .* one behind the other do; convert the file"):
+        encode(joined)
+
+
+def test_mp3_files_that_make_one_are_one():
+    assert len(read(encode(mp3(3, is_counted=False) * 2))[0]) == pytest.approx(6 * RATE, abs=3000)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"", b"TAG" + bytes(125), PICTURE, b"\xff\xfb" * 1000, bytes(5000), mp3(3)[-300:], b"\xff" * 4000],
+    ids=["none", "ID3v1", "picture", "syncs", "zeros", "a frame", "ones"],
+)
+def test_what_follows_an_mp3_file_and_is_none_does_no_harm(tail):
+    assert len(read(encode(mp3(3) + tail))[0]) == pytest.approx(3 * RATE, abs=100)
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_mp3_whose_header_has_no_count_is_decoded_to_its_end(flags):
+    loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
+    sink = io.BytesIO()
+    soundfile.write(
+        sink, np.concatenate([quiet, loud]), RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.6
+    )
+    sound = bytearray(sink.getvalue())
+    place = sound.index(b"Xing")
+    sound[place + 4 : place + 12] = struct.pack(">II", flags, 0)
+    assert len(read(encode(bytes(sound)))[0]) == pytest.approx(4 * RATE, abs=1500)
 
 
 @pytest.mark.parametrize("first", [-1, -257, -1025], ids=["layer I", "UTF-16", "layer III"])

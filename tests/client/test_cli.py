@@ -121,7 +121,7 @@ def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(transcribe
 
 
 def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(endpoint, wav, tmp_path):
-    names = ["h\u00e9.wav", os.fsdecode(b"\xff.wav"), "b.wav"]
+    names = ["h\u00e9.wav", os.fsdecode(b"\xff.wav"), os.fsdecode("\u00e9".encode() + b"\xff.wav"), "b.wav"]
     for name in names:
         (tmp_path / name).write_bytes(wav)
     done = subprocess.run(
@@ -132,7 +132,9 @@ def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(end
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [line.split(b"\t")[0] for line in done.stdout.splitlines()] == [b"h\\xe9.wav", b"\xff.wav", b"b.wav"]
+    assert [line.split(b"\t")[0] for line in done.stdout.splitlines()] == [
+        *(b"h\\xe9.wav", b"\xff.wav", b"\\xe9\xff.wav", b"b.wav")
+    ]
 
 
 @pytest.mark.parametrize("option", ["--ca", "--cert", "--key"])

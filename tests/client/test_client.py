@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -240,6 +241,16 @@ def test_what_is_decoded_too_slowly_is_not_sent(client, triton, monkeypatch):
     with pytest.raises(DeadlineExceeded, match="the clip was not read within"):
         client.transcribe(sink.getvalue(), timeout_s=0.001)
     assert triton.requests == []
+
+
+def test_a_time_out_of_a_network_drive_is_the_drives(client, tmp_path, monkeypatch):
+    def hang(*_):
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out", "clip.wav")
+
+    monkeypatch.setattr("carnelian_client._audio.read_all", hang)
+    (tmp_path / "clip.wav").write_bytes(b"RIFF")
+    with pytest.raises(OSError, match=r"Connection timed out: 'clip\.wav'"):
+        client.transcribe(tmp_path / "clip.wav")
 
 
 def test_a_gateway_that_waits_for_less_says_so_itself(client, triton, wav):

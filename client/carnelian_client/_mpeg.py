@@ -1,0 +1,64 @@
+"""Frames of MPEG audio (layers II and III), as far as it takes to see whether a file goes on: their headers.
+
+ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_SYNC = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
+_KBIT_PER_S = {
+    # (is MPEG 1, layer) -> by the four bits of the header; 0 and 15 are no rate
+    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES_HZ = (44_100, 48_000, 32_000)
+"""Of MPEG 1; those of MPEG 2 are halves, those of 2.5 quarters."""
+_LEAST_FRAMES = 3
+"""Three headers, each where the one before says, do not come about in a picture or in silence."""
+
+
+class Frame(NamedTuple):
+    """What a header says."""
+
+    num_bytes: int
+    num_samples: int
+    rate_hz: int
+
+
+def read_frame(data: bytes, start: int) -> Frame | None:
+    """The frame whose header is at `start`; None if that is no header, or one of free format."""
+    if len(data) < start + 4 or data[start] != 0xFF or data[start + 1] < 0xE0:
+        return None
+    second, third = data[start + 1], data[start + 2]
+    version, layer = second >> 3 & 3, 4 - (second >> 1 & 3)
+    bit_rate, rate, padding = third >> 4, third >> 2 & 3, third >> 1 & 1
+    if version == 1 or layer not in (2, 3) or bit_rate in (0, 15) or rate == 3:
+        return None
+    is_first = version == 3
+    rate_hz = _RATES_HZ[rate] >> (0 if is_first else 1 if version == 2 else 2)
+    num_samples = 576 if layer == 3 and not is_first else 1152
+    bits = num_samples * 1000 * _KBIT_PER_S[is_first, layer][bit_rate]
+    return Frame(bits // (8 * rate_hz) + padding, num_samples, rate_hz)
+
+
+def has_audio(data: bytes, start: int, enough_s: float) -> bool:
+    """Whether there are so many seconds of frames from `start` on, whatever else is between and behind them."""
+    seconds, position = 0.0, start
+    while (sync := _SYNC.search(data, position)) is not None:
+        frames: list[Frame] = []
+        position = sync.start()
+        while (frame := read_frame(data, position)) is not None and frame.rate_hz == (frames or [frame])[0].rate_hz:
+            frames.append(frame)
+            position += frame.num_bytes
+        if len(frames) < _LEAST_FRAMES:
+            position = sync.start() + 1
+            continue
+        seconds += sum(frame.num_samples / frame.rate_hz for frame in frames)
+        if seconds >= enough_s:
+            return True
+    return False
