@@ -241,11 +241,11 @@ def _counts_no_frames(data: bytes) -> bool:
     """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
     start = _first_frame(data)
     head = data[start : start + 200]
-    for tag in (b"Xing", b"Info"):
-        if (place := head.find(tag)) >= 0:
-            flags, count = struct.unpack_from(">II", head.ljust(place + 12), place + 4)
-            return not (flags & 1 and count)
-    return head[:1] == b"\xff" and b"VBRI" not in head
+    if head[:1] != b"\xff" or b"VBRI" in head:
+        return False
+    place = max(head.find(b"Xing"), head.find(b"Info"))
+    has_count, count = struct.unpack_from(">II", head.ljust(place + 12), place + 4)
+    return place < 0 or not (has_count & 1 and count)
 
 
 def _is_taken_for_mpeg(data: bytes) -> bool:

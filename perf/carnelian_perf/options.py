@@ -118,6 +118,13 @@ def check_writable(path: Path | None) -> Path | None:
     return path
 
 
+def check_apart(target: Path | None, *sources: Path | None) -> None:
+    """Refuse to write over a file what is measured with it; None stands for one that was not given."""
+    for source in sources:
+        if target is not None and source is not None and source.resolve() == target.resolve():
+            raise typer.BadParameter(f"the target must be another file than {source}, which would be lost")
+
+
 def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
     """Refuse a recogniser or a manifest that is not there."""
     from carnelian_perf.repository import WrongModelError, check_model

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from carnelian_serving.errors import ServerError
 
-_OFF = ("false", "off", "0")
-
 
 def find_address(host: str) -> str:
     """Return a host's address, IPv4 for a name: Triton's HTTP server takes each name for 255.255.255.255.
@@ -74,7 +72,7 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
         if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
             raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
-        if hides_health or (name == "--allow-http" and value.lower() in _OFF):
+        if hides_health or (name == "--allow-http" and not is_on(value)):
             raise ServerError(
                 f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
                 "`--http-address=127.0.0.1` keeps others from it"
@@ -94,7 +92,12 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
 def keeps_metrics(triton_options: Sequence[str]) -> bool:
     """Return whether tritonserver opens its port for them."""
     options = dict(option.partition("=")[::2] for option in triton_options)
-    return options.get("--allow-metrics", "").lower() not in _OFF
+    return is_on(options.get("--allow-metrics", "true"))
+
+
+def is_on(value: str) -> bool:
+    """Return what tritonserver takes the value of a yes-or-no option for."""
+    return value.lower() not in ("false", "off", "0")
 
 
 def _family(host: str) -> socket.AddressFamily:

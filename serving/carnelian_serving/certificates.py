@@ -7,41 +7,52 @@ authorities that clients need a certificate of, it gets ready and refuses all of
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from carnelian_serving.addresses import is_on
 from carnelian_serving.errors import ServerError
 
 CERTIFICATE, KEY, AUTHORITIES = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
+ENCRYPTED, MUTUAL = "--grpc-use-ssl", "--grpc-use-ssl-mutual"
 
 
 def check_certificates(triton_options: Sequence[str]) -> None:
-    """See that the files which options of tritonserver name can be used.
+    """See that the files can be used which options of tritonserver name.
 
     Raises:
-        ServerError: One cannot be read, is no PEM, or the key is not that of the certificate.
+        ServerError: One is not named, cannot be read or is no PEM, or the key is not that of the certificate.
     """
     options = dict(option.partition("=")[::2] for option in triton_options)
-    files = {name: options[name] for name in (CERTIFICATE, KEY, AUTHORITIES) if options.get(name)}
-    for name, file in files.items():
-        try:
-            Path(file).read_bytes()
-        except OSError as error:
-            raise ServerError(f"`{name}` must be a PEM file, but {file} cannot be read: {error.strerror}") from error
+    is_mutual = is_on(options.get(MUTUAL, "false"))
+    if not is_mutual and not is_on(options.get(ENCRYPTED, "false")):
+        return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("DEFAULT@SECLEVEL=0")  # how strong a key has to be is gRPC's to say
-    if CERTIFICATE in files and KEY in files:
+    certificate, key = (_find(options, name, ENCRYPTED) for name in (CERTIFICATE, KEY))
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "none")
+    except ssl.SSLError as error:
+        raise ServerError(
+            f"`{CERTIFICATE}` and `{KEY}` must be PEM files that belong together, the key without a password, but "
+            f"{certificate} and {key} are not: {error}"
+        ) from error
+    if is_mutual:
+        authorities = _find(options, AUTHORITIES, MUTUAL)
         try:
-            context.load_cert_chain(files[CERTIFICATE], files[KEY], password=lambda: "none")
+            context.load_verify_locations(authorities)
         except ssl.SSLError as error:
             raise ServerError(
-                f"`{CERTIFICATE}` and `{KEY}` must be PEM files that belong together, the key without a password, but "
-                f"{files[CERTIFICATE]} and {files[KEY]} are not: {error}"
+                f"`{AUTHORITIES}` must be a PEM file of certificates, but {authorities} is none: {error}"
             ) from error
-    if AUTHORITIES in files:
-        try:
-            context.load_verify_locations(files[AUTHORITIES])
-        except ssl.SSLError as error:
-            raise ServerError(
-                f"`{AUTHORITIES}` must be a PEM file of certificates, but {files[AUTHORITIES]} is none: {error}"
-            ) from error
+
+
+def _find(options: Mapping[str, str], name: str, reason: str) -> str:
+    file = options.get(name)
+    if not file:
+        raise ServerError(f"`{name}` must be given with `{reason}`, but is not")
+    try:
+        Path(file).read_bytes()
+    except OSError as error:
+        raise ServerError(f"`{name}` must be a PEM file, but {file} cannot be read: {error.strerror}") from error
+    return file

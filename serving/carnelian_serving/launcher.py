@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -360,15 +361,12 @@ class Server:
 
     def _is_ready(self) -> bool:
         """Whether the models are, and every port is open: that of the metrics is the last."""
-        return self._answers("http", "/v2/health/ready") and (
-            not keeps_metrics(self._triton_options) or self._answers("metrics", "/metrics")
-        )
-
-    def _answers(self, kind: str, path: str) -> bool:
         # Not urllib, which would ask a proxy for this machine's own address.
-        connection = http.client.HTTPConnection(self._addresses[kind], self._ports[f"--{kind}-port"], timeout=1)
+        connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
-            connection.request("GET", path)
+            if keeps_metrics(self._triton_options):
+                socket.create_connection((self._addresses["metrics"], self._ports["--metrics-port"]), 1).close()
+            connection.request("GET", "/v2/health/ready")
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False

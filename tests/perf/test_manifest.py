@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,10 @@ def test_a_part_of_a_file_is_refused(tmp_path):
         read_manifest(path, with_texts=True)
     with pytest.raises(ValueError, match=r"but is .* begin 2\.5 s into one"):
         read_manifest(write(tmp_path / "m.jsonl", offset=2.5), with_texts=True)
+
+
+def test_without_soundfile_a_manifest_is_read(tmp_path, monkeypatch):
+    """As by `accuracy`, which needs no extra."""
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    path = write(tmp_path / "m.jsonl", offset=0)
+    assert len(read_manifest(path, with_texts=True)) == 1

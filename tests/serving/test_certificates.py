@@ -31,36 +31,43 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def options_of(files: Path, names: dict[str, str]) -> list[str]:
+    return [
+        f"--grpc-{option}={value if value in ('true', 'false') else files / value}" for option, value in names.items()
+    ]
+
+
+OWN = {"use-ssl": "true", "server-cert": "own.crt", "server-key": "own.key"}
+MUTUAL = OWN | {"use-ssl-mutual": "true", "root-cert": "other.crt"}
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("names", "reason"),
     [
-        ({"server-cert": "own.crt", "server-key": "other.key"}, "must be PEM files that belong together, .*mismatch"),
-        ({"server-cert": "locked.crt", "server-key": "locked.key"}, "must be .* without a password"),
-        ({"server-cert": "own.key", "server-key": "own.key"}, "must be PEM files that belong together"),
-        ({"server-cert": "missing.crt"}, r"`--grpc-server-cert` must be a PEM file, but .*missing\.crt cannot be read"),
-        ({"root-cert": "missing.crt"}, r"`--grpc-root-cert` must be a PEM file, but .*missing\.crt cannot be read"),
-        (
-            {"root-cert": "empty.crt"},
-            r"`--grpc-root-cert` must be a PEM file of certificates, but .*empty\.crt is none",
-        ),
-        ({"root-cert": "own.key"}, "is none"),
+        (OWN | {"server-key": "other.key"}, "must be PEM files that belong together, .*mismatch"),
+        (OWN | {"server-cert": "locked.crt", "server-key": "locked.key"}, "must be .* without a password"),
+        (OWN | {"server-cert": "own.key"}, "must be PEM files that belong together"),
+        (OWN | {"server-cert": "no.crt"}, r"`--grpc-server-cert` must be a PEM file, but .*no\.crt cannot be read"),
+        (MUTUAL | {"root-cert": "no.crt"}, r"`--grpc-root-cert` must be a PEM file, but .*no\.crt cannot be read"),
+        (MUTUAL | {"root-cert": "empty.crt"}, r"`--grpc-root-cert` must be .* certificates, but .*empty\.crt is none"),
+        (MUTUAL | {"root-cert": "own.key"}, "is none"),
+        ({"use-ssl": "true"}, "`--grpc-server-cert` must be given with `--grpc-use-ssl`, but is not"),
+        (OWN | {"use-ssl-mutual": "true"}, "`--grpc-root-cert` must be given with `--grpc-use-ssl-mutual`, but is not"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(options: dict[str, str], reason: str, files: Path) -> None:
+def test_files_that_cannot_be_used_are_named(names: dict[str, str], reason: str, files: Path) -> None:
     with pytest.raises(ServerError, match=reason):
-        check_certificates([f"--grpc-{option}={files / name}" for option, name in options.items()])
+        check_certificates(options_of(files, names))
 
 
-def test_files_that_can_are_not(files: Path) -> None:
-    names = {"server-cert": "own.crt", "server-key": "own.key", "root-cert": "other.crt"}
-    check_certificates(["--grpc-use-ssl=true", *(f"--grpc-{option}={files / name}" for option, name in names.items())])
-    check_certificates([])
+@pytest.mark.parametrize("names", [OWN, MUTUAL, {"use-ssl": "false", "server-cert": "no.crt"}, {}])
+def test_files_that_can_or_need_not_are_not(names: dict[str, str], files: Path) -> None:
+    check_certificates(options_of(files, names))
 
 
 def test_they_are_looked_at_before_models_load(cut_repository: Path, files: Path) -> None:
-    server = Server(
-        cut_repository, http_port=0, grpc_port=0, metrics_port=0, triton_options=[f"--grpc-root-cert={files}/no.crt"]
-    )
-    with pytest.raises(ServerError, match="`--grpc-root-cert` must be a PEM file"):
+    options = options_of(files, OWN | {"server-key": "other.key"})
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, triton_options=options)
+    with pytest.raises(ServerError, match="must be PEM files that belong together"):
         server.start()
     assert server.log == []

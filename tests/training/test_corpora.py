@@ -272,10 +272,14 @@ def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     assert not target.exists()
     assert call(main, "convert", target)[0] == 2
     (lhotse_recordings / "other.jsonl").write_text('{"audio_filepath": "a.wav", "duration": 1, "text": "a"}')
+    (lhotse_recordings / "broken.yaml").write_text("a: [")
+    (lhotse_recordings / "broken.jsonl").write_text("{a")
     recordings, supervisions = (sorted(lhotse_recordings.glob(f"{kind}*"))[0] for kind in ("rec", "sup"))
     for given, named in (
         (["--cuts", lhotse_recordings / "other.jsonl"], "other.jsonl must be a CutSet of Lhotse, but"),
         (["--cuts", lhotse_recordings / "missing.jsonl"], "missing.jsonl must be a CutSet of Lhotse, but"),
+        (["--cuts", lhotse_recordings / "broken.yaml"], "broken.yaml must be a CutSet of Lhotse, but cannot be read"),
+        (["--cuts", lhotse_recordings / "broken.jsonl"], "broken.jsonl must be a CutSet of Lhotse, but cannot be read"),
         (["--recordings", supervisions, "--supervisions", recordings], "must be a RecordingSet of Lhotse, but has a"),
     ):
         status, _, err = call(main, "convert", target, *given)
@@ -316,7 +320,7 @@ def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
     (tmp_path / "tone.wav").unlink()
     with pytest.raises(ValueError, match=r"tone\.wav cannot be read: .*No such file"):
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1])
-    with pytest.raises(ValueError, match=r"must be another file than the old, but is .*out/manifest\.jsonl"):
+    with pytest.raises(ValueError, match=r"must be another file than the source, .*out/manifest\.jsonl"):
         perturb(tmp_path / "out" / "manifest.jsonl", tmp_path / "out", [1.1])
 
 

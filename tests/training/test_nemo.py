@@ -350,14 +350,17 @@ def test_other_files_are_refused(tmp_path, content, message):
         sources.read(path)
 
 
-def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(tmp_path):
-    folder = tmp_path / "apart"
-    with tarfile.open(REFERENCES / "quartznet.nemo") as archive:
-        archive.extractall(folder)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(is_there, tmp_path, monkeypatch):
+    folder = tmp_path / "my model's"
+    folder.mkdir()
+    subprocess.run(["tar", "-C", folder, "-xf", REFERENCES / "quartznet.nemo"], check=True)
+    monkeypatch.chdir(folder if is_there else tmp_path)
     with pytest.raises(CheckpointError, match=r"is one taken apart; pack it: (.*)") as refusal:
-        sources.read(folder)
-    subprocess.run(str(refusal.value).partition("pack it: ")[2], shell=True, check=True, cwd=tmp_path)
-    assert sources.read(tmp_path / "apart.nemo", "same")[0] == sources.read(REFERENCES / "quartznet.nemo", "same")[0]
+        sources.read(Path() if is_there else Path(folder.name))
+    subprocess.run(str(refusal.value).partition("pack it: ")[2], shell=True, check=True)
+    packed = tmp_path / "my model's.nemo"
+    assert sources.read(packed, "same")[0] == sources.read(REFERENCES / "quartznet.nemo", "same")[0]
 
 
 def test_no_class_is_loaded_and_nothing_is_unpacked(tmp_path):

@@ -34,8 +34,12 @@ from carnelian_training.text import spell_out, to_given_labels, to_labels
         ("at 12:00, 10:05 and 3:16", "at twelve o'clock ten oh five and three sixteen"),
         ("from 9:00 p.m.", "from nine p m"),
         ("3.50 metres, 1.05, 50.0%", "three point five zero metres one point zero five fifty point zero percent"),
-        ("No. 5 is alive. No. It is not.", "number five is alive no it is not"),
+        ("Flat No. 5 (No. 6). No. It is not.", "flat number five number six no it is not"),
+        ("Did he stay? No. 12 left.", "did he stay no twelve left"),
         ("-5 degrees, \u22123, 5-10", "minus five degrees minus three five ten"),
+        ('"-5" (-6), 10 -12', "minus five minus six ten twelve"),
+        ("9:00AM, 5:30 pm", "nine am five thirty pm"),
+        ("$1.0, $1.50 million", "one point zero dollars one point five million dollars"),
     ],
 )
 def test_text_is_written_as_it_is_said(text, labels):

@@ -1,13 +1,14 @@
 """wav2vec 2.0 as a network and as a part of the training system."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model, load_model
-from carnelian_training.config import config_from_dict
+from carnelian_training.config import config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.loading import load
@@ -18,6 +19,7 @@ from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.train import train
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.run_config import load_run
 from carnelian_training.waveform import WaveformSettings
 from torch.nn import functional as F
 
@@ -203,17 +205,21 @@ def test_contradictions_in_a_configuration_are_refused(config, sections, message
         config_from_dict(config_to_dict(config) | sections, "here")
 
 
-def test_what_only_networks_of_log_mel_features_have_is_refused():
+def test_what_only_networks_of_log_mel_features_have_is_refused(tmp_path):
     """It was ignored."""
     tree = {"name": "tiny", "model": {"name": "wav2vec2"}, "optimizer": {"name": "adamw", "betas": [0.9, 0.98]}}
     tree["augment"] = {"frequency_warp": 0.2, "time_masks": 0, "cutout_boxes": 3}
     tree["loop"] = {"recompute": True, "batch_statistics": "shared"}
     unused = r"augment\.frequency_warp, augment\.cutout_boxes, loop\.recompute, loop\.batch_statistics"
-    with pytest.raises(ConfigError, match=rf"must not be set for wav2vec2: {unused}"):
-        config_from_dict(tree, "here")
+    (tmp_path / "x.yaml").write_text(json.dumps(tree))
+    for read in (load_config, load_run):
+        with pytest.raises(ConfigError, match=rf"must not be set for wav2vec2: {unused}"):
+            read(tmp_path / "x.yaml")
+    config_from_dict(tree, "a checkpoint")  # of when it was ignored
     tree["augment"] = {"frequency_masks": 0}
     tree.pop("loop")
-    config_from_dict(tree, "here")
+    (tmp_path / "x.yaml").write_text(json.dumps(tree))
+    load_config(tmp_path / "x.yaml")
 
 
 def test_spans_of_other_networks_are_refused(tiny_config):

@@ -14,6 +14,7 @@ from carnelian_training.checks import (
     check_probability,
     check_range,
 )
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import inherit, load_tree, validated
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
@@ -160,6 +161,20 @@ class AugmentConfig:
         return max(1.0, *(self.speed_factors or self.speed)) if self.speed_probability else 1.0
 
 
+AUGMENT_OF_MEL = (
+    "frequency_warp",
+    "frequency_masks",
+    "frequency_mask_bands",
+    "time_masks",
+    "time_mask_frames",
+    "time_mask_share",
+    "cutout_boxes",
+    "cutout_bands",
+    "cutout_frames",
+)
+"""Fields of :class:`AugmentConfig` for networks of log-mel features alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that makes a model. Written beside and into each checkpoint."""
@@ -198,10 +213,6 @@ class Config:
                 f"`model.num_mels` must be `features.num_mels`, {channels(self.features)}, but is "
                 f"{self.model.feature_channels}"
             )
-        if is_wav2vec2 and (unused := self._set_for_mel()):
-            raise ValueError(
-                f"these are for networks of log-mel features and must not be set for wav2vec2: {', '.join(unused)}"
-            )
         if not is_wav2vec2 and self.augment.spans != SpanMaskConfig():
             raise ValueError(f"`augment.spans` must not be set for {self.model.name}: they are masks of wav2vec2")
         if self.pretraining is not None and not (is_wav2vec2 and self.augment.spans.time_probability):
@@ -217,22 +228,6 @@ class Config:
             )
         check_stages(self.init, self.model.num_stages)
 
-    def _set_for_mel(self) -> list[str]:
-        """The fields that ask for what only networks of log-mel features have; a mask of 0 asks for nothing."""
-        named = {"augment": _AUGMENT_OF_MEL, "loop": LOOP_OF_STACKS}
-        return [
-            f"{section}.{name}"
-            for section, names in named.items()
-            for name in names
-            if (value := getattr(getattr(self, section), name)) and value != getattr(_PLAIN[section], name)
-        ]
-
-
-_AUGMENT_OF_MEL = (
-    *("frequency_warp", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames"),
-    *("time_mask_share", "cutout_boxes", "cutout_bands", "cutout_frames"),
-)
-_PLAIN = {"augment": AugmentConfig(), "loop": LoopConfig()}
 
 # The rule reaches nested dataclasses by propagation; a test pins that.
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))
@@ -246,7 +241,33 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
     """
     tree = load_tree(path, overrides)
     inherit(tree)
-    return config_from_dict(tree, str(path))
+    config = config_from_dict(tree, str(path))
+    check_all_used(config, str(path))
+    return config
+
+
+def check_all_used(config: Config, where: str) -> None:
+    """Refuse what a network has no use for. Not a rule of :class:`Config`: checkpoints may hold such fields.
+
+    Raises:
+        ConfigError: wav2vec 2.0 is asked for what only networks of log-mel features have; a mask of 0 asks for nothing.
+    """
+    if not isinstance(config.model, Wav2Vec2Config):
+        return
+    sections = {
+        "augment": (config.augment, AugmentConfig(), AUGMENT_OF_MEL),
+        "loop": (config.loop, LoopConfig(), LOOP_OF_STACKS),
+    }
+    unused = [
+        f"{section}.{name}"
+        for section, (own, plain, names) in sections.items()
+        for name in names
+        if getattr(own, name) and getattr(own, name) != getattr(plain, name)
+    ]
+    if unused:
+        raise ConfigError(
+            f"{where}: these are for networks of log-mel features and must not be set for wav2vec2: {', '.join(unused)}"
+        )
 
 
 def config_from_dict(tree: dict[str, Any], where: str) -> Config:

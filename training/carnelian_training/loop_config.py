@@ -117,7 +117,7 @@ class LoopConfig:
     language (`models/depthwise_gpu.py`), which have not run on one yet."""
     recompute: bool = False
     """Keep only the inputs of blocks for the backward pass and compute the rest again: less memory, a third more
-    time."""
+    time. Of Jasper and QuartzNet alone, as `depthwise` and `batch_statistics` are."""
     batch_statistics: Literal["process", "shared", "frozen"] = "process"
     """What batch norms see in training: each process its own clips, all clips of all processes (of one part, where a
     step is taken in parts: see `data.device_batch_s`), or the statistics of the checkpoint, which then stay."""
@@ -143,6 +143,10 @@ class LoopConfig:
         check_not_negative(self, "max_skipped_steps")
 
 
+LOOP_OF_STACKS = ("depthwise", "recompute", "batch_statistics")
+"""Fields of :class:`LoopConfig` for Jasper and QuartzNet alone."""
+
+
 def check_name(name: str) -> None:
     """A run's name, which files carry."""
     if name in {"", ".."} or Path(name).name != name:
@@ -155,7 +159,3 @@ def check_stages(init: InitConfig, num_stages: int) -> None:
         absent = [i for i in freeze.stages if i not in range(num_stages)] if freeze.stages != "body" else []
         if absent:
             raise ValueError(f"`init.freeze` must name stages of 0 to {num_stages - 1}, but names {absent}")
-
-
-LOOP_OF_STACKS = ("depthwise", "recompute", "batch_statistics")
-"""Fields of :class:`LoopConfig` for Jasper and QuartzNet alone."""

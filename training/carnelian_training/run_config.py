@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from carnelian_training.config import Config, config_from_dict
+from carnelian_training.config import Config, check_all_used, config_from_dict
 from carnelian_training.config_tree import config_to_dict, flat, inherit, load_tree, validated
 from carnelian_training.distributed import is_first
 from carnelian_training.language_models.config import LanguageModelConfig
@@ -28,6 +28,8 @@ def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     tree = load_tree(path, overrides)
     inherit(tree)
     config = run_from_dict(tree, str(path))
+    if isinstance(config, Config):
+        check_all_used(config, str(path))
     warmup, steps = config.optimizer.warmup_steps, config.loop.steps
     if warmup > steps and is_first():
         logger.warning(

@@ -51,10 +51,11 @@ _NUMBER = re.compile(
     r"(?(currency)(?P<scale>[\s-](?:hundred|thousand|million|billion|trillion)(?![^\W_]))?)(?![^\W_]|[.']\d)",
     flags=re.IGNORECASE,
 )
-_NUMBERED = re.compile(r"\bNo\.\s?(?=\d)")
-_MINUS = re.compile("(?<!\\S)[-\u2212](?=[$£€]?\\d)")
+_NUMBERED = re.compile(r"(?:(?<=[\w,;:]\s)|(?<=\())No\.\s?(?=\d)")  # not an answer, which begins a sentence
+_MINUS = re.compile("(?<![^\\s(\\[\"'“‘])(?<!\\d\\s)[-\u2212](?=[$£€]?\\d)")  # noqa: RUF001
 _TIME = re.compile(
-    r"(?<![\w:.,])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?![\w:])(?!\.\d)(?P<half>\s?[ap]\.?m\b)?", re.IGNORECASE
+    r"(?<![\w:.,])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?:\s?(?P<half>[ap]\.?m)\b|(?![\w:]))(?!\.\d)",
+    re.IGNORECASE,
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
@@ -129,12 +130,13 @@ def _spell_abbreviation(match: re.Match[str]) -> str:
 
 
 def _spell_time(match: re.Match[str]) -> str:
-    hour, minute, half = int(match["hour"]), int(match["minute"]), match["half"] or ""
-    if minute:
-        return f"{num2words(hour)} {'oh ' * (minute < 10)}{num2words(minute)}{half}"
-    if not 0 < hour <= 12:
+    hour, minute, half = int(match["hour"]), int(match["minute"]), match["half"]
+    if not minute and not 0 < hour <= 12:
         return match[0]  # nobody says fifteen o'clock
-    return f"{num2words(hour)}{half}" if half else f"{num2words(hour)} o'clock"
+    said = [num2words(hour)]
+    if minute:
+        said += ["oh"] * (minute < 10) + [num2words(minute)]
+    return " ".join([*said, half] if half else said if minute else [*said, "o'clock"])
 
 
 def _spell_number(match: re.Match[str]) -> str:
@@ -152,9 +154,11 @@ def _spell_number(match: re.Match[str]) -> str:
         return re.sub("ty$", "tie", str(num2words(int(amount), to="year"))) + "s"
     if is_year and not match["currency"] and not match["percent"]:
         return str(num2words(int(amount), to="year"))
-    said = str(num2words(int(whole)))
     if match["currency"] and len(fraction) == 2 and not match["scale"]:
         return _spell_money(int(whole), int(fraction), match["currency"])
+    if match["scale"]:
+        fraction = fraction.rstrip("0")
+    said = str(num2words(int(whole)))
     if fraction:
         said = f"{said} point {' '.join(str(num2words(int(digit))) for digit in fraction)}"
     if match["percent"]:
@@ -163,7 +167,7 @@ def _spell_number(match: re.Match[str]) -> str:
         singular, plural, *_ = CURRENCIES[match["currency"]]
         if match["scale"]:
             return f"{said}{match['scale']} {plural}"
-        return f"{said} {singular if amount == 1 else plural}"
+        return f"{said} {singular if amount == 1 and not fraction else plural}"
     return said
 
 

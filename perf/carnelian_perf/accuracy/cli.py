@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import check_file, check_writable, numbers_of, raw_file_option
+from carnelian_perf.options import check_apart, check_file, check_writable, numbers_of, raw_file_option
 
 app = typer.Typer()
 
@@ -32,8 +32,7 @@ def accuracy(
     from carnelian_perf.accuracy.served import CONCURRENCY, measure
 
     check_file("MANIFEST", manifest)
-    if out is not None and out.resolve() == manifest.resolve():
-        raise typer.BadParameter(f"--out must be another file than the manifest, which would be lost, but is {out}")
+    check_apart(out, manifest)
     measured = measure(manifest, url, model)
     for source in [*measured.sources, None]:
         rates = measured.error_rates(source)
@@ -74,6 +73,7 @@ def decoding(
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
+    check_apart(out, checkpoint, manifest, language_model, lm_weights)
     tried = [boost for boost in dict.fromkeys(numbers_of("--boosts", boosts)) if boost]  # without is tried anyway
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
@@ -117,6 +117,7 @@ def held_out(
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--neural-lm": neural_language_model})
+    check_apart(out, checkpoint, manifest, language_model, neural_language_model)
     from carnelian_training.checkpoint import load_model
 
     from carnelian_perf.accuracy.held_out import measure
@@ -153,6 +154,8 @@ def words(
 ) -> None:
     """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
+    for target in (out, calibration):
+        check_apart(target, checkpoint, manifest, language_model, lm_weights)
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
 
@@ -183,6 +186,7 @@ def int8(
 
     for option, path in (("CHECKPOINT", checkpoint), ("--int8-clips", clips), ("--manifest", manifest)):
         check_file(option, path)
+    check_apart(out, checkpoint, clips, manifest)
     out = out or Path("perf/results") / f"{checkpoint.stem}_int8.json"
     found = measure(checkpoint, clips, manifest, out)
     print(f"WER {found.wer_fp32:.2%} in float32, {found.wer_int8:.2%} in int8")

@@ -160,9 +160,8 @@ def align(clip: Clip) -> Times | None:
     """Start and end of each reference word by PocketSphinx; None if it does not know a word or finds no alignment."""
     import pocketsphinx
 
-    samples = (
-        (np.rint(read_clip(io.BytesIO(encoded(clip).tobytes())) * 2**15)).clip(-(2**15), 2**15 - 1).astype(np.int16)
-    )
+    sound = read_clip(io.BytesIO(encoded(clip).tobytes()))  # of a segment, itself alone
+    samples = np.rint(sound * 2**15).clip(-(2**15), 2**15 - 1).astype(np.int16)
     words = clip.text.split()
     decoder = pocketsphinx.Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL")
     if any(decoder.lookup_word(word) is None for word in words):

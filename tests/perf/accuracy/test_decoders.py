@@ -107,3 +107,25 @@ def test_the_decoding_stage_of_a_server_is_timed_by_its_own_statistics(server):
     assert (measured.clips, measured.calls) == (32, 31)
     assert 0 < measured.compute_infer_ms < measured.stage_ms
     assert measured.stage_least_ms <= measured.stage_ms
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "decoding MODEL CLIPS.json --lm LM.json --lm-weights WEIGHTS.json --out OUT",
+        "held-out MODEL CLIPS.json --lm LM.json --neural-lm NEURAL.json --out OUT",
+        "words MODEL CLIPS.json --lm LM.json --lm-weights WEIGHTS.json --out OUT",
+        "words MODEL CLIPS.json --lm LM.json --lm-weights WEIGHTS.json --calibration OUT",
+        "int8 MODEL --int8-clips OTHERS.json --manifest CLIPS.json --out OUT",
+        "accuracy CLIPS.json --out OUT",
+    ],
+)
+def test_nothing_is_written_over_what_is_measured(words, tmp_path, call):
+    places = [word for word in words.split() if word.endswith(".json")]
+    for place in ("MODEL", *places):
+        (tmp_path / place).write_text(place)
+    for place in places:
+        named = {word: tmp_path / word for word in ("MODEL", *places)} | {"OUT": tmp_path / "." / place}
+        status, _, err = call(main, *(named.get(word, word) for word in words.split()))
+        assert (status, "must be another file than" in " ".join(err.split())) == (2, True), (place, err)
+        assert (tmp_path / place).read_text() == place

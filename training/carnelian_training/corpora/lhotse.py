@@ -5,8 +5,11 @@ Clips inside longer recordings become lines with `offset`; no sound is written.
 
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from carnelian_training.data.manifest import Clip
 
@@ -53,15 +56,29 @@ def _read(kind: Any, path: Path) -> Iterator[Any]:
     """
     names = {"CutSet": "Cut", "RecordingSet": "Recording", "SupervisionSet": "SupervisionSegment"}
     expected = f"{path} must be a {kind.__name__} of Lhotse"
-    try:
+    with _read_as(expected):
         found = kind.from_file(path)
-        if found is None:
-            raise ValueError(f"{expected}, but is empty")
-        for item in found:
-            if not type(item).__name__.endswith(names[kind.__name__]):
-                raise ValueError(f"{expected}, but has a {type(item).__name__}")
-            yield item
-    except (AssertionError, AttributeError, EOFError, KeyError, OSError, TypeError, zlib.error) as error:
+    if found is None:
+        raise ValueError(f"{expected}, but is empty")
+    items = iter(found)
+    while True:
+        with _read_as(expected):
+            item = next(items, None)
+        if item is None:
+            return
+        if not type(item).__name__.endswith(names[kind.__name__]):
+            raise ValueError(f"{expected}, but has a {type(item).__name__}")
+        yield item
+
+
+@contextmanager
+def _read_as(expected: str) -> Iterator[None]:
+    try:
+        yield
+    except (
+        *(AssertionError, AttributeError, EOFError, KeyError, OSError, TypeError, ValueError),
+        *(yaml.YAMLError, zlib.error),
+    ) as error:
         raise ValueError(f"{expected}, but cannot be read: {error}") from error
 
 

@@ -17,6 +17,7 @@ from carnelian_training.data.defects import Heard, sound_defect
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.replacement import check_apart
 
 
 def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
@@ -40,8 +41,7 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
     if len(set(names)) < len(names):
         raise ValueError(f"speeds must differ, but are {', '.join(names)}")
     target = directory / "manifest.jsonl"
-    if target.resolve() == manifest.resolve():
-        raise ValueError(f"the new manifest must be another file than the old, but is {manifest}: take another folder")
+    check_apart(target, manifest)
     clips = read_manifest(manifest)
     tasks = [(number, clip, speed) for speed in speeds for number, clip in enumerate(clips)]
 

@@ -1,6 +1,7 @@
 """Any checkpoint, ours or another toolkit's, as a configuration and weights of ours."""
 
 import re
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -68,8 +69,11 @@ def _interpret(
     taken: set[str] = set()
     if path.is_dir():
         if (path / nemo.CONFIG_FILE).exists():
+            folder = path.resolve()
+            packed = folder.with_name(f"{folder.name}.nemo")
             raise CheckpointError(
-                f"{path} must be a .nemo file, but is one taken apart; pack it: tar -C {path} -cf {path.name}.nemo ."
+                f"{path} must be a .nemo file, but is one taken apart; pack it: "
+                f"{shlex.join(['tar', '-C', str(folder), '-cf', str(packed), '.'])}"
             )
         tree, tensors, alphabet = huggingface.read(path)
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
