@@ -158,12 +158,12 @@ class TritonPythonModel:
                     " or, as FLAC written to a pipe and files behind an ID3 tag, does not say; "
                     "send WAV, or FLAC that was written to a file"
                 )
-            return f"too long: {limit}, but this one has {seconds:.1f} s{remedy}"
+            return f"too long: {limit}, but this one has {seconds:.2f} s{remedy}"
         # A frame of zeros is no distribution: the acoustic stage had no features there.
         if length > len(row) or (row[length - 1, -1] == 0 and not row[length - 1].any()):
             return (
-                f"too long or too few samples: {limit} and SIGNAL hold all that SIGNAL_LENGTH counts, but it "
-                f"counts {length * self._frame_s:.2f} s and SIGNAL is over the limit or holds less"
+                f"too long or too few samples: {limit}, to the sample, and a SIGNAL hold all that its SIGNAL_LENGTH "
+                f"counts, but this clip of {length * self._frame_s:.2f} s is over the limit, or its SIGNAL holds less"
             )
         # The maximum is NaN if any value is, and above 0 if these are no log-probabilities. The sum in log-softmax
         # carries infinity to every label, so looking at one, the blank, is enough.

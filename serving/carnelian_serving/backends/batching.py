@@ -130,5 +130,12 @@ def _respond(config: ModelConfig, requests: Sequence[Any], outputs: Rows) -> lis
 
 
 def _refuse(config: ModelConfig, request: Any, error: Exception, error_code: str) -> Any:
-    pb_utils.Logger.log_info(f"[request id: {request.request_id()}] {config.name!r} refuses: {error}")
+    pb_utils.Logger.log_info(f"[request id: {_id_of(request)}] {config.name!r} refuses: {error}")
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, error_code)))
+
+
+def _id_of(request: Any) -> str:
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:  # which Triton's HTTP server lets pass
+        return "not UTF-8"

@@ -20,18 +20,23 @@ memory, which ends the server. So the file is not decoded, and the last stage sa
 hidden: behind an ID3v2 tag, or behind another block than STREAMINFO, whose type is 0.
 """
 HEAD_BYTES = 26
+READ, UNCOUNTED = 1, 2
+"""Kinds of heads. libsndfile has parsers of some twenty other formats, which nobody needs here, and of which one writes
+what a file holds to the standard output: files of another kind are not given to it."""
 BITS_OF_TYPE = [1 << bit for bit in range(7)]
-REFUSED_HEADS = [
-    b"fLaC",
-    b"ID3",
-    *(bytes([*b"fLaC", bit]) for bit in BITS_OF_TYPE),
+HEADS = [
+    (READ, b"RIFF\0\0\0\0WAVE", b"\xff\xff\xff\xff\0\0\0\0\xff\xff\xff\xff"),
+    (READ, b"OggS", b"\xff" * 4),
+    (READ, b"fLaC", b"\xff" * 4),
+    (UNCOUNTED, b"fLaC", b"\xff" * 4 + b"\0" * 17 + b"\x0f" + b"\xff" * 4),
+    (UNCOUNTED, b"ID3", b"\xff" * 3),
+    *((UNCOUNTED, bytes([*b"fLaC", bit]), bytes([*b"\xff" * 4, bit])) for bit in BITS_OF_TYPE),
 ]
-REFUSED_HEADS_MASKS = [
-    b"\xff" * 4 + b"\0" * 17 + b"\x0f" + b"\xff" * 4,
-    b"\xff" * 3,
-    *(bytes([*b"\xff" * 4, bit]) for bit in BITS_OF_TYPE),
-]
-"""Their magic numbers with the 36 bits in which FLAC counts its samples, or with a bit of its first block's type."""
+"""Kind, magic number and mask: of FLAC also with the 36 bits in which it counts its samples, or with a bit of its first
+block's type. The greatest kind of those that fit holds."""
+KINDS, MAGIC, MASKS = zip(*HEADS, strict=True)
+NO_SOUND = b"neither WAV nor FLAC nor Ogg"
+"""What is decoded in the place of other files, in vain."""
 
 
 @autoserialize
@@ -44,20 +49,26 @@ def decode() -> tuple[DataNode, DataNode]:
     """
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
     head = fn.slice(audio, start=0, shape=HEAD_BYTES, axes=[0], out_of_bounds_policy="pad")
-    refused, mask = (
+    magic, mask = (
         types.Constant(
-            [byte for head in heads for byte in head.ljust(HEAD_BYTES, b"\0")],
+            [byte for row in rows for byte in row.ljust(HEAD_BYTES, b"\0")],
             dtype=types.UINT8,
-            shape=(len(heads), HEAD_BYTES),
+            shape=(len(rows), HEAD_BYTES),
             device="cpu",
         )
-        for heads in (REFUSED_HEADS, REFUSED_HEADS_MASKS)
+        for rows in (MAGIC, MASKS)
     )
-    if fn.reductions.min(fn.reductions.max((head ^ refused) & mask, axes=[1])) == 0:
+    fits = fn.reductions.max((head ^ magic) & mask, axes=[1]) == 0
+    kind = fn.reductions.max(fits * types.Constant(list(KINDS), dtype=types.UINT8, device="cpu"))
+    if kind == UNCOUNTED:
         signal = types.Constant([0.0], device="cpu")
         length = types.Constant([UNKNOWN_LENGTH], dtype=types.INT32, device="cpu")
     else:
-        clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)
+        if kind == READ:  # noqa: SIM108  (a ternary operator is nothing that a graph has)
+            encoded = audio
+        else:
+            encoded = types.Constant(list(NO_SOUND), dtype=types.UINT8, device="cpu")
+        clip, rate_hz = fn.decoders.audio(encoded, dtype=types.FLOAT, downmix=True)
         size = shape_of(clip, dtype=types.INT32)
         samples = size[0]
         # Most files have this rate and need nothing: every further operator costs time, and resampling them to the
