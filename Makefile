@@ -21,7 +21,7 @@ install: $(VENV)/.all  ## Install everything, PyTorch too
 
 # Two files at a time, for many tests wait for a process that starts; the servers of a file's fixtures are its own.
 test: $(VENV)/.all  ## Install everything and run the tests (ARGS="-k name" for some)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check

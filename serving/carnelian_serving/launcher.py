@@ -57,6 +57,8 @@ COLLECTED_WITHIN_S = 5.0
 was seen, for all may have stood still meanwhile."""
 READER_END_S = 5.0
 """The log is read to its end long before, unless who gets its lines takes no more: a full pipe, a stopped terminal."""
+KILLED_WITHIN_S = 30.0
+"""Of a process that the kernel holds, as amid input and output, the end comes late."""
 CRASH_END_S = 5.0
 """After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
 STUB_END_S = 1.0
@@ -233,11 +235,9 @@ class Server:
             crashed = self._stubs is not None and self._stubs.crashed_by_now()
             timeout_s = 0.0 if crashed else self._exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
+            if not _has_ended(process, timeout_s):
                 process.kill()
-                process.wait()
+                _has_ended(process, KILLED_WITHIN_S)
                 if not crashed and self._on_log is not None:
                     self._on_log(
                         f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
@@ -380,6 +380,23 @@ class Server:
         logs = [option for option in self._triton_options if option.startswith("--log-file=")]
         reasons += [f"its log is in {option.partition('=')[2]}" for option in logs]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
+
+
+def _has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
+    """Wait for a process; not by `Popen.wait`, whose lock stays taken where a signal's exception came behind it."""
+    deadline = time.monotonic() + timeout_s
+    while process.returncode is None:
+        try:
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+        except ChildProcessError:  # it has been waited for, and the exception came before its status was kept
+            pid, status = process.pid, 0
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() > deadline:
+            return False
+        else:
+            time.sleep(0.01)
+    return True
 
 
 def _resolve(repository: Path) -> Path:

@@ -8,6 +8,7 @@ from carnelian_perf.load import send_all
 
 def test_an_interrupt_ends_the_sending():
     sent = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
 
     def send(index: int) -> None:
         sent.append(index)
@@ -17,4 +18,5 @@ def test_an_interrupt_ends_the_sending():
 
     with pytest.raises(KeyboardInterrupt):
         send_all(send, range(10_000), 2)
+    signal.signal(signal.SIGINT, before)
     assert len(sent) < 10_000

@@ -366,6 +366,17 @@ def test_stacks_are_left_as_they_are_where_address_space_is_limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, space)
 
 
+def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository: Path) -> None:
+    """An exception out of a signal's handler may come between `Popen.wait` taking its lock and what gives it back."""
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server.start()
+    pid = server.pid
+    assert server._process is not None
+    server._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    server.stop()
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository: Path) -> None:
     """Models were ready by then, and so was the server said to be."""
     with socket.create_server(("127.0.0.5", 0)) as taken:

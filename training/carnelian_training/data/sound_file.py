@@ -19,4 +19,4 @@ def write_sound(path: Path, samples: npt.ArrayLike, rate_hz: int) -> None:
     sound = io.BytesIO()
     soundfile.write(sound, samples, rate_hz, format=path.suffix.removeprefix("."))
     with replaced(path) as partial:
-        partial.write_bytes(sound.getbuffer())
+        partial.write_bytes(sound.getvalue())  # of a view in an error's traceback Python 3.12.1 crashes
