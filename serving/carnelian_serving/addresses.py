@@ -66,7 +66,7 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
     Raises:
         ServerError: They keep the launcher from asking whether the models are ready, or name an address by a word.
     """
-    options = dict(option.partition("=")[::2] for option in triton_options)
+    options = by_name(triton_options)
     for option in triton_options:
         name, _, value = option.partition("=")
         if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
@@ -91,8 +91,12 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
 
 def keeps_metrics(triton_options: Sequence[str]) -> bool:
     """Return whether tritonserver opens its port for them."""
-    options = dict(option.partition("=")[::2] for option in triton_options)
-    return is_on(options.get("--allow-metrics", "true"))
+    return is_on(by_name(triton_options).get("--allow-metrics", "true"))
+
+
+def by_name(triton_options: Sequence[str]) -> dict[str, str]:
+    """Return the values of options of tritonserver, which are `--name=value`."""
+    return dict(option.partition("=")[::2] for option in triton_options)
 
 
 def is_on(value: str) -> bool:

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from carnelian_serving.addresses import is_on
+from carnelian_serving.addresses import by_name, is_on
 from carnelian_serving.errors import ServerError
 
 CERTIFICATE, KEY, AUTHORITIES = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
@@ -23,7 +23,7 @@ def check_certificates(triton_options: Sequence[str]) -> None:
     Raises:
         ServerError: One is not named, cannot be read or is no PEM, or the key is not that of the certificate.
     """
-    options = dict(option.partition("=")[::2] for option in triton_options)
+    options = by_name(triton_options)
     is_mutual = is_on(options.get(MUTUAL, "false"))
     if not is_mutual and not is_on(options.get(ENCRYPTED, "false")):
         return

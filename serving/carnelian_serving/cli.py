@@ -13,9 +13,10 @@ from typing import Annotated
 
 import typer
 
+from carnelian_serving.endings import describe_exit
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import InstallationError
-from carnelian_serving.launcher import Server, describe_exit
+from carnelian_serving.launcher import Server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -27,6 +27,7 @@ from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import choose_ports, find_address, keeps_metrics, read_addresses
 from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.certificates import check_certificates
+from carnelian_serving.endings import describe_crash, describe_exit, has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
@@ -220,7 +221,7 @@ class Server:
                     return -self._crash_signal
                 if crashed := self._crashed_instances():
                     raise ServerError(
-                        f"every model instance must be alive, but {_describe_crash(crashed)}. Triton does not start it "
+                        f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
                         "again; start carnelian-serve anew"
                     ) from None
 
@@ -235,9 +236,9 @@ class Server:
             crashed = self._stubs is not None and self._stubs.crashed_by_now()
             timeout_s = 0.0 if crashed else self._exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
-            if not _has_ended(process, timeout_s):
+            if not has_ended(process, timeout_s):
                 process.kill()
-                _has_ended(process, KILLED_WITHIN_S)
+                has_ended(process, KILLED_WITHIN_S)
                 if not crashed and self._on_log is not None:
                     self._on_log(
                         f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
@@ -350,7 +351,7 @@ class Server:
             if is_ready:
                 return
             if crashed_at is not None and time.monotonic() > crashed_at + COLLECTED_WITHIN_S:
-                raise ServerError(f"every model must load, but {_describe_crash(crashed)}")
+                raise ServerError(f"every model must load, but {describe_crash(crashed)}")
             if time.monotonic() > deadline:
                 lines = [line for line in self.log if not is_noise(line)][-10:]
                 raise ServerError(
@@ -376,27 +377,10 @@ class Server:
     def _explain_exit(self, status: int, crashed: Sequence[str]) -> str:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
         if by_force := [instance for instance in crashed if not instance.endswith("(status 0)")]:
-            reasons = [_describe_crash(by_force), *reasons]
+            reasons = [describe_crash(by_force), *reasons]
         logs = [option for option in self._triton_options if option.startswith("--log-file=")]
         reasons += [f"its log is in {option.partition('=')[2]}" for option in logs]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
-
-
-def _has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
-    """Wait for a process; not by `Popen.wait`, whose lock stays taken where a signal's exception came behind it."""
-    deadline = time.monotonic() + timeout_s
-    while process.returncode is None:
-        try:
-            pid, status = os.waitpid(process.pid, os.WNOHANG)
-        except ChildProcessError:  # it has been waited for, and the exception came before its status was kept
-            pid, status = process.pid, 0
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-        elif time.monotonic() > deadline:
-            return False
-        else:
-            time.sleep(0.01)
-    return True
 
 
 def _resolve(repository: Path) -> Path:
@@ -408,15 +392,3 @@ def _resolve(repository: Path) -> Path:
         raise ServerError(
             f"the working directory must be there, to find {repository}, but it was removed: change into another"
         ) from None
-
-
-def _describe_crash(instances: Sequence[str]) -> str:
-    crash = f"the process of {', '.join(instances)} has crashed"
-    if any(signal.SIGKILL.name in instance for instance in instances):
-        crash += "; SIGKILL is what the kernel sends where memory has run out"
-    return crash
-
-
-def describe_exit(status: int) -> str:
-    """Say how a process ended whose return code `subprocess` gives as `status`."""
-    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
