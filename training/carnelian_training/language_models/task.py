@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -55,14 +54,10 @@ class LanguageModelling:
                 )
         sentences = divide(choose_sources(text.sources), text.exclude, text.labels)
         self.held_out = sentences.held_out
-        digest = hashlib.sha256("\n".join(self.held_out).encode()).hexdigest()
-        if state.rated_by not in (None, digest) and process.leads:
-            logger.warning(
-                "the texts are others than before: sentences that the model is rated by may be among those that it has "
-                "learnt, and the best weights are chosen anew"
-            )
-            state.best_error = math.inf
-        state.rated_by = digest
+        if process.leads:
+            digest = hashlib.sha256("\n".join(self.held_out).encode()).hexdigest()
+            learnt = "the texts are others than before, so the model may be rated by sentences that it has learnt"
+            state.rate_by(digest, learnt)
         if not state.model.tokenizer:
             model = train_tokenizer(sentences.used, text.tokens, text.alphabet).model if process.leads else b""
             state.model.tokenizer = base64.b64decode(process.broadcast(base64.b64encode(model).decode()))

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -54,10 +53,7 @@ class Recognition:
             return
         check_dev(self.config)
         digest = None if self.config.data.dev is None else digest_of(read_manifest(self.config.data.dev))
-        if state.rated_by is not None and digest != state.rated_by:
-            logger.warning("`data.dev` has other clips than before: the best weights are chosen anew")
-            state.best_error = math.inf
-        state.rated_by = digest
+        state.rate_by(digest, "`data.dev` has other clips than before")
 
     def shares(self, state: State) -> Iterator[Share]:
         """See :func:`shares`."""

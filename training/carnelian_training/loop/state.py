@@ -7,6 +7,7 @@ number of processes.
 """
 
 import logging
+import math
 import os
 import shutil
 import time
@@ -44,10 +45,10 @@ class State:
     epoch: int = 0
     batch: int = 0
     """Steps of the epoch that are done."""
-    best_error: float = float("inf")
+    best_error: float = math.inf
     """The smallest so far: dev WER, in pre-training 1 - accuracy, of a language model perplexity."""
     rated_by: str | None = None
-    """A digest of the dev clips that it was measured on."""
+    """A digest of the dev clips, or of the sentences, that it was measured on."""
     evaluated_step: int = 0
     """The step of the last evaluation."""
     milestones: set[int] = field(default_factory=set)
@@ -108,6 +109,18 @@ class State:
             self.process.average(list(self.model.buffers()))
             if self.average is not None:
                 self.process.average(list(self.average.model.buffers()))
+
+    def rate_by(self, digest: str | None, change: str) -> None:
+        """Measure on what has this digest from now on: on another than before, what was best before is no bar.
+
+        Args:
+            digest: None where nothing is measured.
+            change: What the log says has changed.
+        """
+        if self.rated_by is not None and digest != self.rated_by:
+            logger.warning("%s: the best weights are chosen anew", change)
+            self.best_error = math.inf
+        self.rated_by = digest
 
     def restart_average(self) -> None:
         """Let the average start from the weights as they are now."""
