@@ -148,18 +148,25 @@ def _write_language_model(
 
 
 @pytest.fixture(scope="session")
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server | ContainerServer]:
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git keeps of the model repository: models of one's own may lie beside the demo's."""
+    folder = tmp_path_factory.mktemp("shipped")
+    listing = ["git", "-C", str(ROOT), "ls-files", "-z", "model_repository"]
+    for name in subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder / "model_repository"
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, shipped: Path) -> Iterator[Server | ContainerServer]:
     """A server on a copy of the model repository; `.grpc_url`, `.http_url`, `.metrics_url`, `.log`."""
-    repository = tmp_path_factory.mktemp("served") / "model_repository"
-    shutil.copytree(ROOT / "model_repository", repository)
     image = request.config.getoption("--triton-image")
     if image:
-        with ContainerServer(repository, image) as running:
+        with ContainerServer(shipped, image) as running:
             yield running
     else:
-        with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
+        with Server(shipped, http_port=0, grpc_port=0, metrics_port=0) as running:
             yield running
 
 

@@ -133,8 +133,8 @@ def test_shared_memory_is_sized_from_the_python_instances(render: Render) -> Non
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in render().server["volumeMounts"]
 
 
-def test_the_default_number_of_python_instances_is_that_of_the_repository(chart: Path) -> None:
-    configs = [path.read_text() for path in (ROOT / "model_repository").glob("*/config.pbtxt")]
+def test_the_default_number_of_python_instances_is_that_of_the_repository(chart: Path, shipped: Path) -> None:
+    configs = [path.read_text() for path in shipped.glob("*/config.pbtxt")]
     staged = [text for text in configs if "ensemble_scheduling" not in text]
     counts = [int(match[1]) if (match := re.search(r"\bcount: (\d+)", text)) else 1 for text in staged]
     assert f"pythonInstances: {sum(counts)}" in (chart / "values.yaml").read_text()

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
-    return ROOT / "model_repository"
+def repository(shipped: Path) -> Path:
+    return shipped
 
 
 @pytest.fixture(scope="session")
