@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import inspect
 import io
 import os
 import sys
@@ -119,7 +120,8 @@ def transcribe(
             name = f"{file}\t" if kind == "text" and len(files) > 1 and target is None else ""
             if failure := _deliver(outcome, kind, file, target, name):
                 num_failed += 1
-                print(f"carnelian-transcribe: {failure}", file=sys.stderr)
+                if sys.stderr is not None:  # closed, where `print` would take the standard output
+                    print(f"carnelian-transcribe: {failure}", file=sys.stderr)
     if num_failed:
         raise typer.Exit(1)
 
@@ -174,9 +176,17 @@ def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list
 
 def _options(assignments: list[str]) -> DecodingOptions:
     """`name=value` as options; the server says which are wrong."""
+    from ._client import CarnelianClient
+
+    taken = {*inspect.signature(CarnelianClient.transcribe_many).parameters, "request_id"} - {"options"}
     for assignment in assignments:
         if "=" not in assignment:
             raise typer.BadParameter(f"--option must be name=value, but is {assignment!r}")
+        if (name := assignment.partition("=")[0]) in taken:
+            raise typer.BadParameter(
+                f"--option must be one of the decoder, but {name} is not; the command has --model, --timeout and "
+                "--concurrency"
+            )
     return cast("DecodingOptions", {name: value for name, _, value in (a.partition("=") for a in assignments)})
 
 

@@ -152,7 +152,7 @@ _WORDINGS = (
     _wording(
         "no answer within",
         DeadlineExceeded,
-        "allow more with `timeout_s`, or see if the server can be reached and is not overloaded",
+        "allow more (`timeout_s`, `--timeout`), or see if the server can be reached and is not overloaded",
     ),
     _wording(
         "protocol is restricted",
@@ -195,12 +195,13 @@ _WORDINGS = (
         "a proxy before the server wants a key: `api_key` (of the command, CARNELIAN_API_KEY) or `headers`",
     ),
     _wording("http2 header with status: 50[234]", ConnectError, "a proxy answers, but does not reach the server"),
-    _wording("metadata size exceeds", ServerError, "send shorter `headers`, or a shorter key"),
+    _wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
     _wording(
-        "message larger than max|too little memory for an input",
+        "message larger than max",
         InvalidAudio,
         "send a shorter clip, or a compressed form such as FLAC",
     ),
+    _wording("too little memory for an input", InvalidAudio),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
     _wording("too long|too short", InvalidAudio),

@@ -98,7 +98,7 @@ class Settings:
     ) -> DeadlineExceeded:
         """The error of a clip that is not there when the time is over."""
         return DeadlineExceeded(
-            f"the clip was not read within {deadline.timeout_s:g} s; allow more with `timeout_s`{advice}",
+            f"the clip was not read within {deadline.timeout_s:g} s; allow more (`timeout_s`, `--timeout`){advice}",
             clip=describe_audio(audio),
             model=model or self.model,
             request_id=request_id,

@@ -244,6 +244,8 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
             raw=raw,
             rescored=raw.get("rescored", False),
         )
+    except CarnelianClientError:  # of which some are ValueErrors, too
+        raise
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
         raise ServerError(
             "the answer must hold RESULT, a JSON object as model_repository/result.schema.json has it, "

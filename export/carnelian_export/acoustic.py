@@ -10,7 +10,7 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.precision import DTYPES
 
 from carnelian_export.engine import EngineRun, build_engine
-from carnelian_export.graph.quantise import quantise, read_features
+from carnelian_export.graph.quantise import check_quantisable, quantise, read_features
 from carnelian_export.graph.shaped import build_shaped, export_shaped
 from carnelian_export.graph.to_onnx import OUTPUTS, export_ragged
 from carnelian_export.parity import ClipFeatures, Scores, check_distributions, check_parity, compare, make_inputs
@@ -34,6 +34,7 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
     path = folder / "model.onnx"
     if target.int8_clips is not None:
+        check_quantisable(network)
         clips = read_features(target.int8_clips, config)
         onnx.save(quantise(network, clips.calibration), path)
         return check_distributions(path, network, clips.comparison)

@@ -9,6 +9,13 @@ from collections.abc import Sequence
 
 from carnelian_serving.errors import ServerError
 
+READ_OPTIONS = (
+    *("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs", "--http-restricted-api", "--log-file"),
+    *("--allow-http", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
+    *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
+)
+"""Of tritonserver, which takes the beginning of a name for the whole, as nothing here does."""
+
 
 def find_address(host: str) -> str:
     """Return a host's address, IPv4 for a name: Triton's HTTP server takes each name for 255.255.255.255.
@@ -18,7 +25,7 @@ def find_address(host: str) -> str:
     """
     try:
         found = socket.getaddrinfo(host, None, _family(host), socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # of labels that no name may have, such as an empty one
         raise _no_address(host, error) from error
     return host if ":" in host else str(found[0][4][0])
 
@@ -69,6 +76,9 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
     options = by_name(triton_options)
     for option in triton_options:
         name, _, value = option.partition("=")
+        whole = [known for known in READ_OPTIONS if known.startswith(name)]
+        if whole and name not in whole:
+            raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
         if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
             raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
@@ -116,9 +126,11 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _no_address(host: str, error: OSError) -> ServerError:
+def _no_address(host: str, error: OSError | UnicodeError) -> ServerError:
     return ServerError(f"`--host` must be an address of this machine, but {host} is none: {_reason(error)}")
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return "the parts of a name must have 1 to 63 characters"
     return (error.strerror or str(error)).partition(" (while attempting")[0]

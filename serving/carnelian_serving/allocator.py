@@ -9,5 +9,5 @@ KEPT_MEMORY: Mapping[str, str] = {
 }
 """Variables for glibc and DALI. By glibc's defaults the memory of a long clip goes back to the kernel while short ones
 pass, and the next long clip pays for every page again: two thousand page faults in DALI alone. DALI's own pool, which 0
-switches off, has what malloc would map, and keeps it for ever: 660 MiB of each instance that once decoded an hour of
-48 kHz, before it was refused."""
+switches off, has what malloc would map, and keeps it for ever: up to 512 MiB of each instance of `audio_decode` that
+once met a long file."""

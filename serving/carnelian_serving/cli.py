@@ -133,5 +133,7 @@ def _print_ready(server: Server) -> None:
 def _print_log(line: str) -> None:
     # Who closes stderr does not stop the server: its log is read all the same. Nor does who reads none of it: a thread
     # that waits in `print` would hold a lock that the interpreter wants at its end.
+    if sys.stderr is None:  # closed from the start, so that another file may have its number
+        return
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import http
 import http.client
+import logging
 import os
 import re
 import shutil
@@ -42,6 +43,8 @@ from carnelian_serving.shared_memory import (
 )
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
+
+logger = logging.getLogger(__name__)
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -178,6 +181,8 @@ class Server:
             InstallationError: There is no whole Triton.
             ServerError: The repository, a port, a certificate, /dev/shm or a model is at fault.
         """
+        self._log.clear()
+        self._crash_signal = None
         check_repository(self.repository, self._models)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
@@ -328,13 +333,18 @@ class Server:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
+        on_log = self._on_log
         for line in process.stdout:
             line = line.rstrip("\n")
             self._log.append(line)
             if crash := _CRASH.match(line):
                 self._crash_signal = int(crash[1])
-            if self._on_log is not None and (self._log_level == "verbose" or not is_noise(line)):
-                self._on_log(line)
+            if on_log is not None and (self._log_level == "verbose" or not is_noise(line)):
+                try:
+                    on_log(line)
+                except Exception:  # tritonserver stops where nobody reads on
+                    logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
+                    on_log = None
 
     def _wait_until_ready(self) -> None:
         process = self._running()

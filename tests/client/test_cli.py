@@ -100,6 +100,13 @@ def test_a_closed_standard_input_is_wrong_use():
     assert "standard input, but it is closed" in done.stderr.decode()
 
 
+def test_with_a_closed_standard_error_failures_do_not_go_among_the_transcripts(endpoint, clip):
+    closed = ["/bin/sh", "-c", '"$@" 2>&-', "sh", *COMMAND, "missing.wav", clip, "--url", endpoint.url]
+    done = subprocess.run(closed, stdout=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 1
+    assert [line.partition(b"\t")[0].decode() for line in done.stdout.splitlines()] == [str(clip)]
+
+
 def test_a_closed_standard_output_is_wrong_use(endpoint, clip):
     closed = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, clip, "--url", endpoint.url]
     done = subprocess.run(closed, capture_output=True, timeout=60, check=False)
@@ -264,3 +271,10 @@ def test_options_of_the_decoder_reach_the_server_and_need_a_value(transcribe, en
     status, _, err = transcribe(clip, "--url", endpoint.url, "--option", "beam")
     assert status == 2
     assert "name=value" in err
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "concurrency", "model", "clips", "request_id", "return_exceptions"])
+def test_options_are_of_the_decoder_alone(transcribe, endpoint, clip, name):
+    status, out, err = transcribe(clip, "--url", endpoint.url, "--option", f"{name}=1")
+    assert (status, out) == (2, "")
+    assert f"--option must be one of the decoder, but {name} is not" in " ".join(err.split())

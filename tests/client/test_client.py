@@ -104,6 +104,9 @@ def test_an_error_inside_the_result_is_classified_like_any_other(client, triton,
     triton.script = [lambda request, context: {"error": "samples are not finite"}]
     with pytest.raises(InvalidAudio, match="not finite"):
         client.transcribe(wav)
+    triton.script = [lambda request, context: {"error": "wrong option: n_best must be a whole number"}]
+    with pytest.raises(InvalidOption, match="n_best"):
+        client.transcribe(wav)
 
 
 def test_the_addresses_of_one_name_are_used_in_turn(start_endpoint, wav):

@@ -56,7 +56,7 @@ def test_ports_must_differ() -> None:
         choose_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port})
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b"])
 def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
     with pytest.raises(ServerError, match=f"`--host` must be an address of this machine, but {host} is none: [^(]+$"):
         choose_ports(find_address(host), {"--http-port": 0})

@@ -228,6 +228,15 @@ def test_ten_thousand_hot_words():
         decoder.read_options({"decoder": "beam", "hotwords": [*words, "one more"]}, Options())
 
 
+def test_hot_words_are_bounded_by_what_they_take_for_all_labels():
+    labels = [" ", *(chr(0x4E00 + i) for i in range(4999))]
+    decoder = Decoder(labels, 0.02)
+    fit, more = ("".join(labels[1:199]) for _ in range(10)), ["".join(labels[1:199])] * 11
+    decoder.read_options({"decoder": "beam", "hotwords": list(fit)}, Options())
+    with pytest.raises(OptionError, match=r"with the 5,000 labels .* at most 2,000 characters .* but have 2,200; send"):
+        decoder.read_options({"decoder": "beam", "hotwords": more}, Options())
+
+
 def test_clips_with_different_options_share_a_batch():
     clips = [random_clip(num_frames, seed) for seed, num_frames in enumerate((9, 7, 3, 9))]
     decoder = Decoder(LABELS, 0.02)

@@ -54,6 +54,16 @@ class Int8Clips(NamedTuple):
     """To compare the result with the network on: others, where the manifest has more than :data:`MOST_CLIPS`."""
 
 
+def check_quantisable(network: CtcNetwork) -> None:
+    """See that int8 is for a network.
+
+    Raises:
+        QuantisationError: It is neither Jasper nor QuartzNet.
+    """
+    if not isinstance(network, StackNetwork):
+        raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
+
+
 def read_features(manifest: Path, config: Config) -> Int8Clips:
     """Twice at most :data:`MOST_CLIPS` clips from all over a manifest.
 
@@ -93,8 +103,7 @@ def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelPr
     Raises:
         QuantisationError: It is another network.
     """
-    if not isinstance(network, StackNetwork):
-        raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
+    check_quantisable(network)
     module = RaggedAcoustic(fold_batch_norms(network))
     graph = trace_ragged(module, (network.config.num_mels, 40))
     _unshare(graph.graph)

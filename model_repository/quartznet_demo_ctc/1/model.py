@@ -24,6 +24,7 @@ CALIBRATION_FILE = "calibration.json"  # optional: corrections of times and conf
 UNKNOWN_S = 134_217  # the seconds of audio_decode's UNKNOWN_LENGTH
 MAX_LOG_PROB = 1e-2  # float16 may round a log-probability to a little above 0
 LANGUAGE_MODELS = ("language_model", "neural_language_model")  # parameters that name files; the others are options
+WRONG_OPTION = "wrong option"
 _quote = json.encoder.encode_basestring
 
 
@@ -105,7 +106,7 @@ class TritonPythonModel:
     ) -> list[dict[str, Any]]:
         """RESULT of each row, less its request's id; `rows` hold [frames, labels + 1], with different `frames`."""
         errors = [
-            f"wrong option: {wanted}" if isinstance(wanted, ctc.OptionError) else self._error(row, int(length))
+            f"{WRONG_OPTION}: {wanted}" if isinstance(wanted, ctc.OptionError) else self._error(row, int(length))
             for row, length, wanted in zip(rows, lengths, options, strict=True)
         ]
         good = [i for i, error in enumerate(errors) if error is None]
@@ -173,12 +174,16 @@ class TritonPythonModel:
 
     def _respond(self, request: Any, results: list[dict[str, Any]]) -> Any:
         errors = [result["error"] for result in results if "error" in result]
+        request_id = _id_of(request)
         if len(errors) == len(results):
+            # Of a wrong option the kind alone: the message repeats it, and hot words are the caller's.
+            reason = errors[0].partition(":")[0] if errors[0].startswith(WRONG_OPTION) else errors[0]
+            pb_utils.Logger.log_info(f"[request id: {request_id}] '{self._name}_ctc' refuses: {reason}")
             rows = f" (the first of {len(errors)} rows; all failed)" if len(errors) > 1 else ""
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError(errors[0] + rows, pb_utils.TritonError.INVALID_ARG)
             )
-        request_id, wanted = _id_of(request), set(request.requested_output_names())
+        wanted = set(request.requested_output_names())
         columns = {
             "TRANSCRIPT": (result.get("text", "") for result in results),
             "RESULT": (_encode_result(result, request_id) for result in results),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 KEPT_HOTWORDS = 16
 """Lists of hot words whose automata are kept for the next request: 8 MB for 10,000 words of 8 letters."""
+MAX_HOTWORD_CELLS = 10_000_000
+"""Characters of hot words, with a space on either side of each, times labels: 40 MB of the server's memory."""
 
 
 class MissingPackage(RuntimeError):  # noqa: N818  it is a state of the installation
@@ -127,7 +129,14 @@ class Decoder:
 
     def _build(self, phrases: tuple[str, ...], boost: float) -> Hotwords:
         labels = tuple(self._labels)
-        return build_hotwords(tuple(spell(phrase, labels) for phrase in phrases), boost, labels)
+        spelled = tuple(spell(phrase, labels) for phrase in phrases)
+        found, most = sum(len(phrase) + 2 for phrase in spelled), MAX_HOTWORD_CELLS // len(labels)
+        if found > most:
+            raise ValueError(
+                f"with the {len(labels):,} labels of this model they must have at most {most:,} characters in all, two "
+                f"more for each among them, but have {found:,}; send fewer"
+            )
+        return build_hotwords(spelled, boost, labels)
 
     def _hotwords(self, options: Options) -> Hotwords:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 DECODERS = ("greedy", "beam", "ngram")
 MAX_HOTWORDS = 10_000
 MAX_PHRASE_CHARACTERS, MAX_HOTWORD_CHARACTERS = 200, 300_000
-"""Of a hot word or phrase, and of all of a request: some 100 bytes of the server's memory each."""
+"""Of a hot word or phrase, and of all of a request: 4 bytes of the server's memory each for every label."""
 SHOWN = 80
 """Characters of a wrong value in a message, which gRPC sends only if it is short."""
 

@@ -148,7 +148,8 @@ def _bounded(most_bytes: int) -> Iterator[None]:
     Not always: where Triton's stub finds no memory for a request, it crashes.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard))
+    within = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (within, hard))
     try:
         yield
     finally:
