@@ -2,12 +2,16 @@ import pytest
 import torch
 from carnelian_training.config import AugmentConfig
 from carnelian_training.data.augment import spec_augment, warp_frequency
+from carnelian_training.features import FeatureSettings
+from carnelian_training.mel import to_hz, to_mel
+
+MEL = FeatureSettings()
 
 
 def test_a_clip_is_augmented_alike_in_every_batch():
     config, lengths = AugmentConfig(frequency_warp=0.1), torch.tensor([90, 80, 70])
     features = torch.randn(3, 64, 90, generator=torch.Generator().manual_seed(0))
-    for augment in (lambda x, n, s: spec_augment(x, n, config, s), lambda x, n, s: warp_frequency(x, config, s)):
+    for augment in (lambda x, n, s: spec_augment(x, n, config, s), lambda x, n, s: warp_frequency(x, MEL, config, s)):
         together, alone = augment(features, lengths, [7, 8, 9]), augment(features[1:2], lengths[1:2], [8])
         torch.testing.assert_close(together[1], alone[0])
 
@@ -42,19 +46,30 @@ def test_warping_moves_a_tone_by_its_factor_in_hertz():
     mel_filters = torch.zeros(200, 64, 3)
     mel_filters[:, 40] = 1.0  # a tone in band 40, 2.8 kHz
     config = AugmentConfig(frequency_warp=0.1)
-    warped = warp_frequency(mel_filters, config, range(200))
+    warped = warp_frequency(mel_filters, MEL, config, range(200))
     bands = (warped[:, :, 0] * torch.arange(64)).sum(1) / warped[:, :, 0].sum(1)
     # Above 1 kHz a band is 0.695 mel, and 27 mel are a factor of 6.4 in Hz: +-10 % are about +-2 bands.
     assert bands.min() == pytest.approx(38.0, abs=0.3)
     assert bands.max() == pytest.approx(42.2, abs=0.3)
-    unchanged = warp_frequency(mel_filters, AugmentConfig(), range(200))
+    unchanged = warp_frequency(mel_filters, MEL, AugmentConfig(), range(200))
     torch.testing.assert_close(unchanged, mel_filters)
+
+
+def test_warping_goes_by_the_frequencies_that_the_bands_have():
+    telephone = FeatureSettings(low_hz=300.0, high_hz=3400.0)
+    low, high = to_mel(torch.tensor([telephone.low_hz, telephone.high_hz]))
+    centres = to_hz(low + (torch.arange(64) + 1) * (high - low) / 65)
+    config = AugmentConfig(frequency_warp=0.1)
+    warped = warp_frequency(centres.repeat(200, 1)[:, :, None], telephone, config, range(200))[:, 20:44, 0]
+    factors = warped / centres[20:44]
+    assert (factors.max(1).values - factors.min(1).values).max() < 0.01  # one for all bands of a clip
+    assert 0.9 < factors.min() < 0.91 < 1.09 < factors.max() < 1.1
 
 
 def test_features_are_augmented_on_the_device_where_they_are():
     config = AugmentConfig(frequency_masks=1, time_masks=1, cutout_boxes=1, frequency_warp=0.1)
     features, lengths = torch.zeros(2, 64, 30, device="meta"), torch.tensor([30, 20], device="meta")
-    warped = warp_frequency(features, config, range(2))
+    warped = warp_frequency(features, MEL, config, range(2))
     assert spec_augment(warped, lengths, config, range(2)).is_meta
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import http.server
 import re
@@ -284,6 +285,11 @@ def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     ):
         status, _, err = call(main, "convert", target, *given)
         assert (status, named in err, "Traceback" in err) == (1, True, False), err
+    bare = lhotse_recordings / "bare.jsonl"
+    cuts = lhotse.CutSet.from_file(lhotse_recordings / "cuts.jsonl.gz").to_eager()
+    lhotse.CutSet.from_cuts(dataclasses.replace(cut, recording=None) for cut in cuts).to_file(bare)
+    status, _, err = call(main, "convert", target, "--cuts", bare)
+    assert (status, "must have its recording, but has features alone" in err) == (1, True), err
     (lhotse_recordings / "empty.jsonl").write_text("")
     status, _, err = call(main, "convert", target, "--cuts", lhotse_recordings / "empty.jsonl")
     assert (status, "empty.jsonl must be a CutSet of Lhotse, but is empty" in err) == (1, True)

@@ -22,6 +22,16 @@ def test_what_fine_tuning_says_comes_before_what_pretraining_said():
     assert config.pretraining.temperature == (2.0, 0.5)
 
 
+def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(tmp_path):
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    cfg = unpickling.plain(content["cfg"])
+    cfg["model"]["apply_mask"] = False
+    torch.save({"args": None, "cfg": cfg, "model": dict(content["model"])}, tmp_path / "new.pt")
+    (tmp_path / "dict.ltr.txt").write_text("| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n")
+    config, _ = sources.read(tmp_path / "new.pt", labels=tmp_path / "dict.ltr.txt")
+    assert config.augment.spans.time_probability == 0
+
+
 def test_a_dictionary_can_be_given(tmp_path):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
     weights = {name: tensor for name, tensor in content["model"].items()}

@@ -124,6 +124,22 @@ def test_folders_that_contradict_themselves_are_refused(hf_folder, change, messa
         sources.read(hf_folder)
 
 
+def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(hf_folder):
+    options = json.loads((hf_folder / "config.json").read_text())
+    assert sources.read(hf_folder)[0].augment.spans.time_probability > 0
+    (hf_folder / "config.json").write_text(json.dumps(options | {"apply_spec_augment": False}))
+    spans = sources.read(hf_folder)[0].augment.spans
+    assert (spans.time_probability, spans.channel_probability) == (0, 0)
+
+
+def test_what_only_pretraining_needs_may_be_left_in_a_recogniser(hf_folder):
+    path = hf_folder / "model.safetensors"
+    tensors = load_file(path)
+    extra = {"quantizer.codevectors": torch.zeros(1, 4, 2), "project_hid.weight": torch.zeros(2, 2)}
+    save_file(tensors | extra, path)
+    sources.read(hf_folder)
+
+
 def test_incomplete_folders_are_refused(hf_folder):
     (hf_folder / "preprocessor_config.json").write_text('{"sampling_rate": 8000}')
     with pytest.raises(CheckpointError, match="must say 16000 Hz"):

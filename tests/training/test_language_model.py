@@ -309,6 +309,16 @@ def test_fine_tuning_takes_over_the_tokens(changed, tree, trained, text, tmp_pat
     assert before.embedding.weight.shape == after.embedding.weight.shape
 
 
+def test_fine_tuning_another_size_is_refused_by_name(tree, trained):
+    other = tree | {"init": {"checkpoint": str(trained / "tiny.pt")}}
+    other["model"] = tree["model"] | {"feed_forward": 3}
+    run = run_from_dict(other, "here")
+    with pytest.raises(
+        CheckpointError, match=r"does not fit `model`.*\n  `model.feed_forward` is 3, in the checkpoint"
+    ):
+        start_from_checkpoint(build_network(run), run)
+
+
 def test_fine_tuning_reads_the_text_of_its_checkpoints_language(tree, tmp_path):
     german = tree | {"text": tree["text"] | {"labels": " abcdefghijklmnopqrstuvwxyzäöüß"}}
     config = run_from_dict(german, "here")

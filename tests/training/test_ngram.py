@@ -139,6 +139,11 @@ def test_sentences_end_where_their_language_ends_them(tmp_path, text, sentences)
     assert list(read_text(choose_sources([str(tmp_path / "text.txt")]), labels)) == sentences
 
 
+def test_an_empty_line_at_the_end_does_not_join_sentences(tmp_path):
+    (tmp_path / "text.txt").write_text("yes sir\nno sir\n\n")
+    assert list(read_text(choose_sources([str(tmp_path / "text.txt")]), " einorsy")) == ["yes sir", "no sir"]
+
+
 @needs_kenlm
 def test_the_perplexity_is_of_every_sentence_that_was_kept_out(tmp_path, build):
     text = tmp_path / "text.txt"

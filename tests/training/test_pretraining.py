@@ -164,6 +164,9 @@ def test_a_run_that_pre_trains_goes_on_pre_training(config, changed, tmp_path):
     train(once, tmp_path)
     with pytest.raises(ConfigError, match="cannot be resumed, for `pretraining` may not go: take another --out"):
         train(dataclasses.replace(once, pretraining=None), tmp_path)
+    more = config.pretraining.codes * 2
+    with pytest.raises(ConfigError, match=rf"may not change .*:\n  pretraining\.codes: {more // 2} -> {more}$"):
+        train(changed(once, pretraining={"codes": more}), tmp_path)
 
 
 def test_fine_tuning_starts_from_the_body(config, changed, tmp_path):

@@ -316,6 +316,12 @@ def test_stages_are_the_extractor_the_input_and_each_layer():
     assert model.config.stage_of("pretraining.quantiser.vectors") == model.config.num_stages
 
 
+def test_a_norm_after_the_layers_is_of_the_last_ones_stage():
+    before, after = (Wav2Vec2Config(**TINY | {"norm_first": first}) for first in (False, True))
+    assert (before.stage_of("norm.weight"), after.stage_of("norm.weight")) == (1, 1 + after.layers)
+    assert after.stage_of("projection.norm.weight") == 1
+
+
 def test_every_clip_has_its_least_number_of_spans():
     rare = SpanMaskConfig(time_probability=0.001, time_length=10, time_least=2)
     hidden = time_mask([40] * 100, 40, rare, range(100)).sum(1)

@@ -59,6 +59,8 @@ _TIME = re.compile(
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
+# Unicode calls them punctuation, but each language has words for them.
+_READ_OUT = frozenset("&%@#/\u00a7\u2030\u2031\uff06\uff05\uff20\uff03\uff0f")
 _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
 _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
@@ -114,7 +116,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     text = text.translate({ord(mark): own for mark in all_of_them - set(labels)})
     text = spell(text, tuple(labels))
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
-    marks = {code: " " for code, category in outside if category.startswith("P")}
+    marks = {code: " " for code, category in outside if category.startswith("P") and chr(code) not in _READ_OUT}
     # Soft hyphens and marks of direction; a space of no width is between words, as in Khmer.
     unseen = {code: " " if code == 0x200B else "" for code, category in outside if category == "Cf"}
     text = " ".join(text.translate(marks | unseen).split())

@@ -18,12 +18,14 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
     """The supervised parts of a cut manifest.
 
     Raises:
-        ValueError: A cut is mixed, padded or perturbed, or its sound is not one file of one channel; named.
+        ValueError: A cut is mixed, padded or perturbed, or its sound is missing or not one file of one channel; named.
     """
     seen: set[tuple[str, str, float]] = set()
     for cut in _read(_lhotse().CutSet, cuts):
         if type(cut).__name__ != "MonoCut":
             raise ValueError(f"{cuts}: {cut.id} must be a plain part of a recording, but is a {type(cut).__name__}")
+        if cut.supervisions and not cut.has_recording:
+            raise ValueError(f"{cuts}: {cut.id} must have its recording, but has features alone")
         for supervision in cut.supervisions:
             start = cut.start + supervision.start
             known = (cut.recording.id, supervision.id, round(start, 3))

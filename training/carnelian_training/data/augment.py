@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carnelian_training.config import AugmentConfig
-from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.features import FeatureSettings
 from carnelian_training.mel import to_hz, to_mel
 
 
@@ -49,11 +49,12 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds
     return features.masked_fill(masked, 0.0)
 
 
-def warp_frequency(features: Tensor, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
+def warp_frequency(features: Tensor, settings: FeatureSettings, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
     """Scale each clip's frequencies by its own factor, as another length of vocal tract would (Jaitly and Hinton 2013).
 
     Args:
-        features: [batch, mels, frames] float32. Bands that would come from above the highest repeat it.
+        features: [batch, mels, frames] float32. Bands that would come from outside theirs repeat the last one there.
+        settings: what frequencies the bands are of.
         config: the factor is uniform in 1 +- `frequency_warp`.
         seeds: one per row.
     """
@@ -61,9 +62,10 @@ def warp_frequency(features: Tensor, config: AugmentConfig, seeds: Sequence[int]
         return features
     num_mels = features.shape[1]
     factor = 1 + config.frequency_warp * (2 * draws(seeds, "warp_frequency", 1).float() - 1)
-    band_mel = to_mel(torch.tensor(SAMPLE_RATE_HZ / 2)) / (num_mels + 1)
-    centre_hz = to_hz((torch.arange(num_mels) + 1) * band_mel)
-    source = (to_mel(centre_hz * factor) / band_mel - 1).clamp(0, num_mels - 1)  # [batch, mels], in bands
+    low, high = to_mel(torch.tensor([settings.low_hz, settings.high_hz]))
+    band_mel = (high - low) / (num_mels + 1)
+    centre_hz = to_hz(low + (torch.arange(num_mels) + 1) * band_mel)
+    source = ((to_mel(centre_hz * factor) - low) / band_mel - 1).clamp(0, num_mels - 1)  # [batch, mels], in bands
     below = source.floor().long()
     share = (source - below)[:, :, None].to(features.device)
     index = below[:, :, None].expand_as(features).to(features.device)

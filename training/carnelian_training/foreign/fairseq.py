@@ -18,7 +18,7 @@ from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign import unpickling
 from carnelian_training.foreign.alphabet import Alphabet, fold
-from carnelian_training.foreign.options import Options, carry
+from carnelian_training.foreign.options import NO_SPANS, Options, carry
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
@@ -132,6 +132,8 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, inner | outer)},
     }
     if head is not None:
+        if not outer.get("apply_mask", True):  # the switch of fine-tuning
+            tree["augment"]["spans"] |= NO_SPANS
         alphabet = _alphabet(content, len(head), labels, where)
         return tree | {"labels": list(alphabet.labels)}, alphabet
     pretraining = carry(PRETRAINING, options)

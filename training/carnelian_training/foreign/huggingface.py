@@ -18,7 +18,7 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
 from carnelian_training.foreign.huggingface_alphabet import read_alphabet, read_json
 from carnelian_training.foreign.keys import plain_tensors
-from carnelian_training.foreign.options import Options, carry
+from carnelian_training.foreign.options import NO_SPANS, Options, carry
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -96,6 +96,8 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, options)},
     }
     if any(name.startswith("lm_head.") for name in tensors):
+        if not options.get("apply_spec_augment", True):  # the switch of fine-tuning
+            tree["augment"]["spans"] |= NO_SPANS
         alphabet = read_alphabet(path, options, len(tensors.get("lm_head.weight", ())))
         if (path / "language_model").is_dir():  # of `Wav2Vec2ProcessorWithLM`
             logger.warning(

@@ -9,6 +9,9 @@ from carnelian_training.checkpoint import CheckpointError
 
 Options = dict[str, Any]
 
+NO_SPANS: Options = {"time_probability": 0.0, "channel_probability": 0.0}
+"""`augment.spans` of wav2vec 2.0 that is fine-tuned without masks."""
+
 
 def section(tree: Mapping[str, Any], name: str, where: str) -> Options:
     """A part of a configuration; `{cls, params}`, as NeMo 1.0's first files have it, is unfolded.

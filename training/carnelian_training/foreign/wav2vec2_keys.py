@@ -140,7 +140,8 @@ def take(
         wanted = build_network(config).state_dict()
     table = dict(names(config, naming))
     pretraining = {theirs[naming.column] for theirs in _PRETRAINING.values()} | {_HUBERT_TARGETS}
-    leftover = {f"{naming.body}{name}" for name in pretraining} if alphabet else set()
+    # fairseq puts its recogniser's body around it; Hugging Face does not.
+    leftover = {f"{body}{name}" for name in pretraining for body in ("", naming.body)} if alphabet else set()
     unexpected = [
         name for name in found.keys() - set(table.values()) if not any(name.startswith(part) for part in leftover)
     ]

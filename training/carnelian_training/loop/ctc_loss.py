@@ -92,7 +92,7 @@ def augmented(batch: Batch, config: Config, device: torch.device, view: int = 0)
     inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
     seeds = [seed + view for seed in batch.seeds]
     if not isinstance(config.model, Wav2Vec2Config):
-        features = warp_frequency(inputs["features"], config.augment, seeds)
+        features = warp_frequency(inputs["features"], config.features, config.augment, seeds)
         return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, seeds)}
     frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]
     masks = {

@@ -1,7 +1,9 @@
 """Fine-tuning: weights from another checkpoint, a head for other labels, stages that learn later or more slowly."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -41,7 +43,10 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
             f"{source.model.name}: choose another one, or leave `model`, `labels` and `features` to it"
         )
     if isinstance(config, LanguageModelConfig) or isinstance(source, LanguageModelConfig):
-        model.load_state_dict(checkpoint.load_language_model(path)[1].state_dict())
+        trained = checkpoint.load_language_model(path)[1]
+        ours, theirs = (dict(network.named_parameters()) for network in (model, trained))
+        _check_fits(path, ours, theirs, _differences(source, config))
+        model.load_state_dict(trained.state_dict())
         logger.info("starting from %s, with its tokens", path)
         return
     found: dict[str, Tensor] = content["weights"]
@@ -51,14 +56,7 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
         found |= {name: tensor for name, tensor in wanted.items() if _is_head(name)}
         source = replace(source, labels=config.labels)
-    differences = _differences(source, config)
-    if mistakes := _misfits(wanted, found):
-        lines = [*differences, *mistakes[:MOST_NAMED]]
-        lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
-        raise CheckpointError("\n".join([f"{path} does not fit `model`; all but its head must:", *lines]))
-    if differences:
-        lines = [f"`model` differs from that of {path}, whose weights then compute something else:", *differences]
-        logger.warning("\n".join(lines))
+    _check_fits(path, wanted, found, _differences(source, config))
     if source.features != config.features:
         logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
     kept = [label for label in config.labels if label in source.labels]
@@ -67,9 +65,10 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         for name, tensor in found.items()
     }
     model.load_state_dict(weights)  # which converts float16 to the model's float32
-    rows = (
-        f"with the head's rows of the blank and {len(kept)} labels" if source.pretraining is None else "with a new head"
-    )
+    if source.pretraining is None:
+        rows = f"with the head's rows of the blank and {len(kept)} labels"
+    else:
+        rows = "with a new head" if config.pretraining is None else "with what only pre-training has"
     logger.info("starting from %s: the body, %s", path, rows)
     if kept != list(config.labels):
         new = "".join(label for label in config.labels if label not in kept)
@@ -83,7 +82,20 @@ def _is_head(name: str) -> bool:
     return name.startswith("head.")
 
 
-def _misfits(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+def _check_fits(
+    path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], differences: Sequence[str]
+) -> None:
+    """Refuse weights of other shapes; warn of those that compute something else in this `model`."""
+    if mistakes := _misfits(wanted, found):
+        lines = [*differences, *mistakes[:MOST_NAMED]]
+        lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
+        raise CheckpointError("\n".join([f"{path} does not fit `model`; all but its head must:", *lines]))
+    if differences:
+        lines = [f"`model` differs from that of {path}, whose weights then compute something else:", *differences]
+        logger.warning("\n".join(lines))
+
+
+def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     """Tensors that are missing, unexpected or of another shape; a head may have other rows, but not another width."""
     misfits = [f"  {name}: not there" for name in sorted(wanted.keys() - found.keys()) if not _is_head(name)]
     misfits += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
@@ -94,7 +106,7 @@ def _misfits(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
     return misfits
 
 
-def _differences(source: Config, config: Config) -> list[str]:
+def _differences(source: RunConfig, config: RunConfig) -> list[str]:
     """The fields of `model` that the checkpoint has otherwise, but for those of its head."""
     return [
         f"  `{key}` is {ours!r}, in the checkpoint {theirs!r}"

@@ -20,7 +20,10 @@ logger = logging.getLogger(__name__)
 
 STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a pattern for `glob`
 # What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
-FIXED = ("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay")
+FIXED = (
+    *("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay"),
+    *("pretraining.groups", "pretraining.codes", "pretraining.code_width", "pretraining.width"),
+)
 # Exceptions to these.
 FREE = (
     *(f"model.*{word}" for word in OF_TRAINING),

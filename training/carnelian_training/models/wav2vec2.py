@@ -109,6 +109,8 @@ class Wav2Vec2Config:
             return 0
         if match := re.match(r"layers\.(\d+)\.", name):
             return 2 + int(match[1])
+        if self.norm_first and name.startswith("norm."):  # which is then after the layers, not before them
+            return 1 + self.layers
         return self.num_stages if name.startswith(("head.", "pretraining.")) else 1
 
 
