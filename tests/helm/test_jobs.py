@@ -119,7 +119,7 @@ def torchrun_arguments(render: Render, tmp_path: Path) -> Callable[[int], list[s
 
 def test_torchrun_takes_the_training_job_s_arguments(torchrun_arguments: Callable[[int], list[str]]) -> None:
     options = parse_args(torchrun_arguments(0))
-    assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 20)
+    assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 40)
     assert options.training_script == "carnelian_training.cli"
     assert options.training_script_args[:3] == ["fit", "/configs/quartznet_15x5.yaml", "--out=/data/runs/quartznet"]
     assert "--set=data.train=[{path: /data/train.jsonl}]" in options.training_script_args
@@ -162,7 +162,7 @@ def test_serving_does_not_select_training_pods(render: Render) -> None:
 
 def test_training_survives_the_loss_of_a_node(render: Render) -> None:
     spec = render(case="jobs").one("Job", "-quartznet")["spec"]
-    assert spec["backoffLimit"] == 20
+    assert spec["backoffLimit"] == 20 * spec["completions"] == 40  # if all end because of one
     assert spec["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4

@@ -162,6 +162,18 @@ def pack(path: Path, members: dict[str, str]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_a_key_is_sent_without_the_end_of_its_line_and_never_shown(
+    archives: tuple[Path, str], download: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    served, url = archives
+    sha256 = pack(served / "models.tar.gz", MODEL)
+    assert download(f"{url}/models.tar.gz", sha256, "key\n").returncode == 0
+    refused = download(f"{url}/models.tar.gz", "0" * 64, "s3cret\nX-Other: 1")
+    assert refused.returncode == 1
+    assert "`authorization` of the Secret must be one line of text" in refused.stderr
+    assert "s3cret" not in refused.stderr
+
+
 MODEL = {"quartznet/config.pbtxt": "name: ...", "quartznet/1/model.onnx": "weights"}
 
 

@@ -161,9 +161,9 @@ def test_the_policy_lets_nothing_out(render: Render) -> None:
 
 def test_the_policy_lets_fetching_out(render: Render) -> None:
     egress = render(case="bucket").one("NetworkPolicy")["spec"]["egress"]
-    assert [port["port"] for rule in egress for port in rule["ports"]] == [53, 53, 443]
+    assert [port["port"] for rule in egress for port in rule["ports"]] == [53, 53, 5353, 5353, 443]
     more = render(case="download").one("NetworkPolicy")["spec"]["egress"]
-    assert [port["port"] for port in more[0]["ports"]] == [53, 53, 8444]
+    assert [port["port"] for port in more[0]["ports"]] == [53, 53, 5353, 5353, 8444]
     assert more[-1] == {"ports": [{"port": 8443, "protocol": "TCP"}]}
 
 

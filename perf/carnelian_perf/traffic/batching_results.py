@@ -18,7 +18,7 @@ class Run:
     queue_delay_ms: float
     round: int
     others_busy_cores: float
-    """Cores that other processes kept busy just before the server was started."""
+    """Cores that other processes kept busy just before the run, the idle servers among them."""
     wall_s: float
     audio_s: float
     latencies_s: list[float]
