@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:  # apt-get runs once at a time
 .PHONY: help demo serve install perf-analyzer kenlm test lint gpu gpu-training gpu-inference format clean
 
 help:  ## Show this list
@@ -91,5 +93,4 @@ $(VENV)/.perf-analyzer: $(BIN)/python setup/perf-analyzer
 kenlm: $(VENV)/.kenlm  ## Build KenLM's programs, which `carnelian-train ngram` drives
 
 $(VENV)/.kenlm: $(BIN)/python setup/kenlm
-	@setup/kenlm $(BIN) || echo "without KenLM's programs, some tests are skipped"
-	@touch $@
+	@setup/kenlm $(BIN) && touch $@ || echo "without KenLM's programs, some tests are skipped"

@@ -27,6 +27,11 @@ CONTAINER_READY_TIMEOUT_S = 300
 
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# typer colours the options in its messages where GITHUB_ACTIONS or FORCE_COLOR is set.
+os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
+# gRPC and urllib would ask a proxy for this machine's own addresses.
+for variable in ("no_proxy", "NO_PROXY"):
+    os.environ[variable] = ",".join(filter(None, [os.environ.get(variable), "127.0.0.1,127.0.0.2,localhost,::1"]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -152,7 +157,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what git keeps of the model repository: models of one's own may lie beside the demo's."""
     folder = tmp_path_factory.mktemp("shipped")
     listing = ["git", "-C", str(ROOT), "ls-files", "-z", "model_repository"]
-    for name in subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]:
+    listed = subprocess.run(listing, capture_output=True, text=True, check=False)
+    assert listed.returncode == 0, f"the tests must run in a clone that git trusts, but: {listed.stderr}"
+    for name in listed.stdout.split("\0")[:-1]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder / "model_repository"

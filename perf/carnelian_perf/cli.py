@@ -1,6 +1,7 @@
 """`carnelian-perf`: measurements, each with its raw file and what is rendered from it."""
 
 import logging
+import os
 import signal
 import sys
 
@@ -27,6 +28,9 @@ def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("carnelian_perf").setLevel(logging.INFO)
+    # gRPC, that of perf_analyzer too, would ask a proxy for this machine's own addresses.
+    for variable in ("no_proxy", "NO_PROXY"):
+        os.environ[variable] = ",".join(filter(None, [os.environ.get(variable), "127.0.0.1,localhost,::1"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on the way out
     try:
         app()

@@ -68,8 +68,8 @@ def find_versions() -> dict[str, str]:
 
 
 def find_commit() -> str | None:
-    """The checked-out commit, marked if there are changes on top; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    """The commit of this package's checkout, marked if there are changes on top; None outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

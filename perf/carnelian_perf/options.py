@@ -109,6 +109,13 @@ def check_raw_file(path: Path | None) -> Path | None:
     return check_writable(path)
 
 
+def raw_file_path(out: Path | None, name: str) -> Path:
+    """`--out`, or its default, which must be writable as well."""
+    path = out or Path("perf/results") / name
+    check_raw_file(path)
+    return path
+
+
 def check_writable(path: Path | None) -> Path | None:
     """Refuse, before anything is measured, what could not be written afterwards."""
     if path is not None:

@@ -188,5 +188,22 @@ def test_the_packaged_chart_renders_the_same(
         *("template", "speech-eu", str(package), "--namespace=speech", "--kube-version=1.33.0", "--values", values)
     )
     rendered = [manifest for manifest in yaml.safe_load_all(packaged.stdout) if manifest]
-    dashboard = render(case="monitoring", helm=helm).one("ConfigMap", "-dashboard")
-    assert dashboard in rendered
+    expected = render(case="monitoring", helm=helm).manifests
+    assert [m["metadata"]["name"] for m in rendered] == [m["metadata"]["name"] for m in expected]
+    texts = [[m["data"] for m in manifests if m["kind"] == "ConfigMap"] for manifests in (rendered, expected)]
+    assert texts[0] == texts[1]
+    for name in ("download.py", "check_transcript.py"):
+        with tarfile.open(package) as tar:
+            packed = tar.extractfile(f"carnelian/files/{name}")
+            assert packed is not None
+            assert packed.read() == (chart / "files" / name).read_bytes()
+
+
+def test_every_file_that_is_mounted_is_rendered(case_manifests: list[Manifest], pods: list[Manifest]) -> None:
+    configured = {m["metadata"]["name"]: set(m.get("data", ())) for m in case_manifests if m["kind"] == "ConfigMap"}
+    mounted = [
+        volume["configMap"] for pod in pods for volume in pod["spec"].get("volumes", ()) if "configMap" in volume
+    ]
+    for given in mounted:
+        if given["name"] != "authorities":  # the user's own
+            assert {item["key"] for item in given.get("items", ())} <= configured[given["name"]]

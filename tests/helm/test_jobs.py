@@ -25,12 +25,14 @@ def check_transcript(
     """Runs the test Pod's command, on the server that the chart's other arguments started."""
 
     def check_transcript(*values: str) -> subprocess.CompletedProcess[str]:
-        (pod,) = render("tls.secretName=tls", *values).one("Pod")["spec"]["containers"]
+        rendered = render("tls.secretName=tls", *values)
+        (pod,) = rendered.one("Pod")["spec"]["containers"]
+        (secrets / "check_transcript.py").write_text(rendered.one("ConfigMap", "-test")["data"]["check_transcript.py"])
         assert pod["command"] == ["python3", "/scripts/check_transcript.py"]
         arguments = [argument.replace("=/clips", f"={ROOT}/demo/clips") for argument in pod["args"]]
         arguments = [argument.replace("=/tls", f"={secrets}") for argument in arguments]
         arguments = [f"--url={container.grpc}" if a.startswith("--url") else a for a in arguments]
-        command = [sys.executable, str(chart / "files" / "check_transcript.py"), *arguments]
+        command = [sys.executable, str(secrets / "check_transcript.py"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     return check_transcript

@@ -16,6 +16,7 @@ from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluation.evaluate import evaluate, frame_duration_s
 from carnelian_training.language_models.weights import read_weights
+from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
 MODEL = "quartznet_demo"
@@ -116,6 +117,22 @@ def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect):
     results = [json.loads(text) for text in answer["RESULT"][:, 0]]
     assert ["error" in result for result in results] == [False, True, False]
     assert "not decoded" in results[1]["error"]
+
+
+def test_without_kenlm_a_model_still_decodes_greedily(tmp_path, connect):
+    shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
+    program = tmp_path / f"{MODEL}_ctc" / "1" / "model.py"
+    source = program.read_text()
+    assert source.count("\nimport asyncio") == 1
+    program.write_text(source.replace("\nimport asyncio", '\nimport sys\nsys.modules["kenlm"] = None\nimport asyncio'))
+    inputs = {"LOG_PROBS": scores(), "LOG_PROB_LENGTH": np.array([[50], [50], [50]], np.int32)}
+    with Server(tmp_path, http_port=0, grpc_port=0, metrics_port=0) as running:
+        client = connect(running.grpc_url)
+        results = [json.loads(text) for text in client.infer(f"{MODEL}_ctc", **inputs)["RESULT"][:, 0]]
+        with pytest.raises(InferenceServerException, match="decoder must be one of greedy, beam"):
+            client.infer(f"{MODEL}_ctc", parameters={"decoder": "ngram"}, **inputs)
+        assert any("needs the module kenlm, which is not installed" in line for line in running.log)
+    assert [result["decoder"] for result in results] == ["greedy"] * 3
 
 
 def test_a_wrong_option_fails_alone(sdk, clip):

@@ -96,6 +96,7 @@ def start_command(repository: Path, *options: str) -> tuple[subprocess.Popen[str
 def test_the_command_ends_on_a_signal_with_status_0(cut_repository: Path, number: signal.Signals) -> None:
     process, server = start_command(cut_repository, "--threads=1")
     assert group_members(server)
+    assert b"CARNELIAN_THREADS=1" in Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
     process.send_signal(number)
     _, errors = process.communicate(timeout=40)
     assert process.returncode == 0

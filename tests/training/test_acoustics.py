@@ -98,10 +98,16 @@ def augmented(tiny_config, sounds, noise, reverberation):
 
 def test_the_probabilities_are_those_that_happen(tiny_config, sounds):
     config = augmented(tiny_config, sounds, 0.3, 0.6)
+    config = dataclasses.replace(config, augment=dataclasses.replace(config.augment, gain_db=(-6.0, 3.0)))
     clips = [Clip(sounds, 2.0, "a")] * 4000
     drawn = [item.disturbance for batch in plan_epoch(clips, config, 0) for item in batch]
     assert np.mean([d.noise is not None for d in drawn]) == pytest.approx(0.3, abs=0.03)
     assert np.mean([d.room is not None for d in drawn]) == pytest.approx(0.6, abs=0.03)
+    loud = np.array([d.gain_db for d in drawn])
+    snr_db = np.array([d.snr_db for d in drawn if d.noise is not None])
+    for values, low, high in ((loud, -6.0, 3.0), (snr_db, 0.0, 10.0)):
+        assert low <= values.min() < low + 0.1 < high - 0.1 < values.max() <= high
+        assert values.mean() == pytest.approx((low + high) / 2, abs=0.4)
     both = np.mean([d.noise is not None and d.room is not None for d in drawn])
     assert both == pytest.approx(0.18, abs=0.03)
     assert len({d.noise for d in drawn}) == 3

@@ -60,6 +60,6 @@ def test_what_is_written_is_read(tmp_path):
     ],
 )
 def test_another_file_is_not_taken_for_a_calibration(tmp_path, content):
-    (tmp_path / "other.json").write_text(content)
+    (tmp_path / "other.json").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=r"must be a file of `carnelian-perf words`"):
         Calibration.read(tmp_path / "other.json")

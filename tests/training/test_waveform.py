@@ -51,7 +51,14 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(serve, value):
     np.testing.assert_array_equal(neighbour, run([noise(500)], [500])[0][0])
 
 
-def test_silence_is_zero():
+@pytest.mark.parametrize("level", [0.0, 0.5])
+def test_silence_is_zero(serve, level):
+    run, normalises = serve
+    ((found, _),) = run([np.full(800, level, np.float32)], [800])
+    np.testing.assert_allclose(found[:800], 0.0 if normalises else level, atol=1e-3)
+
+
+def test_the_guard_of_silence_is_positive():
     assert WaveformSettings().variance_guard > 0
     with pytest.raises(ValueError, match="`variance_guard` must be positive"):
         WaveformSettings(variance_guard=0.0)

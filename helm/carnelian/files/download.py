@@ -30,7 +30,9 @@ def fetch(url: str, archive: Path) -> str:
     request = urllib.request.Request(url)
     if authorization := os.environ.get("AUTHORIZATION", "").strip():  # a Secret made of a file often ends its line
         if not authorization.isprintable():
-            raise SystemExit("download: `authorization` of the Secret must be one line of text, but has other characters")
+            raise SystemExit(
+                "download: `authorization` of the Secret must be one line of text, but has other characters"
+            )
         # Not sent on to where a redirect leads: presigned addresses refuse it, and it is nobody else's.
         request.add_unredirected_header("Authorization", authorization)
     digest = hashlib.sha256()

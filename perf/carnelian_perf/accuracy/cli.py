@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import check_apart, check_file, check_writable, numbers_of, raw_file_option
+from carnelian_perf.options import check_apart, check_file, check_writable, numbers_of, raw_file_option, raw_file_path
 
 app = typer.Typer()
 
@@ -81,7 +81,7 @@ def decoding(
     from carnelian_perf.accuracy.decoders import measure
 
     config, network = load_model(checkpoint)
-    out = out or Path("perf/results") / f"{config.name}_decoding.json"
+    out = raw_file_path(out, f"{config.name}_decoding.json")
     weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights, tried, url, out)
     for row in measured.decoders:
@@ -123,7 +123,7 @@ def held_out(
     from carnelian_perf.accuracy.held_out import measure
 
     config, network = load_model(checkpoint)
-    out = out or Path("perf/results") / f"{config.name}_held_out.json"
+    out = raw_file_path(out, f"{config.name}_held_out.json")
     measured = measure(config, network, manifest, language_model, neural_language_model, groups, out)
     for options in measured.options:
         print(", ".join(f"{name} {value:g}" for name, value in options.items()))
@@ -162,7 +162,8 @@ def words(
     from carnelian_perf.accuracy.words import measure
 
     config, network = load_model(checkpoint)
-    out = out or Path("perf/results") / f"{config.name}_words.json"
+    out = raw_file_path(out, f"{config.name}_words.json")
+    check_apart(calibration, out)
     weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights, out, calibration)
     for row in measured.decoders:
@@ -187,7 +188,7 @@ def int8(
     for option, path in (("CHECKPOINT", checkpoint), ("--int8-clips", clips), ("--manifest", manifest)):
         check_file(option, path)
     check_apart(out, checkpoint, clips, manifest)
-    out = out or Path("perf/results") / f"{checkpoint.stem}_int8.json"
+    out = raw_file_path(out, f"{checkpoint.stem}_int8.json")
     found = measure(checkpoint, clips, manifest, out)
     print(f"WER {found.wer_fp32:.2%} in float32, {found.wer_int8:.2%} in int8")
     interval = f"{100 * found.difference_low:.2f} to {100 * found.difference_high:.2f}"

@@ -106,10 +106,15 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
     if not any(u.text.split() for u in utterances):
         raise ValueError(f"a manifest must hold at least one word, but {manifest} has none")
     with CarnelianClient(url, model=model) as client:
-        if not client.is_ready():
+        why = ""
+        try:
+            is_ready = client.is_ready()
+        except CarnelianClientError as error:  # as of a gateway that wants a key
+            is_ready, why = False, f": {error}"
+        if not is_ready:
             raise RuntimeError(
                 f"the server must be running and have the model ready, but {url} has no {model!r} ready, or is not "
-                "the address of its gRPC endpoint (port 8001, unless the server was told another)"
+                f"the address of its gRPC endpoint (port 8001, unless the server was told another){why}"
             )
         began = time.perf_counter()
         outcomes = list(client.transcribe_many([u.audio_filepath for u in utterances], concurrency=CONCURRENCY))

@@ -61,9 +61,9 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
         if precision not in ONNX_PRECISIONS[name]:
             raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
         if name == "onnx_conv1d":
-            return _run_padded(_open_session(_export_plain(_make_plain(network)), device, threads))
+            return _run_padded(open_session(_export_plain(_make_plain(network)), device, threads))
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
-        run = _run_ragged(_open_session(graph, device, threads), isinstance(network, Wav2Vec2))
+        run = _run_ragged(open_session(graph, device, threads), isinstance(network, Wav2Vec2))
         return _in_parts(run) if device == "cpu" else run
     if name.startswith("compiled"):
         lowered = lower(network, dtype).to(device)
@@ -134,7 +134,12 @@ class _WithoutLengths(nn.Module):
         return log_probs
 
 
-def _open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
+def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
+    """A graph in ONNX Runtime, with the server's settings.
+
+    Raises:
+        EngineError: ONNX Runtime does not run on the device.
+    """
     wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
     if wanted not in onnxruntime.get_available_providers():
         raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu in place of onnxruntime")

@@ -14,6 +14,7 @@ from carnelian_perf.options import (
     Recogniser,
     Repository,
     SpeechManifest,
+    check_apart,
     check_file,
     check_model_and_clips,
     check_words,
@@ -88,8 +89,10 @@ def tune(
                 knobs=list_knobs(goal),
             )
             render = out or Path("perf/results") / f"{model}_tune_{goal}.json"
+            check_apart(write, render)
             write_each(measure(plan), render)
     check_file("--render", render)
+    check_apart(write, render)
     tuning = Measurement.read(render)
     print(f"wrote {write_page(render, render_page(tuning, render.name))}")
     if write is not None:

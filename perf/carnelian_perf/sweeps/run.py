@@ -211,11 +211,15 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
             )
         rates = found.error_rates()
         accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
-    stages = [step.model_name for step in client.get_model_config(model).config.ensemble_scheduling.step]
-    configs = [client.get_model_config(name).config for name in (*stages, model)]
+
+    def config_of(name: str) -> Any:
+        return _ask(sweep.target, lambda: client.get_model_config(name).config)
+
+    stages = [step.model_name for step in config_of(model).ensemble_scheduling.step]
+    configs = [config_of(name) for name in (*stages, model)]
     served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
     return {
-        "backend": client.get_model_config(f"{model}_acoustic").config.backend,
+        "backend": config_of(f"{model}_acoustic").backend,
         "stages": stages,
         "configuration": hashlib.sha256(served).hexdigest(),
         "accuracy": accuracy,

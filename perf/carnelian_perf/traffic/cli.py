@@ -14,6 +14,7 @@ from carnelian_perf.options import (
     check_model_and_clips,
     describe_clips,
     raw_file_option,
+    raw_file_path,
     render_option,
     served_repository,
     write_each,
@@ -53,7 +54,7 @@ def batching(
         return
     check_file("--checkpoint", checkpoint)
     check_model_and_clips(repository, model, manifest)
-    out = out or Path("perf/results") / f"{model}_batching.json"
+    out = raw_file_path(out, f"{model}_batching.json")
 
     from carnelian_export.graph.to_onnx import export_padded
     from carnelian_training.checkpoint import load_model

@@ -11,6 +11,7 @@ from carnelian_perf.options import (
     check_words,
     counts_of,
     raw_file_option,
+    raw_file_path,
     render_option,
     show_page,
     write_each,
@@ -34,7 +35,7 @@ def loading(
     from carnelian_perf.training.loading import measure
 
     settings = load_config(config, tuple(overrides or ()))
-    out = out or Path("perf/results") / f"{settings.name}_loading.json"
+    out = raw_file_path(out, f"{settings.name}_loading.json")
     measured = measure(settings, batches, steps, out)
     read, trained = (part.audio_s_per_cpu_s for part in (measured.loading, measured.training))
     print(f"loading {read:.1f}, training {trained:.2f} seconds of audio per second of a core")
@@ -74,6 +75,8 @@ def training(
         names = precisions.split(",")
         check_words("--precisions", names, PRECISIONS)
         sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
+        if threads > 1 and max(counts) > 1:
+            raise typer.BadParameter("--threads must be 1 beside several --processes, which have one thread each")
         from carnelian_training.config import load_config
 
         from carnelian_perf.training.steps import grid, run

@@ -201,9 +201,9 @@ def run(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
         What was measured so far, as :func:`measure` does.
     """
     busy, commit = measure_busy_cores(), find_commit()
-    origin = describe_origin(commit)
-    if torch.cuda.is_available():
-        origin["machine"]["accelerator"] = torch.cuda.get_device_name()
+    on_gpu = torch.cuda.is_available()
+    origin = describe_origin(commit, torch.cuda.get_device_name() if on_gpu else "none")
+    if on_gpu:
         origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     with torch_threads(work.threads):
         runnable = sorted({cell.precision for cell in cells if why_not(cell, config) is None})
