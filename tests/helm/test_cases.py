@@ -201,9 +201,7 @@ def test_the_packaged_chart_renders_the_same(
 
 def test_every_file_that_is_mounted_is_rendered(case_manifests: list[Manifest], pods: list[Manifest]) -> None:
     configured = {m["metadata"]["name"]: set(m.get("data", ())) for m in case_manifests if m["kind"] == "ConfigMap"}
-    mounted = [
-        volume["configMap"] for pod in pods for volume in pod["spec"].get("volumes", ()) if "configMap" in volume
-    ]
-    for given in mounted:
+    volumes = [volume for pod in pods for volume in pod["spec"].get("volumes", ())]
+    for given in (volume["configMap"] for volume in volumes if "configMap" in volume):
         if given["name"] != "authorities":  # the user's own
             assert {item["key"] for item in given.get("items", ())} <= configured[given["name"]]
