@@ -75,7 +75,7 @@ $(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
 
 # A corpus can be made with what is here: WordNet's sentences and two small speech engines. Tests skip voices that are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
-$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer $(VENV)/.kenlm setup/requirements-dev.txt $(wildcard */pyproject.toml)
+$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer setup/requirements-dev.txt $(wildcard */pyproject.toml) | $(VENV)/.kenlm
 	@setup/system-packages $(BIN)/python espeak-ng flite wordnet-base pocketsphinx-testdata || echo "without these, some tests are skipped"
 	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e 'training[corpora]' -e 'export[tensorrt]' -e 'perf[locust,memory,sweep,words]'
 	@touch $@

@@ -178,7 +178,8 @@ def _options(assignments: list[str]) -> DecodingOptions:
     """`name=value` as options; the server says which are wrong."""
     from ._client import CarnelianClient
 
-    taken = {*inspect.signature(CarnelianClient.transcribe_many).parameters, "request_id"} - {"options"}
+    methods = (CarnelianClient.transcribe, CarnelianClient.transcribe_many)
+    taken = {name for method in methods for name in inspect.signature(method).parameters} - {"options"}
     for assignment in assignments:
         if "=" not in assignment:
             raise typer.BadParameter(f"--option must be name=value, but is {assignment!r}")

@@ -29,8 +29,9 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("carnelian_perf").setLevel(logging.INFO)
     # gRPC, that of perf_analyzer too, would ask a proxy for this machine's own addresses.
-    for variable in ("no_proxy", "NO_PROXY"):
-        os.environ[variable] = ",".join(filter(None, [os.environ.get(variable), "127.0.0.1,localhost,::1"]))
+    exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if exceptions != "*":
+        os.environ["no_proxy"] = ",".join(filter(None, [exceptions, "127.0.0.1,localhost,::1"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on the way out
     try:
         app()

@@ -132,5 +132,5 @@ def _no_address(host: str, error: OSError | UnicodeError) -> ServerError:
 
 def _reason(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
-        return "the parts of a name must have 1 to 63 characters"
+        return "its parts must be names of 1 to 63 characters"
     return (error.strerror or str(error)).partition(" (while attempting")[0]

@@ -110,7 +110,8 @@ class Server:
             ready_timeout_s: How long loading may take.
             exit_timeout_s: How long what the models are at when the server is stopped may take.
             triton_options: Further options of `tritonserver`, as they are.
-            on_log: Called with each line of the log, from another thread; None keeps the log in memory only.
+            on_log: Called with each line of the log, from another thread, until it raises; None keeps the log in memory
+                only.
 
         Raises:
             ServerError: The repository's path leads nowhere.
@@ -199,10 +200,10 @@ class Server:
                 check_room(find_free_bytes())
             self._launch(installation, plain_path(self.repository, self._scratch), self._scratch)
             self._wait_until_ready()
-            if not installation.is_native and self._stubs is not None and self._on_log is not None:
+            if not installation.is_native and self._stubs is not None:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
                 if shortage := describe_shortage(room_bytes, self._stubs.num_instances):
-                    self._on_log(f"carnelian-serve: {shortage}")
+                    self._tell(f"carnelian-serve: {shortage}")
         except BaseException:
             self.stop()
             raise
@@ -244,8 +245,8 @@ class Server:
             if not has_ended(process, timeout_s):
                 process.kill()
                 has_ended(process, KILLED_WITHIN_S)
-                if not crashed and self._on_log is not None:
-                    self._on_log(
+                if not crashed:
+                    self._tell(
                         f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
                         "models were at is lost (`--exit-timeout` gives them longer)"
                     )
@@ -333,18 +334,23 @@ class Server:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        on_log = self._on_log
         for line in process.stdout:
             line = line.rstrip("\n")
             self._log.append(line)
             if crash := _CRASH.match(line):
                 self._crash_signal = int(crash[1])
-            if on_log is not None and (self._log_level == "verbose" or not is_noise(line)):
-                try:
-                    on_log(line)
-                except Exception:  # tritonserver stops where nobody reads on
-                    logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
-                    on_log = None
+            if self._log_level == "verbose" or not is_noise(line):
+                self._tell(line)
+
+    def _tell(self, line: str) -> None:
+        """Hand a line to who gets the log. Who raises gets no more: tritonserver stops where nobody reads on."""
+        if self._on_log is None:
+            return
+        try:
+            self._on_log(line)
+        except Exception:
+            logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
+            self._on_log = None
 
     def _wait_until_ready(self) -> None:
         process = self._running()

@@ -273,7 +273,9 @@ def test_options_of_the_decoder_reach_the_server_and_need_a_value(transcribe, en
     assert "name=value" in err
 
 
-@pytest.mark.parametrize("name", ["timeout_s", "concurrency", "model", "clips", "request_id", "return_exceptions"])
+@pytest.mark.parametrize(
+    "name", ["timeout_s", "concurrency", "model", "clips", "audio", "request_id", "return_exceptions"]
+)
 def test_options_are_of_the_decoder_alone(transcribe, endpoint, clip, name):
     status, out, err = transcribe(clip, "--url", endpoint.url, "--option", f"{name}=1")
     assert (status, out) == (2, "")

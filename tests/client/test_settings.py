@@ -153,7 +153,7 @@ def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
 def test_no_proxy_is_asked_for_this_machines_own_address(endpoint, monkeypatch, host):
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_grpc_proxy", "no_proxy"):
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with CarnelianClient(f"{host}:{endpoint.url.rpartition(':')[2]}") as client:
         assert client.is_ready(timeout_s=5)

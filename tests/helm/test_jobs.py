@@ -121,7 +121,7 @@ def torchrun_arguments(render: Render, tmp_path: Path) -> Callable[[int], list[s
 
 def test_torchrun_takes_the_training_job_s_arguments(torchrun_arguments: Callable[[int], list[str]]) -> None:
     options = parse_args(torchrun_arguments(0))
-    assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 40)
+    assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 20)
     assert options.training_script == "carnelian_training.cli"
     assert options.training_script_args[:3] == ["fit", "/configs/quartznet_15x5.yaml", "--out=/data/runs/quartznet"]
     assert "--set=data.train=[{path: /data/train.jsonl}]" in options.training_script_args

@@ -150,7 +150,8 @@ def download(chart: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedP
         script = str(chart / "files" / "download.py")
         command = [sys.executable, "-I", script, url, sha256, str(tmp_path / "models")]
         if without_filters:
-            program = "import runpy, sys, tarfile; del tarfile.data_filter; runpy.run_path(sys.argv[0], {}, '__main__')"
+            program = "import runpy, sys, tarfile; vars(tarfile).pop('data_filter', None)"
+            program += "; runpy.run_path(sys.argv[0], {}, '__main__')"
             command[2:3] = ["-c", f"import sys; sys.argv = sys.argv[1:]; {program}", script]
         environment = {"AUTHORIZATION": f"Bearer {key}", "no_proxy": "127.0.0.1"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

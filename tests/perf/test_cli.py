@@ -10,6 +10,7 @@ from carnelian_training.cli import _check_writable
 
 ROOT = Path(__file__).parents[2]
 DEMO, DEMO_CLIPS = "demo/quartznet_demo.pt", "demo/clips/manifest.jsonl"
+QUARTZNET = "training/configs/quartznet_15x5.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["infer", "demo/quartznet_demo.pt", "--batches", "1,9999999999999"], "from 1 to 1024"),
         (["accuracy", "nowhere.jsonl"], "MANIFEST"),
         (["training"], "must be named"),
-        (["training", "training/configs/quartznet_15x5.yaml", "--batches", "1,x"], "--batches"),
+        (["training", QUARTZNET, "--batches", "1,x"], "--batches"),
         (["infer"], "a checkpoint or a training YAML"),
         (["infer", "nowhere.pt"], "nowhere.pt"),
         (["decoding", "nowhere.pt", DEMO_CLIPS, "--lm", "lm.klm"], "CHECKPOINT"),
@@ -54,7 +55,13 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--lm-weights", "nowhere.json"], "--lm-weights"),
         (["loading", "nowhere.yaml"], "CONFIG"),
         (["training", "nowhere.yaml"], "CONFIG"),
-        (["training", "training/configs/quartznet_15x5.yaml", "--precisions", "fp32,fp8"], "fp8"),
+        (["training", QUARTZNET, "--threads", "2", "--processes", "1,2"], "--threads"),
+        (
+            ["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--out", "a.json", "--calibration", "a.json"],
+            "must be another file",
+        ),
+        (["tune", "--render", "README.md", "--write", "README.md"], "must be another file"),
+        (["training", QUARTZNET, "--precisions", "fp32,fp8"], "fp8"),
         (["hourglass", "training/configs/wav2vec2_base.yaml", "--factors", "1,2"], "--factors must be above 1"),
         (["tune", "--objective", "beauty"], "beauty"),
         (["tune", "--model", "jasper"], "quartznet_demo"),

@@ -411,7 +411,11 @@ def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id() -> None:
                 tensor.set_data_from_numpy(array)
             with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException):
                 client.infer(model, tensors, request_id=request_id, parameters=parameters)
-        refusals = [line.partition("[request id: ")[2] for line in server.log if " refuses: " in line]
+        deadline = time.monotonic() + 30
+        refusals: list[str] = []
+        while len(refusals) < 3 and time.monotonic() < deadline:  # Triton writes them by a thread of its own
+            time.sleep(0.05)
+            refusals = [line.partition("[request id: ")[2] for line in server.log if " refuses: " in line]
         assert [line.partition(":")[0] for line in refusals] == [
             "first] 'audio_decode' refuses",
             "second] 'quartznet_demo_ctc' refuses",

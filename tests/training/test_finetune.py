@@ -143,6 +143,11 @@ def test_a_part_of_a_section_is_laid_over_the_checkpoints(tiny_config, tmp_path)
         load_config(tmp_path / "fine.yaml")
 
 
+def test_statistics_that_stay_need_a_checkpoint(tiny_config, changed, tmp_path):
+    with pytest.raises(ConfigError, match=r"`loop\.batch_statistics: frozen` must come with `init\.checkpoint`"):
+        train(changed(tiny_config, loop={"batch_statistics": "frozen"}), tmp_path)
+
+
 def test_frozen_stages_stay_as_they_are_until_their_step(tiny_config, source, tmp_path):
     freeze = (FreezeConfig(stages="body", until_step=3), FreezeConfig(stages=(0,)))
     config = with_init(tiny_config, source, freeze=freeze)

@@ -251,10 +251,7 @@ def check_all_used(config: Config, where: str) -> None:
 
     Raises:
         ConfigError: wav2vec 2.0 is asked for what only networks of log-mel features have; a mask of 0 asks for nothing.
-            Or batch statistics shall stay as in a checkpoint, and there is none.
     """
-    if config.loop.batch_statistics == "frozen" and config.init.checkpoint is None:
-        raise ConfigError(f"{where}: `loop.batch_statistics: frozen` must come with `init.checkpoint`, which has them")
     if not isinstance(config.model, Wav2Vec2Config):
         return
     sections = {

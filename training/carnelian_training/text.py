@@ -60,7 +60,7 @@ _TIME = re.compile(
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
 # Unicode calls them punctuation, but each language has words for them.
-_READ_OUT = frozenset("&%@#/\u00a7\u2030\u2031\uff06\uff05\uff20\uff03\uff0f")
+_READ_OUT = frozenset("&%@#\u00a7\u066a\u2030\u2031\u0609\u060a\ufe60\ufe6a\ufe5f\ufe6b\uff06\uff05\uff20\uff03")
 _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
 _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
@@ -100,8 +100,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
     """Write text of any language in a recogniser's labels; numbers and abbreviations are left as they are.
 
     Args:
-        text: in the labels' case and form of Unicode, after this; its punctuation and what cannot be seen in it are
-            dropped where the labels have none.
+        text: in the labels' case and form of Unicode, after this; its punctuation (but for what is read out, as & and %
+            are) and what cannot be seen in it are dropped where the labels have none.
         labels: one character each.
 
     Returns:

@@ -54,14 +54,15 @@ class Int8Clips(NamedTuple):
     """To compare the result with the network on: others, where the manifest has more than :data:`MOST_CLIPS`."""
 
 
-def check_quantisable(network: CtcNetwork) -> None:
-    """See that int8 is for a network.
+def check_quantisable(network: CtcNetwork) -> StackNetwork:
+    """Return the network, having seen that int8 is for it.
 
     Raises:
         QuantisationError: It is neither Jasper nor QuartzNet.
     """
     if not isinstance(network, StackNetwork):
         raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
+    return network
 
 
 def read_features(manifest: Path, config: Config) -> Int8Clips:
@@ -103,9 +104,9 @@ def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelPr
     Raises:
         QuantisationError: It is another network.
     """
-    check_quantisable(network)
-    module = RaggedAcoustic(fold_batch_norms(network))
-    graph = trace_ragged(module, (network.config.num_mels, 40))
+    stack = check_quantisable(network)
+    module = RaggedAcoustic(fold_batch_norms(stack))
+    graph = trace_ragged(module, (stack.config.num_mels, 40))
     _unshare(graph.graph)
     body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]
     everything = np.concatenate(clips, axis=1)

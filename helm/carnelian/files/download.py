@@ -29,7 +29,7 @@ def fetch(url: str, archive: Path) -> str:
     """Writes what is at `url` to `archive` and returns its SHA-256."""
     request = urllib.request.Request(url)
     if authorization := os.environ.get("AUTHORIZATION", "").strip():  # a Secret made of a file often ends its line
-        if not authorization.isprintable():
+        if not (authorization.isascii() and authorization.isprintable()):
             raise SystemExit(
                 "download: `authorization` of the Secret must be one line of text, but has other characters"
             )

@@ -17,6 +17,7 @@ from carnelian_perf.options import (
     durations_of,
     published_table,
     raw_file_option,
+    raw_file_path,
     render_option,
     show_page,
     write_each,
@@ -96,7 +97,7 @@ def infer(
             overrides=overrides or (),
         )
         config, network = load_network(source, plan.overrides)
-        render = out or Path("perf/results") / f"{config.name}_infer.json"
+        render = raw_file_path(out, f"{config.name}_infer.json")
         write_each(
             (
                 replace(measured, facts=replace(measured.facts, published=chosen))

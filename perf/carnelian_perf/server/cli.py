@@ -22,6 +22,7 @@ from carnelian_perf.options import (
     describe_clips,
     durations_of,
     raw_file_option,
+    raw_file_path,
     render_option,
     served_repository,
     show_page,
@@ -88,7 +89,7 @@ def tune(
                 rounds=rounds,
                 knobs=list_knobs(goal),
             )
-            render = out or Path("perf/results") / f"{model}_tune_{goal}.json"
+            render = raw_file_path(out, f"{model}_tune_{goal}.json")
             check_apart(write, render)
             write_each(measure(plan), render)
     check_file("--render", render)
@@ -146,7 +147,7 @@ def overhead(
                 clients=clients,
                 batch=batch,
             )
-            render = out or Path("perf/results") / f"{model}_overhead.json"
+            render = raw_file_path(out, f"{model}_overhead.json")
             write_each(measure(plan), render)
     check_file("--render", render)
     show_page(render, render_page(Measurement.read(render), render.name))
@@ -191,7 +192,7 @@ def first_request(
                 rounds=rounds,
                 num_requests=requests,
             )
-            render = out or Path("perf/results") / f"{model}_first_request.json"
+            render = raw_file_path(out, f"{model}_first_request.json")
             write_each(measure(plan), render)
     check_file("--render", render)
     show_page(render, render_page(Measurement.read(render), render.name))
@@ -233,7 +234,7 @@ def memory(
             every=every,
             concurrency=concurrency,
         )
-        render = out or Path("perf/results") / f"{model}_memory.json"
+        render = raw_file_path(out, f"{model}_memory.json")
         write_each(measure(plan), render)
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_pages(render)))

@@ -75,7 +75,11 @@ def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unse
             "run `carnelian-perf infer` on one of them"
         )
     for machine in [result.machine for result in results]:
-        for key in ("cpu", "cores"):  # a sweep names the GPUs that there are, `infer` the one that it used
+        used, there = facts.machine["accelerator"], machine["accelerator"]
+        keys = ["cpu", "cores"]
+        if str(used) not in str(there):  # a sweep names all GPUs that there are
+            keys.append("accelerator")
+        for key in keys:
             if facts.machine[key] != machine[key]:
                 raise ValueError(
                     f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "

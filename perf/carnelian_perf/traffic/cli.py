@@ -131,7 +131,7 @@ def mixed(
                 steps=steps,
                 rounds=rounds,
             )
-            render = out or Path("perf/results") / f"{model}_mixed.json"
+            render = raw_file_path(out, f"{model}_mixed.json")
             write_each(measure(plan), render)
     check_file("--render", render)
     print("\n".join(f"wrote {path}" for path in render_pages(render)))

@@ -84,7 +84,7 @@ def training(
         settings = load_config(config, tuple(overrides or ()))
         has_baseline = settings.model.name != "wav2vec2"
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
-        render = out or Path("perf/results") / f"{settings.name}_training.json"
+        render = raw_file_path(out, f"{settings.name}_training.json")
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
         write_each(run(settings, cells, work), render)
     show_page(render, render_page(Measurement.read(render), render.name))
@@ -122,6 +122,6 @@ def hourglass(
         from carnelian_perf.training.hourglass import measure
 
         settings = load_config(config, tuple(overrides or ()))
-        render = out or Path("perf/results") / f"{settings.name}_hourglass.json"
+        render = raw_file_path(out, f"{settings.name}_hourglass.json")
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), render)
     show_page(render, render_page(Measurement.read(render)))

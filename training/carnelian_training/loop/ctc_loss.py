@@ -11,6 +11,7 @@ from carnelian_training.data.augment import spec_augment, warp_frequency
 from carnelian_training.data.loading import Batch
 from carnelian_training.data.plan import Item
 from carnelian_training.data.span_masks import channel_mask, time_mask
+from carnelian_training.features import FeatureSettings
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.precision import autocast
 
@@ -92,6 +93,7 @@ def augmented(batch: Batch, config: Config, device: torch.device, view: int = 0)
     inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
     seeds = [seed + view for seed in batch.seeds]
     if not isinstance(config.model, Wav2Vec2Config):
+        assert isinstance(config.features, FeatureSettings)  # as `Config` sees to
         features = warp_frequency(inputs["features"], config.features, config.augment, seeds)
         return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, seeds)}
     frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]

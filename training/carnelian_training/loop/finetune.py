@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from carnelian_training import checkpoint
 from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.run_config import RunConfig, model_differences
@@ -32,9 +33,12 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     Raises:
         CheckpointError: The file cannot be read, or its body is another: what differs in `model` is named, and tensors
             that do not fit.
+        ConfigError: Batch statistics shall stay as in a checkpoint, and there is none.
     """
     path = config.init.checkpoint
     if path is None:
+        if config.loop.batch_statistics == "frozen":
+            raise ConfigError("`loop.batch_statistics: frozen` must come with `init.checkpoint`, which has them")
         return
     source, content = checkpoint.load(path)
     if source.model.name != config.model.name:
