@@ -79,6 +79,15 @@ def test_every_alert_has_a_page_in_the_runbook(alerts: list[dict[str, Any]], cha
         assert alert["labels"]["team"] == "speech"
 
 
+def test_a_pod_may_take_its_time_to_start(render: Callable[..., Any]) -> None:
+    patience = []
+    for seconds in (60, 600):
+        rules = render(f"probes.startup.timeoutSeconds={seconds}", case="monitoring").one("PrometheusRule")
+        found = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+        patience += [rule["for"] for rule in found if rule.get("alert") == "CarnelianPodDown"]
+    assert patience == ["300s", "600s"]
+
+
 def test_alerts_concern_this_release_alone(alerts: list[dict[str, Any]]) -> None:
     for alert in alerts:
         selectors = re.findall(r"\{([^}]*)\}", alert["expr"])

@@ -69,18 +69,17 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
 def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unserved]:
     measurement = Measurement.read(inference)
     facts, models = measurement.facts, {result.cell.model for result in results}
+    used = str(facts.machine["accelerator"])
     if facts.model not in models:
         raise ValueError(
             f"{inference} must be of a model of the sweep, {', '.join(sorted(models))}, but is of {facts.model}: "
             "run `carnelian-perf infer` on one of them"
         )
     for machine in [result.machine for result in results]:
-        used, there = facts.machine["accelerator"], machine["accelerator"]
-        keys = ["cpu", "cores"]
-        if str(used) not in str(there):  # a sweep names all GPUs that there are
-            keys.append("accelerator")
-        for key in keys:
-            if facts.machine[key] != machine[key]:
+        for key in ("cpu", "cores", "accelerator"):
+            # A sweep names all GPUs that there are, `infer` the one that it used.
+            is_among = key == "accelerator" and (used == "none" or used in str(machine[key]))
+            if facts.machine[key] != machine[key] and not is_among:
                 raise ValueError(
                     f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
                     f"{facts.machine[key]}: run `carnelian-perf infer` there"
@@ -90,7 +89,10 @@ def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unse
             f"{inference} must have the engine that is served, {AS_SERVED}, but has {', '.join(facts.titles)}: "
             f"run `carnelian-perf infer` with --engines {AS_SERVED}"
         )
-    return {facts.model: Unserved(f"{facts.plan['precision']}, {facts.say_threads()}", median_ms)}
+    way = f"{facts.plan['precision']}, {facts.say_threads()}"
+    if any(result.machine["accelerator"] != used for result in results):
+        way += ", on the CPU" if used == "none" else f", on {used}"
+    return {facts.model: Unserved(way, median_ms)}
 
 
 def render_page(

@@ -119,6 +119,10 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
     assert read_row(page, "2", "1")[-2:] == ["", ""]
+    elsewhere = dataclasses.replace(facts, machine=machine | {"accelerator": "an H100"})
+    Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
+    with pytest.raises(ValueError, match=r"whose accelerator is none, but is of an H100"):
+        write_report(sweep, {}, raw)
     elsewhere = dataclasses.replace(facts, machine=machine | {"cores": 99})
     Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
     with pytest.raises(ValueError, match=r"must be of the sweep's machine, whose cores is .*, but is of 99"):
