@@ -31,8 +31,6 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
-from tritonclient import grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -393,52 +391,6 @@ def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository: Path
         )
         with pytest.raises(ServerError, match=r"before it was ready:\n  failed to start Metrics service.*in use"):
             server.start()
-
-
-def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id() -> None:
-    repository, ports = Path(__file__).parents[2] / "model_repository", {"http_port": 0, "grpc_port": 0}
-    models = ["audio_decode", "quartznet_demo_ctc"]
-    scores, length = np.zeros((1, 1, 29), np.float32), np.zeros((1, 1), np.int32)
-    hot = {"decoder": "beam", "hotwords": '["Ünsal"]'}
-    with Server(repository, models=models, **ports, metrics_port=0, log_level="info") as server:
-        for model, request_id, parameters, inputs in (
-            ("audio_decode", "first", {}, {"AUDIO": np.full((1, 9), 7, np.uint8)}),
-            ("quartznet_demo_ctc", "second", {}, {"LOG_PROBS": scores, "LOG_PROB_LENGTH": length}),
-            ("quartznet_demo_ctc", "third", hot, {"LOG_PROBS": scores, "LOG_PROB_LENGTH": length + 1}),
-        ):
-            tensors = [triton.InferInput(n, list(a.shape), np_to_triton_dtype(a.dtype)) for n, a in inputs.items()]
-            for tensor, array in zip(tensors, inputs.values(), strict=True):
-                tensor.set_data_from_numpy(array)
-            with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException):
-                client.infer(model, tensors, request_id=request_id, parameters=parameters)
-        deadline = time.monotonic() + 30
-        refusals: list[str] = []
-        while len(refusals) < 3 and time.monotonic() < deadline:  # Triton writes them by a thread of its own
-            time.sleep(0.05)
-            refusals = [line.partition("[request id: ")[2] for line in server.log if " refuses: " in line]
-        assert [line.partition(":")[0] for line in refusals] == [
-            "first] 'audio_decode' refuses",
-            "second] 'quartznet_demo_ctc' refuses",
-            "third] 'quartznet_demo_ctc' refuses",
-        ]
-        assert not any("nsal" in line for line in refusals)  # what a caller wrote
-
-
-def test_who_gets_the_log_may_raise(cut_repository: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(line: str) -> None:
-        raise ValueError("closed")
-
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, log_level="verbose", on_log=fail) as server:
-        known = len(server.log)
-        with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=5):
-            pass
-        deadline = time.monotonic() + 30
-        while len(server.log) == known and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(server.log) > known
-    assert [record.message for record in caplog.records if "`on_log`" in record.message] == [
-        "`on_log` must take every line of the log, but raised; it gets no more"
-    ]
 
 
 def test_a_server_does_not_outlive_a_killed_launcher(cut_repository: Path) -> None:

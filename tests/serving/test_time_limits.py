@@ -1,0 +1,61 @@
+"""How long the launcher waits for models that start or end slowly."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from carnelian_serving.errors import ServerError
+from carnelian_serving.launcher import Server
+from tritonclient import grpc as triton
+
+CONFIG = """
+backend: "python"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+instance_group { kind: KIND_CPU }
+"""
+SLEEPER = """
+import time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep({start_s})
+
+    def execute(self, requests):
+        time.sleep(60)
+"""
+PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path, add_model: Callable[..., Path]) -> Callable[[int], Path]:
+    """Writes a repository of a model that takes so long to start, and a minute to answer."""
+
+    def sleeper(start_s: int) -> Path:
+        add_model(tmp_path / "models", "sleeper", CONFIG, {"model.py": SLEEPER.format(start_s=start_s)})
+        return tmp_path / "models"
+
+    return sleeper
+
+
+def test_models_that_are_not_ready_in_time_are_told(sleeper: Callable[[int], Path]) -> None:
+    server = Server(sleeper(60), ready_timeout_s=3, exit_timeout_s=1, **PORTS)
+    with pytest.raises(ServerError, match=r"must be ready within 3 s, but are not; last lines of the log:\n"):
+        server.start()
+    with pytest.raises(ServerError, match="must be started first"):
+        assert server.pid
+
+
+def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper: Callable[[int], Path]) -> None:
+    log: list[str] = []
+    with Server(sleeper(0), exit_timeout_s=1, on_log=log.append, **PORTS) as server:
+        tensor = triton.InferInput("IN", [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            client.async_infer("sleeper", [tensor], callback=lambda result, error: None)
+            server.stop()
+    (told,) = [line for line in log if "was killed" in line]
+    assert "6 s after it was asked to end; what its models were at is lost (`--exit-timeout` gives them longer)" in told
