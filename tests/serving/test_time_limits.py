@@ -1,5 +1,6 @@
 """How long the launcher waits for models that start or end slowly."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 instance_group { kind: KIND_CPU }
 """
 SLEEPER = """
-import time
+import pathlib, time
 
 
 class TritonPythonModel:
@@ -25,6 +26,7 @@ class TritonPythonModel:
         time.sleep({start_s})
 
     def execute(self, requests):
+        pathlib.Path(__file__).with_name("busy").touch()
         time.sleep(60)
 """
 PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
@@ -56,6 +58,8 @@ def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper: 
         tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
         with triton.InferenceServerClient(server.grpc_url) as client:
             client.async_infer("sleeper", [tensor], callback=lambda result, error: None)
+            while not (server.repository / "sleeper" / "1" / "busy").exists():
+                time.sleep(0.05)
             server.stop()
     (told,) = [line for line in log if "was killed" in line]
     assert "6 s after it was asked to end; what its models were at is lost (`--exit-timeout` gives them longer)" in told
