@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -151,13 +152,26 @@ def describe_clips(manifest: Path | None) -> str:
 def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
     """Write each, so that it is not lost if a later part fails, as unfinished; then the last one.
 
+    Where a finished raw file is there, it stays until then, and the unfinished ones go beside it.
+
     Returns:
         The last one.
     """
+    part = path.with_name(f"{path.stem}_unfinished.json") if _is_finished(path) else path
     for measurement in measurements:
-        dataclasses.replace(measurement, finished=False).write(path)
+        dataclasses.replace(measurement, finished=False).write(part)
     measurement.write(path)
+    if part != path:
+        part.unlink()
     return measurement
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether a file is there that is not known to be unfinished."""
+    try:
+        return path.is_file() and bool(json.loads(path.read_bytes()).get("finished", True))
+    except (ValueError, AttributeError):  # no raw file
+        return True
 
 
 def show_page(raw_path: Path, text: str) -> None:

@@ -79,6 +79,24 @@ def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):
     assert "Not finished" not in render(path)[0].read_text()
 
 
+def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path):
+    path, part = tmp_path / "raw.json", tmp_path / "raw_unfinished.json"
+    measurement.write(path)
+    before = path.read_bytes()
+
+    def interrupted():
+        yield replace(measurement, runs=measurement.runs[:1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_each(interrupted(), path)
+    assert path.read_bytes() == before
+    assert not type(measurement).read(part).finished
+    write_each([replace(measurement, runs=measurement.runs[:1])], path)
+    assert path.read_bytes() != before
+    assert not part.exists()
+
+
 def test_links_of_a_page_are_to_files_of_any_name(measurement, tmp_path):
     measurement.write(tmp_path / "my raw.json")
     page = render(tmp_path / "my raw.json")[0].read_text()
