@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import http
 import http.client
-import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -20,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -33,6 +31,7 @@ from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
 from carnelian_serving.repository import check_repository, is_plain, plain_path
+from carnelian_serving.server_log import ServerLog
 from carnelian_serving.shared_memory import (
     REGIONS,
     Regions,
@@ -44,14 +43,11 @@ from carnelian_serving.shared_memory import (
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
 
-logger = logging.getLogger(__name__)
-
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 """Variables. The wheels of ONNX Runtime from 1.30 on report to Microsoft otherwise, and keep a file in HOME for it."""
 
-KEPT_LOG_LINES = 1000
 EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
@@ -59,8 +55,6 @@ STUB_CHECK_INTERVAL_S = 1.0
 COLLECTED_WITHIN_S = 5.0
 """While models load, Triton ends processes itself, and collects them as soon as it gets a core. Counted from when one
 was seen, for all may have stood still meanwhile."""
-READER_END_S = 5.0
-"""The log is read to its end long before, unless who gets its lines takes no more: a full pipe, a stopped terminal."""
 KILLED_WITHIN_S = 30.0
 """Of a process that the kernel holds, as amid input and output, the end comes late."""
 CRASH_END_S = 5.0
@@ -74,7 +68,6 @@ _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "info": (),
     "verbose": ("--log-verbose=1",),
 }
-_CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
 
 
 class Server:
@@ -127,13 +120,11 @@ class Server:
         self._ready_timeout_s = ready_timeout_s
         self._exit_timeout_s = exit_timeout_s
         self._triton_options = tuple(triton_options)
-        self._on_log = on_log
-        self._log: collections.deque[str] = collections.deque(maxlen=KEPT_LOG_LINES)
+        self._new_log = partial(ServerLog, on_log, with_noise=log_level == "verbose")
+        self._log = self._new_log()
         self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
         self._scratch: Path | None = None
         self._stubs: StubWatch | None = None
-        self._crash_signal: int | None = None
         self._regions = Regions()
 
     @property
@@ -164,7 +155,7 @@ class Server:
     @property
     def log(self) -> list[str]:
         """The last lines of the server's log."""
-        return list(self._log)
+        return self._log.lines
 
     def __enter__(self) -> Server:
         self.start()
@@ -182,8 +173,7 @@ class Server:
             InstallationError: There is no whole Triton.
             ServerError: The repository, a port, a certificate, /dev/shm or a model is at fault.
         """
-        self._log.clear()
-        self._crash_signal = None
+        self._log = self._new_log()
         check_repository(self.repository, self._models)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
@@ -203,7 +193,7 @@ class Server:
             if not installation.is_native and self._stubs is not None:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
                 if shortage := describe_shortage(room_bytes, self._stubs.num_instances):
-                    self._tell(f"carnelian-serve: {shortage}")
+                    self._log.tell(f"carnelian-serve: {shortage}")
         except BaseException:
             self.stop()
             raise
@@ -219,12 +209,12 @@ class Server:
             try:
                 return process.wait(STUB_CHECK_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                if self._crash_signal is not None:
+                if self._log.crash_signal is not None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         return process.wait(CRASH_END_S)
                     process.kill()
                     process.wait()
-                    return -self._crash_signal
+                    return -self._log.crash_signal
                 if crashed := self._crashed_instances():
                     raise ServerError(
                         f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
@@ -246,7 +236,7 @@ class Server:
                 process.kill()
                 has_ended(process, KILLED_WITHIN_S)
                 if not crashed:
-                    self._tell(
+                    self._log.tell(
                         f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
                         "models were at is lost (`--exit-timeout` gives them longer)"
                     )
@@ -256,11 +246,7 @@ class Server:
                 while time.monotonic() < deadline:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
-        if self._reader is not None:
-            self._reader.join(READER_END_S)
-            if process is not None and process.stdout is not None and not self._reader.is_alive():
-                process.stdout.close()
-            self._reader = None
+        self._log.close()
         self._regions.remove()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -305,8 +291,8 @@ class Server:
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
             )
         self._stubs = StubWatch(self._process.pid)
-        self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
-        self._reader.start()
+        assert self._process.stdout is not None
+        self._log.follow(self._process.stdout)
 
     def _command(self, installation: Installation, repository: Path) -> list[str]:
         is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each
@@ -332,26 +318,6 @@ class Server:
             command.extend(f"--load-model={name}" for name in self._models)
         return [*command, *self._triton_options]
 
-    def _read_log(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            line = line.rstrip("\n")
-            self._log.append(line)
-            if crash := _CRASH.match(line):
-                self._crash_signal = int(crash[1])
-            if self._log_level == "verbose" or not is_noise(line):
-                self._tell(line)
-
-    def _tell(self, line: str) -> None:
-        """Hand a line to who gets the log. Who raises gets no more: tritonserver stops where nobody reads on."""
-        if self._on_log is None:
-            return
-        try:
-            self._on_log(line)
-        except Exception:
-            logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
-            self._on_log = None
-
     def _wait_until_ready(self) -> None:
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
@@ -361,8 +327,7 @@ class Server:
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
             if process.poll() is not None:  # whoever answered, it was another server
-                assert self._reader is not None
-                self._reader.join(READER_END_S)
+                self._log.close()
                 raise ServerError(self._explain_exit(process.returncode, crashed))
             if is_ready:
                 return
