@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from carnelian_training.ctc import Decoder, OptionError, Options
 from carnelian_training.ctc.alignment import align
+from carnelian_training.ctc.hotwords import build_hotwords
 
 LABELS = [" ", "a", "b"]
 BLANK = len(LABELS)
@@ -65,6 +66,44 @@ def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwi
     }
     hypothesis = decode(clip, **EVERYTHING, hotwords=json.dumps(phrases), hotword_boost="2")
     assert_ranked(hypothesis.alternatives, expected)
+
+
+def clear_clip(text: str, labels: list[str]) -> np.ndarray:
+    """What is said, one frame for each character and a blank after it, with hardly a doubt."""
+    scores = np.full((2 * len(text), len(labels) + 1), -10.0, np.float32)
+    scores[::2][np.arange(len(text)), [labels.index(character) for character in text]] = 0.0
+    scores[1::2, -1] = 0.0
+    return scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("said", "phrase", "decoder"),
+    [
+        ("ab a b ab a bb b b b", "ab a b ab a bbaaaa", "beam"),
+        ("a bbbbab a ab", "bbbbaaaabbbb", "ngram"),  # which the language model does not know
+    ],
+)
+def test_a_hot_phrase_that_is_only_begun_takes_nothing_from_what_follows(said, phrase, decoder, arpa):
+    model = Decoder(LABELS, 0.02, language_model=arpa)
+    unknown = {"unknown_score": "-25"} if decoder == "ngram" else {}
+    plain, hot = (
+        decode(clear_clip(said, LABELS), model, decoder=decoder, **unknown, **more)
+        for more in ({}, {"hotwords": json.dumps([phrase]), "hotword_boost": "5.5"})
+    )
+    assert hot.text in (plain.text, said)
+
+
+def test_a_hot_phrase_within_another_one_counts_once_while_that_one_is_spelled():
+    labels = [" ", *"iobrt"]
+    hotwords = build_hotwords(["i", "i robot"], 6.0, labels)
+    state, kept, worth = hotwords.start, 0.0, []
+    for character in "i robot ":
+        state = hotwords.next_state[state, labels.index(character)]
+        kept += hotwords.complete[state]
+        worth.append(kept + hotwords.partial[state])
+    assert worth == sorted(worth)
+    assert worth[1] == pytest.approx(6 + 12 * 2 / 7)  # "i" is whole, and so are two of seven characters
+    assert worth[-1] == 18
 
 
 # Eight words that may be "a" or "b", which the language model does not mind, and one that sounds like "bb", which it

@@ -126,8 +126,11 @@ class _Beam:
             self.blank, self.label = stay_blank, stay_label
             return
 
-        stay = np.logaddexp(stay_blank, stay_label) + prefixes.score[self.nodes]
-        floor = stay.max() - self._threshold
+        stay_total = np.logaddexp(stay_blank, stay_label)
+        stay = stay_total + prefixes.score[self.nodes]
+        # A hot phrase that is nearly spelled loses its points in one frame if another word is said. Measured by a best
+        # score with them, all that goes on from there would be dropped, and the text would end before that word.
+        best = (stay_total + prefixes.settled[self.nodes]).max()
         repeats = last[:, None] == candidates
         acoustic = np.where(repeats, self.blank[:, None], total[:, None]) + row[candidates]  # [alive, candidates]
         acoustic[repeats & (candidates == self._space)] = -np.inf
@@ -135,9 +138,9 @@ class _Beam:
             taken = np.zeros((len(last), len(row)), np.bool_)
             taken[parents, via] = True
             acoustic[taken[:, candidates]] = -np.inf
-        scores = acoustic + prefixes.extension_scores(self.nodes, candidates, acoustic, floor)
-        best = max(stay.max(), scores.max())
-        floor = best - self._threshold
+        extra, settled = prefixes.extension_scores(self.nodes, candidates, acoustic, best - self._threshold)
+        scores = acoustic + extra
+        floor = max(best, (acoustic + settled).max()) - self._threshold
         new = (scores >= floor).ravel().nonzero()[0]
         new_scores = scores.ravel()[new]
         surplus = len(stay) + len(new) - self._width

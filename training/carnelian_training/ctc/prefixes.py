@@ -40,6 +40,7 @@ class Prefixes:
         label: the last label; of the root, the space.
         slot: place in the beam, -1 out of it.
         score: all but the acoustic score, as it is at the moment.
+        settled: the same, less what hot words that are being spelled would lose if they became others.
         count: how many there are: every number below has been given, in order of time.
     """
 
@@ -55,7 +56,7 @@ class Prefixes:
             (7, capacity), np.int32
         )
         # What language model and word scores, and hot words, add for good; the former of the word that ends here.
-        self.score, self._language, self._boost, self._word = np.empty((4, capacity))
+        self.score, self.settled, self._language, self._boost, self._word = np.empty((5, capacity))
         context = scoring.language_model.start() if scoring.language_model else 0
         for array, value in (
             (self.parent, NOBODY),
@@ -66,6 +67,7 @@ class Prefixes:
             (self._context, context),
             (self._next_context, context),
             (self.score, 0.0),
+            (self.settled, 0.0),
             (self._language, 0.0),
             (self._boost, 0.0),
             (self._word, 0.0),
@@ -73,8 +75,10 @@ class Prefixes:
             array[: ROOT + 1] = value
         self.count = ROOT + 1
 
-    def extension_scores(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> Floats:
-        """Scores of prefixes extended by one label, all but the acoustic ones.
+    def extension_scores(
+        self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float
+    ) -> tuple[Floats, Floats]:
+        """`score` and `settled` of prefixes extended by one label.
 
         Args:
             nodes: [prefixes].
@@ -83,29 +87,32 @@ class Prefixes:
             floor: what scores less in all need not be rated.
 
         Returns:
-            [prefixes, labels]
+            [prefixes, labels] each.
         """
         scoring = self.scoring
         scores = np.broadcast_to((self._language[nodes] + self._boost[nodes])[:, None], acoustic.shape).copy()
         expected = np.zeros_like(acoustic, np.bool_)
+        provisional = np.zeros(1)
         if scoring.has_hotwords:
             hot = scoring.hotwords.next_state[self._hot[nodes][:, None], labels]
-            scores += scoring.hotwords.complete[hot] + scoring.hotwords.partial[hot]
-            expected = scoring.hotwords.is_expected[hot]
+            expected, provisional = scoring.hotwords.is_expected[hot], scoring.hotwords.partial[hot]
+            scores += scoring.hotwords.complete[hot] + provisional
         if scoring.language_model is None:
-            return scores
+            return scores, scores - provisional
         kept = scores[:, labels == scoring.space]
         states = scoring.language_model.tree[self._tree[nodes][:, None], labels]
         scores += scoring.begun[states]
         if scoring.has_hotwords:
-            scores[expected & (states < 0)] -= scoring.options.unknown_score
+            waived = expected & (states < 0) & (labels != scoring.space)
+            for changed in (scores, provisional):
+                changed[waived] -= scoring.options.unknown_score
         for column in (labels == scoring.space).nonzero()[0]:
             # The language model takes its time and can only take away, so it is asked where that is not settled.
             most = acoustic[:, column] + kept[:, 0] + max(scoring.options.word_score, 0.0)
             rows = (most >= floor).nonzero()[0]
             scores[:, column] = -np.inf
             scores[rows, column] = kept[rows, 0] + self._end_words(nodes[rows], expected[rows, column])
-        return scores
+        return scores, scores - provisional
 
     def append(self, nodes: Integers, labels: Integers) -> Integers:
         """Add prefixes that are others and one label more.
@@ -125,19 +132,19 @@ class Prefixes:
         self.parent[new], self.label[new], self._hot[new] = nodes, labels, hot
         self._boost[new] = self._boost[nodes] + scoring.hotwords.complete[hot]
         self._language[new], self._tree[new], self._context[new] = self._language[nodes], 0, self._context[nodes]
-        provisional = scoring.hotwords.partial[hot]
+        provisional, begun = scoring.hotwords.partial[hot], np.zeros(len(nodes))
         if scoring.language_model:
             expected = scoring.hotwords.is_expected[hot]
             states = scoring.language_model.tree[self._tree[nodes], labels]
-            unknown = expected & (states < 0)
-            begun = scoring.begun[states] - np.where(unknown, scoring.options.unknown_score, 0.0)
-            provisional = provisional + np.where(is_space, 0.0, begun)
+            begun = np.where(is_space, 0.0, scoring.begun[states])
+            provisional[expected & (states < 0) & ~is_space] -= scoring.options.unknown_score
             self._tree[new] = np.where(is_space, 0, states)
             self._language[new[is_space]] += self._end_words(nodes[is_space], expected[is_space])
             self._context[new[is_space]] = self._next_context[nodes[is_space]]
         self._word[new] = np.nan
         self._next_context[new] = self._context[new]
-        self.score[new] = self._language[new] + self._boost[new] + provisional
+        self.settled[new] = self._language[new] + self._boost[new] + begun
+        self.score[new] = self.settled[new] + provisional
         return new
 
     def finish(self, nodes: Integers) -> tuple[Floats, Floats]:

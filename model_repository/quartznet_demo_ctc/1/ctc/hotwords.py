@@ -54,15 +54,15 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
 
     complete = np.zeros(len(next_state))
     complete[ends] = boosts
-    share = np.zeros(len(next_state))  # of a boost, for each character of a prefix
+    share = np.zeros(len(next_state))  # of a boost, for each character
     share[ends] = boosts / lengths
+    ahead = np.zeros(len(next_state))  # the largest share of the phrases that go on from here
     levels = list(_levels(next_state))
     for parents, _, children in reversed(levels):
-        np.maximum.at(share, parents, share[children])
+        np.maximum.at(ahead, parents, np.maximum(share, ahead)[children])
     partial = np.zeros(len(next_state))
     for depth, (_, _, children) in enumerate(levels):
-        partial[children] = share[children] * depth  # the first level is the space before a phrase
-    partial[ends] = np.where((next_state[ends] >= 0).any(axis=1), partial[ends], 0.0)
+        partial[children] = ahead[children] * depth  # the first level is the space before a phrase
 
     # Where a prefix goes on as no phrase does, go on from its longest suffix that is a prefix too.
     fallback = np.zeros(len(next_state), np.int32)
