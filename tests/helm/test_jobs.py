@@ -156,6 +156,20 @@ def test_training_pods_find_each_other_by_name(render: Render) -> None:
     assert endpoint == f"--rdzv-endpoint={name}-0.{name}.speech.svc:29400"
 
 
+def test_training_pods_never_share_a_node(render: Render) -> None:
+    pod = render(case="jobs").one("Job", "-quartznet")["spec"]["template"]
+    (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    kept_away = term["labelSelector"]["matchLabels"]
+    assert kept_away.items() <= pod["metadata"]["labels"].items()
+    assert kept_away["carnelian.dev/run"] == "quartznet"  # not the pods of another run
+
+
+def test_a_single_training_pod_goes_anywhere(render: Render) -> None:
+    pod = render("training.nodes=1", case="jobs").one("Job", "-quartznet")["spec"]["template"]["spec"]
+    assert "affinity" not in pod
+
+
 def test_serving_does_not_select_training_pods(render: Render) -> None:
     rendered = render(case="jobs")
     labels = rendered.one("Job", "-quartznet")["spec"]["template"]["metadata"]["labels"]
