@@ -337,7 +337,8 @@ class Server:
                 lines = [line for line in self.log if not is_noise(line)][-10:]
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
-                    "are not; last lines of the log:\n" + "\n".join(lines or ["(none)"])
+                    "are not; allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT "
+                    "builds engines; last lines of the log:\n" + "\n".join(lines or ["(none)"])
                 )
             time.sleep(0.05)
 
