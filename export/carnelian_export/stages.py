@@ -34,7 +34,7 @@ SOURCES = Path(__file__).parent / "models"
 VERSION = "1"
 CALIBRATION = "calibration.json"
 _ENSEMBLE_README = (
-    "An ensemble has no files. Git would drop this folder without this one, and Triton needs the folder.\n"
+    "An ensemble has no files. Git drops empty folders, so this file keeps this one, which Triton needs.\n"
 )
 
 
