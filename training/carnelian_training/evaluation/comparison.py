@@ -85,7 +85,7 @@ def compare(
         config: its configuration.
         manifests: NeMo JSON lines.
         decoder: with the language models that are compared.
-        defaults: of the decoder's options, as the server has them.
+        defaults: of the decoder's options. A server has those of its export; only with the same ones it reads the same.
         server: host:port and name of what is to be compared with.
 
     Raises:
