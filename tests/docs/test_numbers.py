@@ -1,7 +1,8 @@
-"""What pages say of the demo model is what was measured."""
+"""What pages say of the models is what was measured."""
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,49 @@ def test_the_table_of_decoders_is_that_of_the_raw_file():
         assert f"{start}| {offline} | " in shown
         assert f" | {served} | " in shown[len(start) + len(offline) :]
         assert shown.endswith(f"| {row['same']} of {row['clips']} |")
+
+
+@pytest.mark.parametrize("page", ["export/README.md", "export/docs/precision.md"])
+def test_the_cost_of_int8_is_that_of_the_raw_file(page):
+    found = json.loads(read("perf/results/quartznet_demo_int8.json"))["summary"]
+    points, low, high = (f"{100 * found[part]:.2f}" for part in ("difference", "difference_low", "difference_high"))
+    assert re.search(rf"{points} points\W+95 %\s+interval {low} to {high}\b", read(page))
+
+
+@pytest.mark.parametrize(
+    ("raw", "n_gram", "row"),
+    [
+        ("english_perplexity", "english.klm", "`english.klm`, 30,000 words | 2.4"),
+        ("full_perplexity", "full.klm", "`--prune 0,0,1`, 59,000 words | 6.1"),
+    ],
+)
+def test_perplexities_are_those_of_the_raw_files(raw, n_gram, row):
+    models = json.loads(read(f"training/docs/{raw}.json"))["models"]
+    starts = {n_gram: row, "transformer_xl_small.pt": "Transformer-XL | 4.9"}
+    lines = []
+    for model, start in starts.items():
+        rates = " | ".join(f"{models[model][words]:.1f}" for words in ("all_words", "known_words"))
+        lines.append(f"| {start} | {rates} |\n")
+    lines.append(f"| both together | | | **{models['together']['known_words']:.1f}** |\n")
+    assert "".join(lines) in read("training/docs/language_models.md")
+
+
+@pytest.mark.parametrize("machine", ["", "_xeon", "_avx2"])
+def test_ratios_of_the_exported_graph_are_those_of_the_raw_files(machine):
+    float32, int8 = f"quartznet_15x5{machine}_infer", f"quartznet_15x5{machine}_int8_infer"
+    cells = [
+        f"[{ratios(float32, 'plain', 'onnx')}](perf/results/{float32}.md)",
+        ratios(float32, "onnx_conv1d", "onnx"),
+        f"[{ratios(int8, 'onnx_conv1d', 'onnx_int8')}](perf/results/{int8}.md)",
+    ]
+    assert f" | {' | '.join(cells)} |\n" in read("README.md")
+
+
+def ratios(raw: str, baseline: str, engine: str) -> str:
+    """How many times as fast an engine is as another, from and to, by CPU time."""
+    cpu_ms: dict[str, list[float]] = {baseline: [], engine: []}
+    for timing in json.loads(read(f"perf/results/{raw}.json"))["timings"]:
+        if timing["engine"] in cpu_ms:
+            cpu_ms[timing["engine"]].append(statistics.median(timing["network_cpu_ms"]))
+    found = [slow / fast for slow, fast in zip(cpu_ms[baseline], cpu_ms[engine], strict=True)]
+    return f"{min(found):.1f} to {max(found):.1f}"
