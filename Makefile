@@ -29,7 +29,7 @@ lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup/system-packages setup/chart-tools setup/perf-analyzer setup/kenlm setup/lock-images training/proof/run .ci/run tests/native/run
+	$(BIN)/shellcheck $$(git grep -lE '^#!.*\b(ba)?sh\b')
 
 gpu: $(VENV)/.all
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "PyTorch must see an NVIDIA GPU for this, but sees none")'

@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.foreign import sources, unpickling
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.masked import strided
+from carnelian_training.weight_files import CheckpointError
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.foreign import fairseq, sources, unpickling
 from carnelian_training.foreign.fairseq import _literal
 from carnelian_training.models.hourglass import HourglassConfig
+from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.foreign import sources
 from carnelian_training.foreign.alphabet import fold
+from carnelian_training.weight_files import CheckpointError
 
 LABELS = (" ", "e", "t", "a", "'", "z")
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError, build_network, load, load_language_model, load_model, save
+from carnelian_training.checkpoint import build_network, load, load_language_model, load_model, save
 from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
@@ -33,6 +33,7 @@ from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
 from carnelian_training.run_config import load_run, run_from_dict
 from carnelian_training.text import LABEL_CHARACTERS
+from carnelian_training.weight_files import CheckpointError
 from sentencepiece import SentencePieceProcessor
 
 NOUNS, VERBS = ["cat", "dog", "king", "queen", "ship", "harbour", "letter"], ["saw", "heard", "met", "followed"]

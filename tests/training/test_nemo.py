@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.evaluation.evaluate import evaluate
@@ -23,6 +22,7 @@ from carnelian_training.features import FeatureSettings, log_mel
 from carnelian_training.foreign import nemo, sources
 from carnelian_training.models.jasper import Jasper
 from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.weight_files import CheckpointError
 from nvidia.dali import fn, pipeline_def, types
 
 REFERENCES = Path(__file__).parent / "references"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError, build_model, load, load_model, save
+from carnelian_training.checkpoint import build_model, load, load_model, save
 from carnelian_training.config import LABELS, config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
@@ -30,6 +30,7 @@ from carnelian_training.models.pretraining import (
     gumbel_noise,
     hidden_frames,
 )
+from carnelian_training.weight_files import CheckpointError
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 CPU = Process(torch.device("cpu"))

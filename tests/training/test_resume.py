@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest, write_manifest
@@ -27,6 +26,7 @@ from carnelian_training.loop.run_folder import held
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Finding
 from carnelian_training.replacement import WriteError
+from carnelian_training.weight_files import CheckpointError
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.foreign import huggingface, sources
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.replacement import WriteError
+from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.cli import main
 from carnelian_training.config import ManifestConfig, NoiseConfig
 from carnelian_training.config_errors import ConfigError
@@ -18,6 +17,7 @@ from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.best import error_of
 from carnelian_training.loop.recognition import read_training_clips
 from carnelian_training.loop.train import train
+from carnelian_training.weight_files import CheckpointError
 
 
 def losses(folder) -> list[float]:

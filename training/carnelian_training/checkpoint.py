@@ -1,10 +1,8 @@
 """Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
 
-import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +18,15 @@ from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 from carnelian_training.replacement import check_apart, replaced
 from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
+from carnelian_training.weight_files import (
+    CheckpointError,
+    check_holds_weights,
+    check_undamaged,
+    is_finite,
+    torch_reason,
+)
 
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
-_ZIP = b"PK\x03\x04"
-_POINTER = b"version https://git-lfs.github.com/"
-
-
-class CheckpointError(ValueError):
-    """A file is not a checkpoint of ours, or does not fit its own configuration."""
 
 
 def build_network(config: RunConfig) -> nn.Module:
@@ -90,69 +89,6 @@ def save(
         torch.save(content, file)
 
 
-def check_holds_weights(path: Path) -> None:
-    """Refuse what PyTorch would run, and the few lines that Git leaves in a file's place where Git LFS is missing.
-
-    Raises:
-        CheckpointError: The file is a program, or holds those lines.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        start = file.read(len(_POINTER))
-    if start == _POINTER:
-        raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
-    if _is_program(path):
-        raise CheckpointError(
-            f"{path} must hold weights, but is a TorchScript program, which is never run here: give the checkpoint "
-            "that it was made of"
-        )
-
-
-def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
-    """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
-
-    Args:
-        path: of the file; those from before PyTorch 1.6 have no checksums.
-        part: the file, where `path` is an archive that holds it; it is closed.
-
-    Raises:
-        CheckpointError: It is damaged; the message names what is.
-    """
-    if part is None and not path.is_file():
-        return
-    with part or path.open("rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:
-            return
-        try:
-            with zipfile.ZipFile(file) as archive:
-                has_checksums = any(entry.CRC for entry in archive.infolist())  # PyTorch can be told to write none
-                damaged = archive.testzip() if has_checksums else None
-        except Exception as error:  # it names no common base for what damage raises
-            raise CheckpointError(f"{path} is damaged: {error}") from error
-    if damaged is not None:
-        raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
-
-
-def _is_program(path: Path) -> bool:
-    """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
-    try:
-        return "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records()
-    except RuntimeError:  # no zip archive
-        return False
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether it holds neither NaN nor infinity, which a whole file may hold that was written by a run gone wrong."""
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
-
-
-def why(error: Exception) -> str:
-    """What PyTorch could not read, without its advice, which is to run what the file says."""
-    found = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\. Please|$)", str(error), re.MULTILINE)
-    return found[1] if found else str(error) or type(error).__name__
-
-
 def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
@@ -164,7 +100,9 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {why(error)}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,13 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import LABELS, Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.foreign.keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, plain_name, take
 from carnelian_training.foreign.options import Options, check, samples, section, single
+from carnelian_training.foreign.stack_keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, take
 from carnelian_training.foreign.stages import model_tree
+from carnelian_training.foreign.tensors import plain_name
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign import unpickling
@@ -22,6 +21,7 @@ from carnelian_training.foreign.options import NO_SPANS, Options, carry
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 

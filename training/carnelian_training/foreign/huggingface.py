@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, check_holds_weights, check_undamaged, why
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
 from carnelian_training.foreign.huggingface_alphabet import read_alphabet, read_json
-from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
+from carnelian_training.foreign.tensors import plain_tensors
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.replacement import replaced
 from carnelian_training.run_config import RunConfig
 from carnelian_training.waveform import WaveformSettings
+from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # neither names a common base for what a damaged file raises
-        raise CheckpointError(f"{path}: its weights cannot be read: {why(error)}") from error
+        raise CheckpointError(f"{path}: its weights cannot be read: {torch_reason(error)}") from error
     return plain_tensors(found, path)
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
 from carnelian_training.foreign.options import Options
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 

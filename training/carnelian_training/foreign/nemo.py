@@ -21,18 +21,18 @@ import torch
 import yaml
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, check_undamaged, why
 from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import unpickling
-from carnelian_training.foreign.keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.options import Options, check, samples, section, single
+from carnelian_training.foreign.stack_keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.stages import block_list, model_tree
 from carnelian_training.mel import to_hz, to_mel
 from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.replacement import replaced
 from carnelian_training.waveform import WaveformSettings
+from carnelian_training.weight_files import CheckpointError, check_undamaged, torch_reason
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
         tree = yaml.safe_load(parts[CONFIG_FILE])
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read: {why(error)}") from error
+        raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
     if not isinstance(tree, dict) or not isinstance(tensors, dict):
         raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
     return tree.get("model", tree) if "encoder" not in tree else tree, tensors

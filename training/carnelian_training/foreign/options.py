@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from carnelian_training.checkpoint import CheckpointError
+from carnelian_training.weight_files import CheckpointError
 
 Options = dict[str, Any]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config, config_from_dict
 from carnelian_training.config_tree import apply_overrides
 from carnelian_training.foreign import dle, fairseq, huggingface, nemo, unpickling
-from carnelian_training.foreign.keys import plain_tensors
 from carnelian_training.foreign.options import Options
+from carnelian_training.foreign.tensors import plain_tensors
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.weight_files import CheckpointError, check_holds_weights
 
 Weights = Callable[[Config], dict[str, Tensor]]
 """Those of a network of a configuration."""
@@ -45,7 +45,7 @@ def read(
         CheckpointError: It cannot be read, has options that ours have not, or tensors that do not fit.
         ConfigError: What it describes is no network of ours; every mistake is named.
     """
-    checkpoint.check_holds_weights(path)
+    check_holds_weights(path)
     tree, weights, taken = _interpret(path, dle_config, is_raw, labels)
     given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
     if wrong := [option for option, is_given in given.items() if is_given and option not in taken]:

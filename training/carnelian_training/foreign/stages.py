@@ -3,8 +3,8 @@
 import itertools
 from typing import Any
 
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.foreign.options import Options, check, single
+from carnelian_training.weight_files import CheckpointError
 
 FIXED: Options = {
     "groups": 1,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from carnelian_training.checkpoint import CheckpointError, check_holds_weights, check_undamaged, why
+from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
 
 # What PyTorch's own reader of weights allows, as far as checkpoints of tensors need it.
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -86,7 +86,7 @@ def load_checkpoint(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
     except Exception as error:  # torch names no common base for what a damaged file raises
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {why(error)}") from error
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {torch_reason(error)}") from error
 
 
 def plain(value: Any) -> Any:

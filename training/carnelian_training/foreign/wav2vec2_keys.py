@@ -14,7 +14,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
-from carnelian_training.foreign.keys import check_fit, find_mistake
+from carnelian_training.foreign.tensors import check_fit, find_mistake
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 

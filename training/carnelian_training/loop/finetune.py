@@ -8,12 +8,12 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config import Config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.run_config import RunConfig, model_differences
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 

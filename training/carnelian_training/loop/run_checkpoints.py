@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import CheckpointError
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
 from carnelian_training.loop.plot import read_metrics
 from carnelian_training.loop.report import METRICS
 from carnelian_training.loop.state import State, checkpoint_every_steps
 from carnelian_training.run_config import OF_TRAINING, RunConfig
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -4,17 +4,16 @@ All of these toolkits build a network of the same modules in the same order, und
 list of layers, activations and dropout included, so a name holds a position: `encoder.encoder.3.mconv.5.conv.weight`.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from carnelian_training.checkpoint import CheckpointError, build_model, is_finite
+from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
+from carnelian_training.foreign.tensors import check_fit, find_mistake
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.network import StackNetwork
 
@@ -36,14 +35,8 @@ NEMO_UNMASKED = Naming("encoder.encoder", "mconv", "weight", "decoder.decoder_la
 DLE_QUARTZNET = Naming("encoder.layers", "mconv", "weight", "decoder.layers.0")
 DLE_JASPER = Naming("encoder.layers", "conv", "weight", "decoder.layers.0")
 
-WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""What `DataParallel`, `torch.compile` and others add to the names of a network that was saved inside of them."""
-
 DLE_V1_PREFIXES = {"jasper_encoder.encoder.": "encoder.layers.", "jasper_decoder.decoder_layers.": "decoder.layers."}
 """DLE's Jasper of 2019 and 2020."""
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
-"""Of weights, and of what norms count; smaller ones are of quantised networks, whose scales are elsewhere."""
 
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -111,62 +104,6 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
         weights[ours] = found[theirs].reshape(wanted[ours].shape).to(wanted[ours].dtype, copy=True)
     check_fit(mistakes, path)
     return weights
-
-
-def plain_name(name: str) -> str:
-    """A tensor's name without :data:`WRAPPERS`."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
-    """Weights by their plain names, all of them tensors of plain numbers.
-
-    Raises:
-        CheckpointError: Some are not: arrays of other packages, sparse and quantised ones; or they are
-            there twice, as of a network beside its wrapper. Each is named.
-    """
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")
-    wrong = [
-        str(name)
-        for name, tensor in found.items()
-        if not (isinstance(name, str) and isinstance(tensor, Tensor))
-        or tensor.layout != torch.strided
-        or tensor.is_quantized
-        or tensor.is_meta
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
-        )
-    twice = [name for name, count in Counter(map(plain_name, found)).items() if count > 1]
-    if twice:
-        raise CheckpointError(
-            f"{path}: each of its weights must be there once, but these are there with a wrapper's name and without: "
-            f"{', '.join(twice)}"
-        )
-    return {plain_name(name): tensor for name, tensor in found.items()}
-
-
-def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
-    """A line for :func:`check_fit`; None if the tensor has this shape and finite numbers that need no scale."""
-    if list(tensor.shape) != shape:
-        return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
-    if tensor.dtype not in DTYPES:
-        return f"  {name}: must hold numbers of 16 bits or more, but holds {tensor.dtype}".replace("torch.", "")
-    return None if is_finite(tensor) else f"  {name}: holds numbers that are not finite"
-
-
-def check_fit(mistakes: list[str], path: Path) -> None:
-    """Refuse a file that contradicts itself.
-
-    Raises:
-        CheckpointError: There are mistakes, a line each.
-    """
-    if mistakes:
-        raise CheckpointError(
-            "\n".join([f"{path}: {len(mistakes)} tensor(s) do not fit the network that it describes:", *mistakes])
-        )
 
 
 def give(weights: Mapping[str, Tensor], config: Config, naming: Naming) -> dict[str, Tensor]:

@@ -1,0 +1,73 @@
+"""Tensors of other toolkits' checkpoints, whatever the network: their plain names, and what is wrong with them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carnelian_training.weight_files import CheckpointError, is_finite
+
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""What `DataParallel`, `torch.compile` and others add to the names of a network that was saved inside of them."""
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+"""Of weights, and of what norms count; smaller ones are of quantised networks, whose scales are elsewhere."""
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without :data:`WRAPPERS`."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
+    """Weights by their plain names, all of them tensors of plain numbers.
+
+    Raises:
+        CheckpointError: Some are not: arrays of other packages, sparse and quantised ones; or they are
+            there twice, as of a network beside its wrapper. Each is named.
+    """
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")
+    wrong = [
+        str(name)
+        for name, tensor in found.items()
+        if not (isinstance(name, str) and isinstance(tensor, Tensor))
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
+        )
+    twice = [name for name, count in Counter(map(plain_name, found)).items() if count > 1]
+    if twice:
+        raise CheckpointError(
+            f"{path}: each of its weights must be there once, but these are there with a wrapper's name and without: "
+            f"{', '.join(twice)}"
+        )
+    return {plain_name(name): tensor for name, tensor in found.items()}
+
+
+def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
+    """A line for :func:`check_fit`; None if the tensor has this shape and finite numbers that need no scale."""
+    if list(tensor.shape) != shape:
+        return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
+    if tensor.dtype not in DTYPES:
+        return f"  {name}: must hold numbers of 16 bits or more, but holds {tensor.dtype}".replace("torch.", "")
+    return None if is_finite(tensor) else f"  {name}: holds numbers that are not finite"
+
+
+def check_fit(mistakes: list[str], path: Path) -> None:
+    """Refuse a file that contradicts itself.
+
+    Raises:
+        CheckpointError: There are mistakes, a line each.
+    """
+    if mistakes:
+        raise CheckpointError(
+            "\n".join([f"{path}: {len(mistakes)} tensor(s) do not fit the network that it describes:", *mistakes])
+        )

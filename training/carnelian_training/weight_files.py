@@ -1,0 +1,79 @@
+"""Files of weights, anyone's: what is refused before PyTorch reads them, and why it could not."""
+
+import re
+import zipfile
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+_ZIP = b"PK\x03\x04"
+_POINTER = b"version https://git-lfs.github.com/"
+
+
+class CheckpointError(ValueError):
+    """A file holds no weights that can be used, or does not fit its own configuration."""
+
+
+def check_holds_weights(path: Path) -> None:
+    """Refuse what PyTorch would run, and the few lines that Git leaves in a file's place where Git LFS is missing.
+
+    Raises:
+        CheckpointError: The file is a program, or holds those lines.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+    if start == _POINTER:
+        raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
+    if _is_program(path):
+        raise CheckpointError(
+            f"{path} must hold weights, but is a TorchScript program, which is never run here: give the checkpoint "
+            "that it was made of"
+        )
+
+
+def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
+    """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
+
+    Args:
+        path: of the file; those from before PyTorch 1.6 have no checksums.
+        part: the file, where `path` is an archive that holds it; it is closed.
+
+    Raises:
+        CheckpointError: It is damaged; the message names what is.
+    """
+    if part is None and not path.is_file():
+        return
+    with part or path.open("rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                has_checksums = any(entry.CRC for entry in archive.infolist())  # PyTorch can be told to write none
+                damaged = archive.testzip() if has_checksums else None
+        except Exception as error:  # it names no common base for what damage raises
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
+
+
+def _is_program(path: Path) -> bool:
+    """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
+    try:
+        return "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records()
+    except RuntimeError:  # no zip archive
+        return False
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether it holds neither NaN nor infinity, which a whole file may hold that was written by a run gone wrong."""
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def torch_reason(error: Exception) -> str:
+    """What PyTorch could not read, without its advice, which is to run what the file says."""
+    found = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\. Please|$)", str(error), re.MULTILINE)
+    return found[1] if found else str(error) or type(error).__name__
