@@ -1,6 +1,7 @@
 """Forced alignment: where in the clip the characters of a text are, and what the recogniser thinks of them there."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,11 @@ from .calibration import Calibration
 from .hypothesis import Alternative, Hypothesis, geometric_mean, make_words, mean_confidence
 
 Frames = npt.NDArray[np.int64]
+
+
+def least_frames(text: str) -> int:
+    """Frames that CTC needs for a text: one for each character, and one for the blank between equal ones."""
+    return len(text) + sum(first == second for first, second in pairwise(text))
 
 
 def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> tuple[Frames, Frames]:

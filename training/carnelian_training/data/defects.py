@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from carnelian_training.config import LABELS, AugmentConfig, Config, DataConfig
+from carnelian_training.ctc.alignment import least_frames
 from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
 
@@ -91,16 +92,12 @@ def text_defect(clip: Clip, limits: Limits) -> str | None:
 
 
 def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
-    """No output frame of `frames` of features, or a transcript that CTC cannot align: it would have an infinite loss.
-
-    Each character takes an output frame, and a pair of equal neighbours one more, for the blank between them.
-    """
+    """No output frame of `frames` of features, or a transcript that CTC cannot align: its loss would be infinite."""
     if limits.output_frames(frames) < 1:
         return f"too short for an output frame: {frames * limits.hop_samples} samples"
     if limits.labels is None:
         return None
-    needed = len(clip.text) + sum(a == b for a, b in zip(clip.text, clip.text[1:], strict=False))
-    found = limits.output_frames(frames)
+    needed, found = least_frames(clip.text), limits.output_frames(frames)
     if needed <= found:
         return None
     return f"transcript longer than CTC can align: it needs {needed} output frames, the clip has {found}"

@@ -5,12 +5,12 @@ of them goes on, and stands for the others. Where more than the best reading is 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .alignment import least_frames
 from .hotwords import Hotwords
 from .hypothesis import Alternative
 from .options import Options
@@ -65,18 +65,13 @@ def beam_search(
     if options.depth > 1:
         for path, parts in beam.recombinations.best_paths(beam.nodes, scores, PATHS * options.depth):
             text = _spell(labels, path)
-            if _least_frames(text) <= len(log_probs):  # what was put together may be more than there is time for
+            if least_frames(text) <= len(log_probs):  # what was put together may be more than there is time for
                 readings.setdefault(text, Alternative(text, sum(parts), *parts))
     return sorted(readings.values(), key=lambda reading: -reading.score)[: options.depth]
 
 
 def _spell(labels: Sequence[str], path: Sequence[int]) -> str:
     return "".join(labels[label] for label in path).strip()
-
-
-def _least_frames(text: str) -> int:
-    """One for each character, and one for the blank between equal ones."""
-    return len(text) + sum(first == second for first, second in pairwise(text))
 
 
 class _Beam:
