@@ -6,6 +6,7 @@ import codecs
 import inspect
 import io
 import os
+import secrets
 import sys
 from enum import Enum
 from pathlib import Path
@@ -133,7 +134,7 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     text = render(outcome, kind, file)
     try:
         if target is not None:
-            target.write_text(text, encoding="utf-8", errors="surrogateescape")  # a file's name as the system has it
+            _replace(target, text.encode(errors="surrogateescape"))  # a file's name as the system has it
         else:
             print(name + text, end="", flush=True)
     except BrokenPipeError:  # nobody reads on, as after `| head`
@@ -141,6 +142,17 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     except OSError as error:
         return f"{file}: {target or 'the standard output'} cannot be written: {error.strerror}"
     return None
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Write a file whole or not at all: an earlier transcript stays where the disk has no room for this one."""
+    target = Path(os.path.realpath(target))  # a link stays one
+    partial = target.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        partial.write_bytes(content)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:

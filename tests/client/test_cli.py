@@ -127,6 +127,20 @@ def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(transcribe
     assert (tmp_path / "out" / "other.txt").read_text() == f"{len(wav)} bytes\n"
 
 
+def test_a_full_disk_costs_no_earlier_transcript(transcribe, endpoint, clip, tmp_path, room):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "earlier.txt").write_text("a good one\n")
+    (out / "clip.txt").symlink_to("earlier.txt")
+    with room(0):
+        status, _, err = transcribe(clip, "--url", endpoint.url, "--out", out)
+    assert (status, err) == (1, f"carnelian-transcribe: {clip}: {out}/clip.txt cannot be written: File too large\n")
+    assert (out / "earlier.txt").read_text() == "a good one\n"
+    assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
+    assert (out / "clip.txt").read_text() == f"{clip.stat().st_size} bytes\n"
+    assert sorted(path.name for path in out.iterdir() if not path.is_symlink()) == ["earlier.txt"]
+
+
 def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(endpoint, wav, tmp_path):
     names = ["h\u00e9.wav", os.fsdecode(b"\xff.wav"), os.fsdecode("\u00e9".encode() + b"\xff.wav"), "b.wav"]
     for name in names:
