@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ._errors import CarnelianClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tenacity import RetryCallState
 
 DEFAULT_ATTEMPTS = 5
@@ -69,18 +67,11 @@ class Deadline:
         return max(self._end - time.monotonic(), 1e-3)
 
 
-class RetryArguments(TypedDict):
-    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` are called with."""
+def retry_arguments(policy: RetryPolicy, deadline: Deadline) -> dict[str, Any]:
+    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` are called with.
 
-    stop: Callable[[RetryCallState], bool]
-    wait: Callable[[RetryCallState], float]
-    retry: Callable[[RetryCallState], bool]
-    before_sleep: Callable[[RetryCallState], None]
-    reraise: bool
-
-
-def retry_arguments(policy: RetryPolicy, deadline: Deadline) -> RetryArguments:
-    """Translate a policy. The last error is raised as it is, when waiting would outlast the deadline too."""
+    The last error is raised as it is, when waiting would outlast the deadline too.
+    """
     import tenacity
 
     return {
