@@ -15,7 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
-from ._mpeg import has_audio
+from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +40,6 @@ MAX_RATE_HZ = 2**24 - 1
 BLOCK_FRAMES = 1 << 16
 _SHORT_BLOCK_FRAMES = 1152
 """Of a read that may end in an error, which loses the block."""
-_LEAST_FRAME_BYTES = 24
-"""Of MPEG audio: 8 kbit/s at 24 kHz in layer III."""
-_MOST_FRAME_BYTES = 1 << 12
-"""No frame of MPEG audio is half as long."""
 _LEAST_LEFT_S = 0.5
 """Less than this behind what was read is no other file: encoders do not count their delay alike."""
 
@@ -237,51 +233,19 @@ def _goes_on(file: io.BytesIO) -> bool:
     return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
 
 
-def _counts_no_frames(data: bytes) -> bool:
-    """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
-    start = _first_frame(data)
-    head = data[start : start + 200]
-    if head[:1] != b"\xff" or b"VBRI" in head:
-        return False
-    place = max(head.find(b"Xing"), head.find(b"Info"))
-    has_count, count = struct.unpack_from(">II", head.ljust(place + 12), place + 4)
-    return place < 0 or not (has_count & 1 and count)
-
-
-def _is_taken_for_mpeg(data: bytes) -> bool:
-    """Whether libsndfile would find MPEG frames in what has none, such as raw samples of which the first is -1.
-
-    Frames of one file begin with the same two bytes, and have the rate in common. Nobody writes layer I, as which
-    libsndfile takes -1, and the mark before UTF-16.
-    """
-    if len(data) < 3 or data[0] != 0xFF or data[1] < 0xE0:
-        return False
-    is_layer_1 = data[1] & 0x06 == 0x06
-    head = data[:_MOST_FRAME_BYTES]
-    nexts = range(_LEAST_FRAME_BYTES, len(head) - 2)
-    return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
-
-
-def _first_frame(data: bytes | memoryview) -> int:
-    """Where an MP3 file begins, behind a tag."""
-    if data[:3] != b"ID3":
-        return 0
-    return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
-
-
 def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
     """Decode and encode without loss, block by block."""
     try:
         import soundfile
     except ModuleNotFoundError:
         raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}", clip=clip) from None
-    if _is_taken_for_mpeg(data):
+    if is_taken_for_mpeg(data):
         raise InvalidAudio(
             "it begins as an MP3 file does, but no second frame follows; send samples without a header as "
             "`(samples, rate)`, or as a file, for example from `ffmpeg -f s16le -ar 16000 -i clip.raw clip.flac`",
             clip=clip,
         )
-    file = _Unmeasured(data) if _counts_no_frames(data) else io.BytesIO(data)
+    file = _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
     sink = io.BytesIO()
     num_bytes = 0
     try:

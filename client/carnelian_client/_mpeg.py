@@ -1,4 +1,4 @@
-"""Frames of MPEG audio (layers II and III), as far as it takes to see whether a file goes on: their headers.
+"""Frames of MPEG audio (layers II and III), as far as it takes to see what has some and whether it goes on: headers.
 
 ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
 """
@@ -6,6 +6,7 @@ ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
 from __future__ import annotations
 
 import re
+import struct
 from typing import NamedTuple
 
 _SYNC = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
@@ -18,6 +19,10 @@ _KBIT_PER_S = {
 }
 _RATES_HZ = (44_100, 48_000, 32_000)
 """Of MPEG 1; those of MPEG 2 are halves, those of 2.5 quarters."""
+_LEAST_FRAME_BYTES = 24
+"""8 kbit/s at 24 kHz in layer III."""
+_MOST_FRAME_BYTES = 1 << 12
+"""No frame is half as long."""
 _LEAST_FRAMES = 3
 """Three headers, each where the one before says, do not come about in a picture or in silence."""
 
@@ -62,3 +67,35 @@ def has_audio(data: bytes, start: int, enough_s: float) -> bool:
         if seconds >= enough_s:
             return True
     return False
+
+
+def counts_no_frames(data: bytes) -> bool:
+    """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
+    start = _first_frame(data)
+    head = data[start : start + 200]
+    if head[:1] != b"\xff" or b"VBRI" in head:
+        return False
+    place = max(head.find(b"Xing"), head.find(b"Info"))
+    has_count, count = struct.unpack_from(">II", head.ljust(place + 12), place + 4)
+    return place < 0 or not (has_count & 1 and count)
+
+
+def is_taken_for_mpeg(data: bytes) -> bool:
+    """Whether libsndfile would find MPEG frames in what has none, such as raw samples of which the first is -1.
+
+    Frames of one file begin with the same two bytes, and have the rate in common. Nobody writes layer I, as which
+    libsndfile takes -1, and the mark before UTF-16.
+    """
+    if len(data) < 3 or data[0] != 0xFF or data[1] < 0xE0:
+        return False
+    is_layer_1 = data[1] & 0x06 == 0x06
+    head = data[:_MOST_FRAME_BYTES]
+    nexts = range(_LEAST_FRAME_BYTES, len(head) - 2)
+    return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
+
+
+def _first_frame(data: bytes) -> int:
+    """Where an MP3 file begins, behind a tag."""
+    if data[:3] != b"ID3":
+        return 0
+    return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
