@@ -11,6 +11,7 @@ import errno
 import io
 import operator
 import os
+import re
 import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -44,6 +45,8 @@ _LEAST_LEFT_S = 0.5
 """Less than this behind what was read is no other file: encoders do not count their delay alike."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
+_CHUNK_ID = re.compile(rb"[ -~]{4}")
+"""Behind another the chunks have ended; of zeros there would be one every eight bytes."""
 _FLAC_SUBTYPES = {
     "PCM_S8": "PCM_16",
     "PCM_U8": "PCM_16",
@@ -199,7 +202,7 @@ def _is_served_container(data: bytes) -> bool:
 def _measured(data: bytes) -> bytes:
     """Say how long a WAV file is whose writer never did: the sizes of a recording that was not closed are 0."""
     start = 12
-    while data[:4] == b"RIFF" and start + 8 < len(data):
+    while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
         size = int.from_bytes(data[start + 4 : start + 8], "little")
         if data[start : start + 4] == b"data":
             end = 8 + int.from_bytes(data[4:8], "little")

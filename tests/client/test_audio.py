@@ -51,6 +51,13 @@ def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_siz
     np.testing.assert_array_equal(read(encode(left_open))[0], read(whole)[0])
 
 
+def test_nothing_is_looked_for_behind_what_is_no_chunk(noise):
+    """In zeros there was one every eight bytes: a second of Python for 10 MiB."""
+    whole = file_of(noise, "WAV", "PCM_16")
+    audio = b"RIFF" + bytes(4) + whole[8:36] + bytes(800) + b"data" + bytes(4) + whole[44:]
+    assert encode(audio) == audio
+
+
 def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
     closed = file_of(noise, "FLAC", "PCM_24")
     piped = closed[:21] + bytes([closed[21] & 0xF0]) + bytes(4) + closed[26:]
