@@ -32,7 +32,9 @@ def main() -> None:
     exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if exceptions != "*":
         os.environ["no_proxy"] = ",".join(filter(None, [exceptions, "127.0.0.1,localhost,::1"]))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on the way out
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the servers are stopped on the way out
+        if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has SIGHUP
+            signal.signal(number, lambda *_: sys.exit(1))
     try:
         app()
     except ModuleNotFoundError as error:

@@ -1,6 +1,8 @@
 import inspect
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,23 @@ def test_missing_library_is_answered_with_what_brings_it(call, monkeypatch):
     assert status == 1
     assert err.startswith("carnelian-perf: psutil is needed for this; install `carnelian-perf[")
     assert "memory" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_was_made_goes_when_the_command_is_ended(number, tmp_path, call, monkeypatch):
+    """As Kubernetes ends a job, or a closed terminal."""
+
+    def work():
+        with tempfile.TemporaryDirectory(dir=tmp_path):
+            signal.raise_signal(number)
+
+    signal.signal(number, signal.SIG_DFL)
+    monkeypatch.setattr("carnelian_perf.cli.app", work)
+    assert call(main)[0] == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_under_nohup_the_command_outlives_its_terminal(call, monkeypatch):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr("carnelian_perf.cli.app", lambda: sys.exit(signal.raise_signal(signal.SIGHUP)))
+    assert call(main)[0] == 0
