@@ -57,12 +57,16 @@ def drive_open(
 
     def receive(index: int, due: float, result: Any, error: Any) -> None:
         latency_s = time.perf_counter() - started - due
-        if error is not None:
-            errors.append(f"clip {index}: {error.message()}")
-        else:
-            transcript = result.as_numpy("TRANSCRIPT").item().decode()
-            answers.append(Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item())))
-        done.release()
+        try:
+            if error is not None:
+                errors.append(f"clip {index}: {error.message()}")
+            else:
+                transcript = result.as_numpy("TRANSCRIPT").item().decode()
+                answers.append(Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item())))
+        except Exception as failure:  # of an answer that is not as it should be: the client's thread would only log it
+            errors.append(f"clip {index}: {failure!r}")
+        finally:
+            done.release()
 
     outputs = [grpc.InferRequestedOutput(name) for name in ("TRANSCRIPT", PROCESSED_FRAMES)]
     for index, due in zip(order, due_s, strict=True):
