@@ -1,9 +1,11 @@
 """Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
 
 import contextlib
+import fcntl
 import hashlib
 import http.client
 import logging
+import os
 import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,10 +81,42 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
     Raises:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or has ended, or lacks a model.
-        ValueError: a file of the grid is not there, the manifest has no clips, a cell's file is no result, or the
-            results that are there are of another machine, other versions, another server or other clips.
+        ValueError: a file of the grid is not there, the manifest has no clips, a cell's file is no result, the results
+            that are there are of another machine, other versions, another server or other clips, or another sweep works
+            in the folder.
     """
     program = perf_analyzer.find_perf_analyzer()
+    with _alone_in(out):
+        return _run_alone(grid, out, retry, program)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder, which is made, and goes again if nothing was written.
+
+    The system lets others in if this process is killed.
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GridError(
+                f"{folder} must be the folder of one sweep, but another one works in it: wait for that, or name "
+                "another (--out)"
+            ) from None
+        except OSError as error:  # a file system without locks
+            LOGGER.warning("nothing keeps other sweeps out of %s: %s", folder, error.strerror)
+        yield
+    finally:
+        os.close(handle)
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result]:
     cells = list_cells(grid)
     if (earlier := read_grid_of(out)) and any(out.glob(f"*/{RESULT}")):
         check_same_subject(grid, earlier)

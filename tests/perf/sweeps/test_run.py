@@ -188,6 +188,22 @@ def test_what_one_of_several_servers_counts_is_not_kept(make_grid, tmp_path, mon
 
 
 @pytest.mark.usefixtures("program")
+def test_a_folder_takes_one_sweep_at_a_time(make_grid, tmp_path, monkeypatch):
+    refused = []
+
+    def meanwhile(*_):
+        with pytest.raises(GridError, match="another one works in it: wait for that, or name another") as error:
+            run_grid(grid, tmp_path / "out")
+        refused.append(error)
+        raise PerfAnalyzerError("perf_analyzer ended with 99")
+
+    monkeypatch.setattr(perf_analyzer, "run", meanwhile)
+    grid = make_grid(static={"batches": [1]})
+    assert run_grid(grid, tmp_path / "out")[0].status == "failed"
+    assert refused
+
+
+@pytest.mark.usefixtures("program")
 def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, server, tmp_path):
     for wrong in ("127.0.0.1:9", server.grpc_url, "nowhere.invalid:1"):
         grid = make_grid(server={"grpc": server.grpc_url, "http": wrong}, protocols=["http"], static={})
