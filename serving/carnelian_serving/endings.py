@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
@@ -26,14 +27,29 @@ def has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
     return True
 
 
-def describe_crash(instances: Sequence[str]) -> str:
-    """Say which instances have crashed, as :class:`carnelian_serving.stubs.StubWatch` names them."""
-    crash = f"the process of {', '.join(instances)} has crashed"
-    if any(signal.SIGKILL.name in instance for instance in instances):
+class Crash(NamedTuple):
+    """The end of the process of a model instance: "demo_ctc_0_0 (SIGKILL)"."""
+
+    instance: str
+    status: int
+    """As `subprocess` gives it: below 0 for a signal."""
+
+    def __str__(self) -> str:
+        return f"{self.instance} ({f'status {self.status}' if self.status >= 0 else _name_signal(-self.status)})"
+
+
+def describe_crash(crashes: Sequence[Crash]) -> str:
+    """Say which instances have crashed."""
+    crash = f"the process of {', '.join(map(str, crashes))} has crashed"
+    if any(status == -signal.SIGKILL for _, status in crashes):
         crash += "; SIGKILL is what the kernel sends where memory has run out"
     return crash
 
 
 def describe_exit(status: int) -> str:
     """Say how a process ended whose return code `subprocess` gives as `status`."""
-    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}" if status >= 0 else f"was ended by {_name_signal(-status)}"
+
+
+def _name_signal(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -26,7 +26,7 @@ from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import choose_ports, find_address, keeps_metrics, read_addresses
 from carnelian_serving.allocator import KEPT_MEMORY
 from carnelian_serving.certificates import check_certificates
-from carnelian_serving.endings import describe_crash, describe_exit, has_ended
+from carnelian_serving.endings import Crash, describe_crash, describe_exit, has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
@@ -252,7 +252,7 @@ class Server:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
 
-    def _crashed_instances(self) -> list[str]:
+    def _crashed_instances(self) -> list[Crash]:
         return [] if self._stubs is None else self._stubs.crashed()
 
     def _url(self, kind: str) -> str:
@@ -356,9 +356,9 @@ class Server:
         finally:
             connection.close()
 
-    def _explain_exit(self, status: int, crashed: Sequence[str]) -> str:
+    def _explain_exit(self, status: int, crashed: Sequence[Crash]) -> str:
         reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
-        if by_force := [instance for instance in crashed if not instance.endswith("(status 0)")]:
+        if by_force := [crash for crash in crashed if crash.status != 0]:
             reasons = [describe_crash(by_force), *reasons]
         logs = [option for option in self._triton_options if option.startswith("--log-file=")]
         reasons += [f"its log is in {option.partition('=')[2]}" for option in logs]

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from carnelian_serving.endings import Crash
+
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
 _COLLECTED_WITHIN_S = 0.1  # by Triton, if it has ended a stub itself
@@ -42,11 +44,8 @@ class StubWatch:
         """How many have been seen and still are there: Triton has started others to read configurations alone."""
         return sum((_PROC / str(pid)).exists() for pid in self._instances)
 
-    def crashed(self) -> list[str]:
-        """Return the instances whose stub is uncollected and was at the last call: Triton collects what it unloads.
-
-        Each with the signal that ended it: "demo_ctc_0_0 (SIGKILL)".
-        """
+    def crashed(self) -> list[Crash]:
+        """Return the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
         ended = {}
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):
@@ -54,15 +53,15 @@ class StubWatch:
                 if fields.split()[0] == "Z":
                     # A server that is crashing itself has other children: they look up its stack's symbols.
                     if pid in self._instances or _STUB.startswith(name):
-                        ended[pid] = _describe_end(int(fields.split()[_EXIT_FIELD]))
+                        ended[pid] = os.waitstatus_to_exitcode(int(fields.split()[_EXIT_FIELD]))
                 elif pid not in self._instances:
                     instance = find_instance((_PROC / str(pid) / "cmdline").read_text().split("\0"))
                     if instance is not None:  # else it is between fork and exec
                         self._instances[pid] = instance
         crashed, self._uncollected = ended.keys() & self._uncollected, set(ended)
-        return sorted(f"{self._instances.get(pid, 'an unnamed model')} ({ended[pid]})" for pid in crashed)
+        return sorted(Crash(self._instances.get(pid, "an unnamed model"), ended[pid]) for pid in crashed)
 
-    def crashed_by_now(self) -> list[str]:
+    def crashed_by_now(self) -> list[Crash]:
         """Return :meth:`crashed` without waiting for the next call: look again at once if a stub is uncollected."""
         crashed = self.crashed()
         if self._uncollected and not crashed:
@@ -75,13 +74,6 @@ def find_instance(command: Sequence[str]) -> str | None:
     """Return the model instance that a stub of this command line runs; None if it is no stub's."""
     is_stub = len(command) > _INSTANCE_ARGUMENT and _STUB in command[0]
     return command[_INSTANCE_ARGUMENT] if is_stub else None
-
-
-def _describe_end(status: int) -> str:
-    if not os.WIFSIGNALED(status):
-        return f"status {os.WEXITSTATUS(status)}"
-    number = os.WTERMSIG(status)
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def end_orphans(region_prefix: str) -> None:

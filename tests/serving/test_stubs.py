@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.stubs import StubWatch, end_orphans
 
 
@@ -30,14 +31,21 @@ def test_a_stub_that_stays_uncollected_has_crashed(stub):
     assert watch.crashed() == []
     end(stub)
     assert watch.crashed() == []
-    assert watch.crashed() == ["cut_0_0 (SIGKILL)"]
+    assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
+
+
+def test_memory_that_has_run_out_is_said_of_a_process_that_was_killed_alone():
+    assert "memory has run out" in describe_crash([Crash("cut_0_0", -signal.SIGKILL)])
+    assert describe_crash([Crash("SIGKILL_0_0", 1), Crash("cut_0_0", -signal.SIGRTMIN)]) == (
+        "the process of SIGKILL_0_0 (status 1), cut_0_0 (SIGRTMIN) has crashed"
+    )
 
 
 def test_a_stub_that_has_just_crashed_is_told_from_one_that_triton_unloads(stub):
     watch = StubWatch(os.getpid())
     assert watch.crashed_by_now() == []
     end(stub)
-    assert watch.crashed_by_now() == ["cut_0_0 (SIGKILL)"]
+    assert watch.crashed_by_now() == [Crash("cut_0_0", -signal.SIGKILL)]
 
 
 def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
