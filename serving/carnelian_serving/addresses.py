@@ -8,13 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from carnelian_serving.errors import ServerError
-
-READ_OPTIONS = (
-    *("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs", "--http-restricted-api", "--log-file"),
-    *("--allow-http", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
-    *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
-)
-"""Of tritonserver, which takes the beginning of a name for the whole, as nothing here does."""
+from carnelian_serving.triton_options import by_name
 
 
 def find_address(host: str) -> str:
@@ -71,22 +65,9 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
         triton_options: Options of tritonserver, which may give each another address.
 
     Raises:
-        ServerError: They keep the launcher from asking whether the models are ready, or name an address by a word.
+        ServerError: They name an address by a word.
     """
     options = by_name(triton_options)
-    for option in triton_options:
-        name, _, value = option.partition("=")
-        whole = [known for known in READ_OPTIONS if known.startswith(name)]
-        if whole and name not in whole:
-            raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
-        if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
-            raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
-        hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
-        if hides_health or (name == "--allow-http" and not is_on(value)):
-            raise ServerError(
-                f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
-                "`--http-address=127.0.0.1` keeps others from it"
-            )
     found = {kind: options.get(f"--{kind}-address") or host for kind in ("http", "grpc", "metrics")}
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     plain = {kind: address.removeprefix("ipv6:").strip("[]") for kind, address in found.items()}
@@ -97,21 +78,6 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
                 "nobody can reach it"
             )
     return {kind: everywhere.get(address, address) for kind, address in plain.items()}
-
-
-def keeps_metrics(triton_options: Sequence[str]) -> bool:
-    """Return whether tritonserver opens its port for them."""
-    return is_on(by_name(triton_options).get("--allow-metrics", "true"))
-
-
-def by_name(triton_options: Sequence[str]) -> dict[str, str]:
-    """Return the values of options of tritonserver, which are `--name=value`."""
-    return dict(option.partition("=")[::2] for option in triton_options)
-
-
-def is_on(value: str) -> bool:
-    """Return what tritonserver takes the value of a yes-or-no option for."""
-    return value.lower() not in ("false", "off", "0")
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -10,8 +10,8 @@ import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from carnelian_serving.addresses import by_name, is_on
 from carnelian_serving.errors import ServerError
+from carnelian_serving.triton_options import by_name, is_on
 
 CERTIFICATE, KEY, AUTHORITIES = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
 ENCRYPTED, MUTUAL = "--grpc-use-ssl", "--grpc-use-ssl-mutual"

@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
-from carnelian_serving.addresses import choose_ports, find_address, keeps_metrics, read_addresses
-from carnelian_serving.allocator import KEPT_MEMORY
+from carnelian_serving.addresses import choose_ports, find_address, read_addresses
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.endings import Crash, describe_crash, describe_exit, has_ended
+from carnelian_serving.environment import KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
@@ -42,11 +42,9 @@ from carnelian_serving.shared_memory import (
 )
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
+from carnelian_serving.triton_options import check_options, keeps_metrics
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
-
-QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
-"""Variables. The wheels of ONNX Runtime from 1.30 on report to Microsoft otherwise, and keep a file in HOME for it."""
 
 EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
@@ -175,6 +173,7 @@ class Server:
         """
         self._log = self._new_log()
         check_repository(self.repository, self._models)
+        check_options(self._triton_options)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
         self._ports = choose_ports(self._host, self._ports)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carnelian_serving.allocator import KEPT_MEMORY
+from carnelian_serving.environment import KEPT_MEMORY
 from carnelian_serving.limits import THREAD_STACK_BYTES
 from packaging.requirements import Requirement
 

@@ -31,6 +31,7 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
+from carnelian_serving.triton_options import check_options
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -196,13 +197,17 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
         "--exit-timeout=9",
         "--http-po=1",
         "--allow-ht=false",
-        "--http-address=localhost",
-        "--metrics-address=localhost",
     ],
 )
-def test_what_hides_readiness_or_metrics_from_the_launcher_is_refused(option: str) -> None:
+def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
     with pytest.raises(ServerError, match=option.partition("=")[0].removesuffix("-secs")):
-        read_addresses("127.0.0.1", [option, "--http-restricted-api=trace:key=1"])
+        check_options([option, "--http-restricted-api=trace:key=1"])
+
+
+@pytest.mark.parametrize("option", ["--http-address", "--metrics-address"])
+def test_an_address_that_is_a_name_is_refused(option: str) -> None:
+    with pytest.raises(ServerError, match=option):
+        read_addresses("127.0.0.1", [f"{option}=localhost"])
 
 
 def test_scratch_may_lie_in_shared_memory(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

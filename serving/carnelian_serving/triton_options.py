@@ -1,0 +1,50 @@
+"""The options of tritonserver that are passed on to it, as far as the launcher has to know what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carnelian_serving.errors import ServerError
+
+READ_OPTIONS = (
+    *("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs", "--http-restricted-api", "--log-file"),
+    *("--allow-http", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
+    *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
+)
+"""Those that are. tritonserver takes the beginning of a name for the whole, as nothing here does."""
+
+
+def check_options(triton_options: Sequence[str]) -> None:
+    """See that the launcher knows what they say, and can still ask whether the models are ready.
+
+    Raises:
+        ServerError: One is not spelled out, has an option of the launcher itself, or takes readiness over HTTP away.
+    """
+    for option in triton_options:
+        name, _, value = option.partition("=")
+        whole = [known for known in READ_OPTIONS if known.startswith(name)]
+        if whole and name not in whole:
+            raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
+        if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
+            raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
+        hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
+        if hides_health or (name == "--allow-http" and not is_on(value)):
+            raise ServerError(
+                f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
+                "`--http-address=127.0.0.1` keeps others from it"
+            )
+
+
+def keeps_metrics(triton_options: Sequence[str]) -> bool:
+    """Return whether tritonserver opens its port for them."""
+    return is_on(by_name(triton_options).get("--allow-metrics", "true"))
+
+
+def by_name(triton_options: Sequence[str]) -> dict[str, str]:
+    """Return the values of options of tritonserver, which are `--name=value`."""
+    return dict(option.partition("=")[::2] for option in triton_options)
+
+
+def is_on(value: str) -> bool:
+    """Return what tritonserver takes the value of a yes-or-no option for."""
+    return value.lower() not in ("false", "off", "0")
