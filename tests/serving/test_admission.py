@@ -2,6 +2,7 @@
 
 import http.server
 import shutil
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -62,11 +63,26 @@ def test_requests_are_turned_away_while_as_many_wait_as_may(
 
 def test_a_server_without_metrics_turns_nobody_away(narrow_repository: Path, connect: Callable[..., Any]) -> None:
     with serve(narrow_repository, "--allow-metrics=false") as server:
-        started = list(server.log)  # a limit of two is met by the warm-up, before there are any metrics
         answers = connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(5)] * 40)
         assert not [answer for answer in answers if isinstance(answer, Exception)]
-    said = [line for line in server.log if line not in started]
-    assert any("cannot be read, so no request is turned away" in line for line in said)
+    assert not any("cannot be read" in line for line in server.log)  # whoever has that port was asked, each time
+    assert sum("no request is turned away: the server keeps no metrics" in line for line in server.log) == 1
+
+
+def test_while_the_metrics_do_not_come_in_time_no_more_pass(
+    narrow_repository: Path, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow server is one that has too much to do; each more that passed cost a second of standstill besides."""
+    with socket.socket() as hanging:
+        hanging.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(Server, "metrics_url", f"http://127.0.0.1:{hanging.getsockname()[1]}/metrics")
+        with serve(narrow_repository) as server:  # the limit is met by the warm-up, before there are any metrics
+            hanging.listen()
+            answers = connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(2)] * 40)
+    turned_away = [answer for answer in answers if isinstance(answer, Exception)]
+    assert turned_away
+    assert {error.status() for error in turned_away} == {"StatusCode.UNAVAILABLE"}
+    assert sum("did not come within 1 s" in line for line in server.log) < len(turned_away)
 
 
 def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Callable[..., Any]) -> None:

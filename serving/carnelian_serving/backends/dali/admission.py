@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import os
 import re
+import time
 import urllib.parse
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ LIMIT, STAGES = "max_pending_requests", "pending_models"
 PARAMETERS = (LIMIT, STAGES)
 
 _TIMEOUT_S = 1.0
+_PAUSE_S = 2.0
 
 
 def read_admission(config: ModelConfig) -> Admission | None:
@@ -44,7 +46,10 @@ def read_admission(config: ModelConfig) -> Admission | None:
 
 
 class Admission:
-    """Whether requests of one instance of a model may pass on to the stages behind it."""
+    """Whether requests of one instance of a model may pass on to the stages behind it.
+
+    Where Triton is too slow to say how many wait, there is too much to do, and no more pass.
+    """
 
     def __init__(self, model: str, stages: Sequence[str], limit: int) -> None:
         """Let requests pass while fewer than `limit` wait for `stages`."""
@@ -58,8 +63,8 @@ class Admission:
 
     def admit(self, num_requests: int) -> bool:
         """Return whether a batch of so many requests may pass; if so, they count as waiting from now on."""
-        if self._most_pending >= self._limit:
-            self._most_pending = self._pending.count()
+        if self._most_pending >= self._limit and (counted := self._pending.count()) is not None:
+            self._most_pending = counted
         if self._most_pending >= self._limit:
             self._refused.count(num_requests)
             return False
@@ -84,11 +89,19 @@ class _PendingRequests:
         names = "|".join(map(re.escape, models))
         self._pattern = re.compile(rf'^nv_inference_pending_request_count{{.*model="(?:{names})".*}} (\d+)', re.M)
         self._url = urllib.parse.urlsplit(url or "")
+        if not self._url.hostname:
+            pb_utils.Logger.log_warn("no request is turned away: the server keeps no metrics")
+        self._ask_from = 0.0
 
-    def count(self) -> int:
-        """Return the sum of their lengths; 0 where the server keeps no metrics, or has no such models."""
+    def count(self) -> int | None:
+        """Return the sum of their lengths; 0 where the server keeps no metrics, or has no such models.
+
+        None for a while after they did not come in time: to ask is to stand still.
+        """
         if not self._url.hostname:
             return 0
+        if time.monotonic() < self._ask_from:
+            return None
         connection = http.client.HTTPConnection(self._url.hostname, self._url.port, timeout=_TIMEOUT_S)
         try:
             connection.request("GET", self._url.path)
@@ -96,6 +109,12 @@ class _PendingRequests:
             text = answer.read().decode()
             if answer.status != http.client.OK:
                 raise http.client.HTTPException(f"it answers {answer.status} {answer.reason}")
+        except TimeoutError:
+            pb_utils.Logger.log_warn(
+                f"{self._url.geturl()} did not come within {_TIMEOUT_S:g} s: requests are turned away"
+            )
+            self._ask_from = time.monotonic() + _PAUSE_S
+            return None
         except (OSError, http.client.HTTPException) as error:
             pb_utils.Logger.log_warn(f"{self._url.geturl()} cannot be read, so no request is turned away: {error}")
             return 0
