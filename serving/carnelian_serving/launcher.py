@@ -266,7 +266,8 @@ class Server:
     def _launch(self, installation: Installation, repository: Path, scratch: Path) -> None:
         environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
         environment["TMPDIR"] = str(scratch)  # DALI's files, which a killed stub leaves
-        environment[METRICS_VARIABLE] = self.metrics_url
+        if keeps_metrics(self._triton_options):  # else another server may have the port
+            environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
         command = self._command(installation, repository)
