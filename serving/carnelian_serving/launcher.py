@@ -221,35 +221,41 @@ class Server:
                     ) from None
 
     def stop(self) -> None:
-        """Ask the server to end; kill what does not. May be called twice.
+        """Ask the server to end; kill what does not, or at once where this is interrupted. May be called again.
 
         Triton finishes what its models are at. What has stages of an ensemble before it is answered with UNAVAILABLE.
         """
-        process, self._process = self._process, None
-        if process is not None:
+        try:
+            if self._process is not None:
+                self._end(self._process)
+                self._process = None
+        finally:
+            self._log.close()
+            self._regions.remove()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+                self._scratch = None
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        try:
             # Triton waits for a crashed instance in vain, and for as long as it can.
             crashed = self._stubs is not None and self._stubs.crashed_by_now()
             timeout_s = 0.0 if crashed else self._exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
-            if not has_ended(process, timeout_s):
-                process.kill()
-                has_ended(process, KILLED_WITHIN_S)
-                if not crashed:
-                    self._log.tell(
-                        f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
-                        "models were at is lost (`--exit-timeout` gives them longer)"
-                    )
+            if not has_ended(process, timeout_s) and not crashed:
+                self._log.tell(
+                    f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
+                    "models were at is lost (`--exit-timeout` gives them longer)"
+                )
+        finally:  # who interrupts the waiting waits no longer
+            process.kill()
+            has_ended(process, KILLED_WITHIN_S)
             # Stubs share the server's process group; none outlives it, or makes shared memory after it.
             deadline = time.monotonic() + STUB_END_S
             with contextlib.suppress(ProcessLookupError):
                 while time.monotonic() < deadline:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
-        self._log.close()
-        self._regions.remove()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
 
     def _crashed_instances(self) -> list[Crash]:
         return [] if self._stubs is None else self._stubs.crashed()

@@ -23,6 +23,7 @@ import pytest
 import typer
 from carnelian_serving.addresses import choose_ports, read_addresses
 from carnelian_serving.cli import STOP_SIGNALS, serve
+from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
     Installation,
@@ -382,6 +383,33 @@ def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository
     server._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
     server.stop()
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("num_interruptions", [1, 2])
+def test_a_stop_that_is_interrupted_goes_on(
+    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, num_interruptions: int
+) -> None:
+    """The first one ends the patience with the server; what a second one leaves is the next call's."""
+    others = regions(os.getpid())  # of servers that other tests share
+    interruptions = [KeyboardInterrupt] * num_interruptions
+
+    def wait(process: subprocess.Popen[str], timeout_s: float) -> bool:
+        if interruptions:
+            raise interruptions.pop()
+        return has_ended(process, timeout_s)
+
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server.start()
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)  # as one that hangs
+    monkeypatch.setattr("carnelian_serving.launcher.has_ended", wait)
+    with pytest.raises(KeyboardInterrupt):
+        server.stop()
+    if num_interruptions > 1:
+        server.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    assert group_members(pid) == []
+    assert regions(os.getpid()) <= others
 
 
 def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository: Path) -> None:
