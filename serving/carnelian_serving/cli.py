@@ -126,12 +126,12 @@ def _print_ready(server: Server) -> None:
     urls = f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}"
     try:
         print(f"carnelian-serve: ready; {urls}", flush=True)
-    except OSError:  # who reads nothing stops nothing; Python would try again at its end
+    except OSError:  # a closed stdout must not stop the server; Python would try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_log(line: str) -> None:
-    # Who closes stderr does not stop the server: its log is read all the same. Nor does who reads none of it: a thread
+    # A closed stderr must not stop the server. Nor must one that nobody reads keep the command from ending: a thread
     # that waits in `print` would hold a lock that the interpreter wants at its end.
     if sys.stderr is None:  # closed from the start, so that another file may have its number
         return

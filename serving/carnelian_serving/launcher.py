@@ -101,8 +101,8 @@ class Server:
             ready_timeout_s: How long loading may take.
             exit_timeout_s: How long what the models are at when the server is stopped may take.
             triton_options: Further options of `tritonserver`, as they are.
-            on_log: Called with each line of the log, from another thread, until it raises; None keeps the log in memory
-                only.
+            on_log: Called with each line of the log, from another thread, until it raises; what comes too fast is
+                left out. None keeps the log in memory only.
 
         Raises:
             ServerError: The repository's path leads nowhere.

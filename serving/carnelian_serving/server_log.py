@@ -1,9 +1,14 @@
-"""The log of one tritonserver: read to its end by a thread of its own, kept in part, and handed on."""
+"""The log of one tritonserver: read to its end by a thread of its own, kept in part, and handed on by another.
+
+Whoever gets it may be slow, as a stopped terminal or a full pipe: tritonserver must not wait for it.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
+import queue
 import re
 import threading
 from collections.abc import Callable
@@ -14,8 +19,10 @@ from carnelian_serving.startup_log import is_noise
 logger = logging.getLogger(__name__)
 
 KEPT_LINES = 1000
+MOST_WAITING = 10_000
+"""Lines that are read and not handed on yet; those beyond are left out, until half of these have been taken."""
 READER_END_S = 5.0
-"""The log is read to its end long before, unless who gets its lines takes no more: a full pipe, a stopped terminal."""
+"""The log is read to its end, and handed on, long before, unless whoever gets its lines takes no more."""
 _CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
 
 
@@ -34,6 +41,9 @@ class ServerLog:
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._stream: IO[str] | None = None
         self._reader: threading.Thread | None = None
+        self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        self._num_left_out = 0
+        self._writer = threading.Thread(target=self._hand_on, daemon=True)
         self.crash_signal: int | None = None
         """The number of the signal of its own that tritonserver tells of."""
 
@@ -44,27 +54,48 @@ class ServerLog:
 
     def follow(self, stream: IO[str]) -> None:
         """Read on from now."""
+        self._writer.start()
         self._stream = stream
         self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._reader.start()
 
     def close(self) -> None:
-        """Wait until all is read."""
+        """Wait until all is read and handed on."""
         if self._reader is None or self._stream is None:
             return
         self._reader.join(READER_END_S)
         if not self._reader.is_alive():
             self._stream.close()
+        with contextlib.suppress(queue.Full):
+            if self._num_left_out:
+                self._waiting.put(self._count_left_out(), timeout=READER_END_S)
+            self._waiting.put(None, timeout=READER_END_S)
+            self._writer.join(READER_END_S)
 
     def tell(self, line: str) -> None:
-        """Hand a line on. Who raises gets no more: tritonserver stops where nobody reads on."""
-        if self._on_line is None:
-            return
-        try:
-            self._on_line(line)
-        except Exception:
-            logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
-            self._on_line = None
+        """Hand a line on, in its turn."""
+        if self._num_left_out and self._waiting.qsize() <= MOST_WAITING // 2:
+            self._waiting.put_nowait(self._count_left_out())
+        if not self._num_left_out:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(line)
+                return
+        self._num_left_out += 1
+
+    def _count_left_out(self) -> str:
+        count, self._num_left_out = self._num_left_out, 0
+        return f"carnelian-serve: {count} lines of the log are left out here, for nobody took them"
+
+    def _hand_on(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            if self._on_line is None:
+                continue
+            try:
+                self._on_line(line)
+            # A callback that raises is not called again; reading goes on, or tritonserver would block.
+            except Exception:
+                logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
+                self._on_line = None
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:

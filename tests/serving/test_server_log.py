@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_serving.launcher import Server
+from carnelian_serving.server_log import MOST_WAITING, ServerLog
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -44,6 +46,47 @@ def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id() -> None:
             "third] 'quartznet_demo_ctc' refuses",
         ]
         assert not any("nsal" in line for line in refusals)  # what a caller wrote
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted() -> None:
+    """The thread that empties tritonserver's pipe waited for it, and so did tritonserver."""
+    resumed, taken = threading.Event(), []
+
+    def take(line: str) -> None:
+        resumed.wait()
+        taken.append(line)
+
+    log = ServerLog(take, with_noise=True)
+    num_lines = MOST_WAITING + 500
+    program = [sys.executable, "-c", f"for i in range({num_lines}): print(i)"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        log.follow(process.stdout)
+        assert process.wait(30) == 0
+        while log.lines[-1:] != [str(num_lines - 1)]:
+            time.sleep(0.01)
+        resumed.set()
+        while len(taken) < MOST_WAITING:
+            time.sleep(0.01)
+        log.tell("the last")
+        log.close()
+    *lines, note, last = taken
+    assert lines == [str(i) for i in range(max(MOST_WAITING, len(lines)))]
+    num_left_out = num_lines - len(lines)
+    assert note == f"carnelian-serve: {num_left_out} lines of the log are left out here, for nobody took them"
+    assert last == "the last"
+
+
+def test_a_reader_that_reads_gets_all() -> None:
+    taken: list[str] = []
+    log = ServerLog(taken.append, with_noise=True)
+    program = [sys.executable, "-c", "for i in range(5000): print(i)"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        log.follow(process.stdout)
+        log.close()
+        log.close()
+    assert taken == [str(i) for i in range(5000)]
 
 
 def test_who_gets_the_log_may_raise(cut_repository: Path, caplog: pytest.LogCaptureFixture) -> None:
