@@ -1,5 +1,6 @@
 """A recogniser's folders put into a Triton repository: whole or not at all, and never over another release."""
 
+import fcntl
 import logging
 import os
 import re
@@ -86,13 +87,29 @@ def write_model(
             max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
             difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size)
             _flush(staged)
-        if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
-            shutil.rmtree(staged / AUDIO_DECODE)
-        folders = sorted(staged.iterdir())
-        _warn_of_changes(repository, folders)
-        with written(repository / name, ", and is as it was before"):
-            _put_in_place(repository, folders, staged / "replaced")
+        with _held(repository):
+            _check_release(repository, staged, name)  # again: another export may have ended meanwhile
+            if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
+                shutil.rmtree(staged / AUDIO_DECODE)
+            folders = sorted(staged.iterdir())
+            _warn_of_changes(repository, folders)
+            with written(repository / name, ", and is as it was before"):
+                _put_in_place(repository, folders, staged / "replaced")
     return difference
+
+
+@contextmanager
+def _held(repository: Path) -> Iterator[None]:
+    """Have other exports wait, which exchange folders one by one too. The folder itself is locked: no file is left."""
+    handle = os.open(repository, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+            logger.warning("nothing keeps other exports out of %s meanwhile: %s", repository, error.strerror)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

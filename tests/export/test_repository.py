@@ -1,4 +1,5 @@
 import dataclasses
+import fcntl
 import fnmatch
 import json
 import os
@@ -104,6 +105,40 @@ def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, co
     with room(1000), pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: "):
         write_model(tmp_path / "r", "tiny", config, network)
     assert contents(tmp_path) == before
+
+
+def test_exports_into_one_repository_put_their_folders_in_place_one_after_the_other(
+    tmp_path, config, network, monkeypatch
+):
+    """Their renames came between one another, and the release that the other had just put there was not looked at."""
+    rename, refused = Path.rename, []
+
+    def meanwhile(path, target):
+        if not refused:
+            handle = os.open(tmp_path / "r", os.O_RDONLY)
+            with pytest.raises(BlockingIOError) as error:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what the other would wait for
+            os.close(handle)
+            refused.append(error)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", meanwhile)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert refused
+
+
+def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, config, network, monkeypatch):
+    other = dataclasses.replace(config, labels=config.labels[::-1])
+
+    def meanwhile(*_):
+        monkeypatch.undo()
+        write_model(tmp_path / "r", "tiny", other, network)
+        return 0.0
+
+    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
+    with pytest.raises(RepositoryError, match="a model with other labels"):
+        write_model(tmp_path / "r", "tiny", config, network)
+    assert json.loads((tmp_path / "r" / "tiny_ctc" / "1" / "ctc.json").read_text())["labels"] == list(other.labels)
 
 
 def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, config, network):
