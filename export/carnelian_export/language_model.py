@@ -26,7 +26,7 @@ from onnx import helper
 from torch import Tensor, nn
 
 from carnelian_export.graph.to_onnx import OPSET, store_as_float16
-from carnelian_export.parity import SEED, ParityError, Tolerance, open_graph
+from carnelian_export.parity import SEED, Tolerance, open_graph
 
 INPUTS = ("TOKENS", "TOKEN_LENGTH")
 OUTPUT = "LOG_PROB"
@@ -135,15 +135,11 @@ def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
     together = run(session, rows, padding=vocabulary + 7)
     alone = np.concatenate([run(session, [row]) for row in rows])
     differences = np.abs(np.stack([together, alone]) - expected) / tokens
-    worst, mean = float(differences.max()), float(differences.mean())
-    # "not <=", so that NaN is refused as well
-    if not (worst <= TOLERANCE.worst and mean <= TOLERANCE.mean):
-        raise ParityError(
-            f"{path} in ONNX Runtime: log-probabilities must be within {TOLERANCE.worst:g} a token of PyTorch's, and "
-            f"{TOLERANCE.mean:g} in the mean, but differ by {worst:.3g}, and {mean:.3g} in the mean (alone and in a "
-            f"batch of {len(rows)} rows of random tokens)"
-        )
-    return worst
+    return TOLERANCE.check(
+        differences,
+        f"{path} in ONNX Runtime: log-probabilities, by token,",
+        f"alone and in a batch of {len(rows)} rows of random tokens",
+    )
 
 
 def run(
