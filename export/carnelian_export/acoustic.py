@@ -34,9 +34,9 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
     path = folder / "model.onnx"
     if target.int8_clips is not None:
-        check_quantisable(network)
+        stack = check_quantisable(network)
         clips = read_features(target.int8_clips, config)
-        onnx.save(quantise(network, clips.calibration), path)
+        onnx.save(quantise(stack, clips.calibration), path)
         return check_distributions(path, network, clips.comparison)
     export = export_shaped if target.provider == "tensorrt" else export_ragged
     onnx.save(export(network, DTYPES[target.precision]), path)

@@ -177,7 +177,7 @@ def test_clips_come_from_all_over_a_manifest_and_others_are_compared_with(config
 def test_another_architecture_is_refused_by_name(config):
     small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
     with pytest.raises(QuantisationError, match="Jasper and QuartzNet"):
-        quantise.quantise(Wav2Vec2(small, 4).eval(), [])
+        quantise.check_quantisable(Wav2Vec2(small, 4).eval())
     target = Target(precision="int8", int8_clips=Path("missing.jsonl"))
     with pytest.raises(QuantisationError, match="Jasper and QuartzNet"):  # before any clip is looked for
         write_acoustic(Path(), Wav2Vec2(small, 4).eval(), config, target, 1)

@@ -94,19 +94,15 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     return Int8Clips(sound, others)
 
 
-def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
+def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
     """The ragged graph with 8-bit weights, a scale for each channel, and 8-bit activations, a scale for each tensor.
 
     Args:
         network: Jasper or QuartzNet in evaluation mode.
         clips: At least one, of sound; to measure the activations' ranges on.
-
-    Raises:
-        QuantisationError: It is another network.
     """
-    stack = check_quantisable(network)
-    module = RaggedAcoustic(fold_batch_norms(stack))
-    graph = trace_ragged(module, (stack.config.num_mels, 40))
+    module = RaggedAcoustic(fold_batch_norms(network))
+    graph = trace_ragged(module, (network.config.num_mels, 40))
     _unshare(graph.graph)
     body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]
     everything = np.concatenate(clips, axis=1)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from carnelian_export.graph.quantise import quantise, read_features
+from carnelian_export.graph.quantise import check_quantisable, quantise, read_features
 from carnelian_export.graph.to_onnx import export_ragged
 from carnelian_export.parity import ClipFeatures, run
 from carnelian_training.checkpoint import load_model
@@ -83,7 +83,10 @@ class Measurement(Record):
 def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> Summary:
     """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`."""
     config, network = load_model(checkpoint)
-    graphs = (export_ragged(network), quantise(network, read_features(calibration, config).calibration))
+    graphs = (
+        export_ragged(network),
+        quantise(check_quantisable(network), read_features(calibration, config).calibration),
+    )
     # One thread: the clock of a process counts those of a pool late, and what they spin after their work.
     sessions = [open_session(graph, "cpu", threads=1) for graph in graphs]
     pairs = []

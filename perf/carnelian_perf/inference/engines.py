@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import torch
 from carnelian_export.graph.precision import lower
-from carnelian_export.graph.quantise import QuantisationError, quantise
+from carnelian_export.graph.quantise import QuantisationError, check_quantisable, quantise
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
@@ -81,7 +81,9 @@ def _quantise(network: CtcNetwork) -> onnx.ModelProto:
     """In int8 with scales of noise, which are wrong for speech and no slower than right ones."""
     rng = np.random.default_rng(0)
     try:
-        return quantise(network, [rng.standard_normal((network.config.feature_channels, 200), np.float32)])
+        return quantise(
+            check_quantisable(network), [rng.standard_normal((network.config.feature_channels, 200), np.float32)]
+        )
     except QuantisationError as error:
         raise EngineError(str(error)) from error
 
