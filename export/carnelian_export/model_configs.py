@@ -18,6 +18,7 @@ that `carnelian-serve` runs at once, four: all have met a long clip before the s
 MAX_PENDING_REQUESTS = 128
 """Before the stages behind the features: as many clips as four batches, or some seconds of work on two cores."""
 ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root
+SOURCES = Path(__file__).parent / "models"
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
 STAGES = ("features", "acoustic", "ctc")
@@ -61,11 +62,7 @@ def build_configs(
     stages = [build_features(f"{name}_features", sizes, [acoustic.name, ctc.name]), acoustic, ctc]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
-    decode = pb.ModelConfig(
-        name=AUDIO_DECODE,
-        input=[_input("AUDIO", pb.TYPE_UINT8, -1)],
-        output=[_output("SIGNAL", pb.TYPE_FP32, -1), _output("SIGNAL_LENGTH", pb.TYPE_INT32, 1)],
-    )
+    decode = read_config(SOURCES / AUDIO_DECODE / "config.pbtxt")
     configs = [
         build_ensemble(name, [decode, *stages], 1),
         build_ensemble(f"{name}_pcm", stages, sizes.max_batch_size),

@@ -15,6 +15,7 @@ from carnelian_training.waveform import WaveformSettings
 
 from carnelian_export.model_configs import (
     AUDIO_DECODE,
+    SOURCES,
     STAGES,
     TensorSizes,
     build_configs,
@@ -30,7 +31,6 @@ MAX_BATCH_SIZE = 32
 MAX_ATTENDING = 8
 """Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
 
-SOURCES = Path(__file__).parent / "models"
 VERSION = "1"
 CALIBRATION = "calibration.json"
 _ENSEMBLE_README = (
