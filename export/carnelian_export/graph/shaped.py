@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from carnelian_export.graph.precision import lower
 from carnelian_export.graph.time_axis import find_spacing, moved_apart
-from carnelian_export.graph.to_onnx import trace
+from carnelian_export.graph.to_onnx import count, to_rows, trace
 from carnelian_export.profiles import MAX_AUDIO_S, SHAPED_INPUTS
 
 MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLE_RATE_HZ)
@@ -50,8 +50,7 @@ class ShapedAcoustic(nn.Module):
         config = self.network.config
         rows, mels = lengths.shape[0], config.num_mels
         frames = shapes[:, 1].long()
-        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
-        real = torch.minimum(counted[:, 0], frames)
+        counted, real = count(lengths, frames)
         (starts, time), (starts_apart, time_apart) = (
             (
                 sum_before(strided(real + gap, config.body_stride) * config.body_stride),
@@ -64,7 +63,8 @@ class ShapedAcoustic(nn.Module):
         with moved_apart(self.network, self.spacing, starts, starts_apart, real, time_apart, Mask):
             log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
         longest = strided(longest_row(longest_request, request_sizes, rows) // mels, config.stride)  # type: ignore[arg-type]
-        unpacked = unpack(log_probs, longest, strided(real, config.stride), starts_apart // config.stride)  # type: ignore[arg-type]
+        ends, first = strided(real, config.stride), starts_apart // config.stride
+        unpacked = to_rows(log_probs, torch.arange(longest), ends, first)  # type: ignore[call-overload]
         return unpacked, strided(counted, config.stride).int()
 
 
@@ -80,8 +80,7 @@ class ShapedWaveforms(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Score a ragged batch, as :class:`ShapedAcoustic` does; `features` are samples and `shapes` [rows, 1]."""
         samples = shapes[:, 0].long()
-        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
-        real = torch.minimum(counted[:, 0], samples)
+        counted, real = count(lengths, samples)
         # No row is longer than a clip may be, so TensorRT need not find room for a batch that is one row.
         longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)
         time = torch.arange(longest)
@@ -128,14 +127,6 @@ def pack(
     index = first + torch.arange(num_mels)[:, None] * frames[row]
     padded = torch.cat([features, torch.zeros(1)])  # gaps read the zero at the end
     return padded[torch.where(valid, index, features.shape[0])], valid
-
-
-def unpack(packed: Tensor, longest: int, lengths: Tensor, starts: Tensor) -> Tensor:
-    """From one time axis to a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
-    time = torch.arange(longest)
-    inside = time < lengths[:, None]
-    index = torch.where(inside, starts[:, None] + time, 0)
-    return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
 
 
 def build_shaped(network: CtcNetwork, dtype: torch.dtype) -> nn.Module:

@@ -57,8 +57,7 @@ class RaggedAcoustic(nn.Module):
         """
         config = self.network.config
         frames = shapes[:, 1].long()
-        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
-        real = torch.minimum(counted[:, 0], frames)
+        counted, real = count(lengths, frames)
         starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
         packed, valid = pack(features, frames, real, starts, config.num_mels)
         # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
@@ -75,6 +74,17 @@ class RaggedAcoustic(nn.Module):
         unpacked = unpack(log_probs, longest, ends, starts_apart // config.stride)
         unpacked = unpacked + unpack(spoilt, longest, ends, starts // config.stride)
         return unpacked, strided(counted, config.stride).int()
+
+
+def count(lengths: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """What rows have as their senders count it, [rows, 1] int64, and of that what there is, [rows] int64.
+
+    Args:
+        lengths: [rows, 1] int32.
+        sizes: [rows] int64, of each row's tensor.
+    """
+    counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
+    return counted, torch.minimum(counted[:, 0], sizes)
 
 
 def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
@@ -110,7 +120,11 @@ def pack(features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, num_mel
 
 def unpack(packed: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
     """From one time axis to a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
-    time = torch.arange(longest.clamp(min=1))  # type: ignore[call-overload]
+    return to_rows(packed, torch.arange(longest.clamp(min=1)), lengths, starts)  # type: ignore[call-overload]
+
+
+def to_rows(packed: Tensor, time: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+    """:func:`unpack` to rows with the positions `time`, [longest] int64."""
     inside = time < lengths[:, None]  # [rows, longest]
     index = torch.where(inside, starts[:, None] + time, 0)
     return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
@@ -132,8 +146,7 @@ class RaggedWaveforms(nn.Module):
             lengths: [rows, 1] int32, the clip's samples as its sender counts them, which may exceed those of the row.
         """
         samples = shapes[:, 0].long()
-        counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
-        real = torch.minimum(counted[:, 0], samples)
+        counted, real = count(lengths, samples)
         first = samples.cumsum(0) - samples
         waveforms = unpack(torch.cat([features, features.new_zeros(1)])[:, None], samples.max(), real, first)
         waveforms = waveforms.to(self.network.head.weight.dtype)
