@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -28,34 +28,6 @@ Own = TypeVar("Own", bound="RawFile")
 STRICT = with_config(ConfigDict(extra="forbid"))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
 """A list that is never empty in a raw file."""
-
-
-@STRICT
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a measurement is from, as :func:`describe_origin` tells."""
-
-    subject: str
-    """The command; each narrows it to its own."""
-    model: str
-    date: str
-    """UTC, ISO 8601."""
-    command: str
-    commit: str | None
-    machine: dict[str, Any]
-    """CPU, cores, accelerator, system."""
-    versions: dict[str, str]
-
-    def say_machine(self) -> str:
-        """What it was measured on, in words."""
-        return say_machine(self.machine)
-
-    def say_sources(self, raw_name: str) -> list[str]:
-        """The last notes of a page: versions, and which raw file it is of."""
-        return [
-            f"Versions: {say_versions(self.versions)}.",
-            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, commit {self.commit}, by `{self.command}`.",
-        ]
 
 
 @STRICT
@@ -120,11 +92,17 @@ class Split:
 @STRICT
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """What a command measured; the fields are those of its own dataclass."""
+    """What a command measured, and where it is from, as :func:`describe_origin` tells."""
 
-    SUBJECT: ClassVar[str]
-    """The command."""
-
+    subject: str = ""
+    """The command; each has its own."""
+    date: str
+    """UTC, ISO 8601."""
+    command: str
+    commit: str | None
+    machine: dict[str, Any]
+    """CPU, cores, accelerator, system."""
+    versions: dict[str, str]
     finished: bool = True
     """Not in the file of a command that ran to its end."""
 
@@ -133,6 +111,17 @@ class RawFile:
         # By alias: a key may be a word that Python keeps for itself.
         content = TypeAdapter(type(self)).dump_python(self, by_alias=True, warnings=False)
         write(path, {key: value for key, value in content.items() if (key, value) != ("finished", True)})
+
+    def say_machine(self) -> str:
+        """What it was measured on, in words."""
+        return say_machine(self.machine)
+
+    def say_sources(self, raw_name: str) -> list[str]:
+        """The last notes of a page: versions, and which raw file it is of."""
+        return [
+            f"Versions: {say_versions(self.versions)}.",
+            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, commit {self.commit}, by `{self.command}`.",
+        ]
 
     def say_unfinished(self) -> str:
         """What a page says below its title; nothing if the command ran to its end."""
@@ -145,12 +134,14 @@ class RawFile:
         Raises:
             ValueError: The file is not a raw file of this command.
         """
-        return read(path, cls.SUBJECT, TypeAdapter(cls).validate_json)
+        return read(path, cls.subject, TypeAdapter(cls).validate_json)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(RawFile, Origin):
-    """A raw file that says beside its own fields where it is from."""
+class Record(RawFile):
+    """Of one model."""
+
+    model: str
 
 
 def say_machine(machine: Mapping[str, Any]) -> str:

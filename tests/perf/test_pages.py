@@ -22,9 +22,8 @@ GROWS = {"batching", "mixed", "infer", "tune", "overhead", "request", "memory", 
 PUBLISHED = re.compile(r"--published-\S+ \S+")
 
 
-def facts_of(path):
-    content = json.loads(path.read_text())
-    return content.get("facts", content)
+def read(path):
+    return json.loads(path.read_text())
 
 
 @pytest.fixture
@@ -42,10 +41,10 @@ def run(tmp_path, monkeypatch, call):
 
 @pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
 def test_page_is_what_its_raw_file_says(path, run):
-    facts = facts_of(path)
+    content = read(path)
     shutil.copy(path, RESULTS)
-    options = " ".join(PUBLISHED.findall(facts["command"]))  # of `infer`, which older raw files do not hold apart
-    run(f"carnelian-perf {facts['subject']} --render {RESULTS / path.name} {options}")
+    options = " ".join(PUBLISHED.findall(content["command"]))  # of `infer`, which older raw files do not hold apart
+    run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name} {options}")
     page = RESULTS / f"{path.stem}.md"
     assert (ROOT / page).read_text() == page.read_text()
 
@@ -61,7 +60,7 @@ def test_pages_need_none_of_the_extras(tmp_path):
     commands = []
     for path in ONE_OF_EACH:
         shutil.copy(path, tmp_path)
-        commands.append(f"{facts_of(path)['subject']} --render {tmp_path / path.name}")
+        commands.append(f"{read(path)['subject']} --render {tmp_path / path.name}")
     command = [sys.executable, "-c", code, extras, *commands]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout == "[]\n", result.stderr
@@ -73,17 +72,17 @@ def test_page_that_a_full_disk_has_no_room_for_stays_as_it_was(path, run, room):
     page = RESULTS / f"{path.stem}.md"
     page.write_text("old")
     with room(500):
-        run(f"carnelian-perf {facts_of(path)['subject']} --render {RESULTS / path.name}", expected=1)
+        run(f"carnelian-perf {read(path)['subject']} --render {RESULTS / path.name}", expected=1)
     assert page.read_text() == "old"
 
 
 @pytest.mark.parametrize("path", [path for path in ONE_OF_EACH if GROWS & {*path.stem.split("_")}])
 def test_page_of_an_interrupted_command_says_so(path, run):
-    content = json.loads(path.read_text()) | {"finished": False}
+    content = read(path) | {"finished": False}
     content.get("kept", {}).pop("confirmation", None)
     raw = RESULTS / path.name
     raw.write_text(json.dumps(content))
-    run(f"carnelian-perf {facts_of(path)['subject']} --render {raw}")
+    run(f"carnelian-perf {content['subject']} --render {raw}")
     assert "\n\n**Not finished.** " in raw.with_suffix(".md").read_text()
 
 

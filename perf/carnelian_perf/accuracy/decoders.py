@@ -96,8 +96,6 @@ class GreedyStage:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "decoding"
-
     subject: Literal["decoding"] = "decoding"
     manifest: str
     language_model: str

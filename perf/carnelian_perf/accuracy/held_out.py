@@ -63,8 +63,6 @@ class Summary:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "held-out"
-
     subject: Literal["held-out"] = "held-out"
     manifest: str
     language_models: list[str]

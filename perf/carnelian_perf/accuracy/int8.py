@@ -73,8 +73,6 @@ class Summary:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "int8"
-
     subject: Literal["int8"] = "int8"
     summary: Summary
     pairs: list[Pair]

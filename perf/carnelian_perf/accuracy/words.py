@@ -84,8 +84,6 @@ class Row:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "words"
-
     subject: Literal["words"] = "words"
     manifest: str
     language_model: str

@@ -98,11 +98,5 @@ def infer(
         )
         config, network = load_network(source, plan.overrides)
         render = raw_file_path(out, f"{config.name}_infer.json")
-        write_each(
-            (
-                replace(measured, facts=replace(measured.facts, published=chosen))
-                for measured in measure(plan, config, network)
-            ),
-            render,
-        )
+        write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), render)
     show_page(render, render_page(Measurement.read(render), render.name, published))

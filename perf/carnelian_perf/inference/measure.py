@@ -27,7 +27,7 @@ from tqdm import tqdm
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.inference.engines import Engine, EngineError, build_engine, describe_device, make_features
-from carnelian_perf.inference.results import TITLES, Common, Facts, Measurement, Timing
+from carnelian_perf.inference.results import TITLES, Common, Measurement, Timing
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
 
@@ -82,19 +82,21 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
     with torch_threads(plan.threads):
         engines = {name: _build(plan, name, network) for name in plan.engines}
         peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
-        facts = Facts(
+        found = Measurement(
             model=config.name,
             **raw_file.describe_origin(commit, describe_device(plan.device)),
             others_busy_cores=round(busy, 2),
             gflop_per_s=round(peak, 1),
             titles={name: TITLES[name] for name in plan.engines},
             plan={name: str(value) for name, value in dataclasses.asdict(plan).items()},
+            timings=[],
+            common=[],
         )
         for duration_s, batch in tqdm(cells, desc=config.name, unit="cell", disable=None):
             of_all, of_each = measure_cell(plan, config, engines, duration_s, batch)
             common.append(of_all)
             timings += of_each
-            yield Measurement(facts=facts, timings=list(timings), common=list(common))
+            yield dataclasses.replace(found, timings=list(timings), common=list(common))
 
 
 def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:

@@ -20,16 +20,16 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         raw_name: The raw file's name.
         published: The table to set beside it; if empty, the one that was chosen when it was measured, if one was.
     """
-    if not published and measurement.facts.published:
-        published = choose(**measurement.facts.published)
-    facts, plan = measurement.facts, measurement.facts.plan
+    if not published and measurement.published:
+        published = choose(**measurement.published)
+    plan = measurement.plan
     head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
     if published:
         head.append("published avg")
     lines = [head, ["--:", "--:", "---", *["--:"] * (len(head) - 3)]]
     for timing in measurement.timings:
-        cells = [f"{timing.duration_s:g}", f"{timing.batch}", facts.titles[timing.engine]]
+        cells = [f"{timing.duration_s:g}", f"{timing.batch}", measurement.titles[timing.engine]]
         if timing.not_run:
             cells.append(timing.not_run)
         else:
@@ -43,18 +43,20 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         f"share. {plan['steps']} step{'s' * (plan['steps'] != '1')} after {plan['warm_up']}; engines take turns, step "
         "by step. RTFx: of all three.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
-        f"{facts.gflop_per_s:.0f} GFLOP/s in {'fp32' if facts.machine['accelerator'] == 'none' else plan['precision']}"
+        f"{measurement.gflop_per_s:.0f} GFLOP/s in "
+        f"{'fp32' if measurement.machine['accelerator'] == 'none' else plan['precision']}"
         "; lower precisions may have lower ones.",
         f"Times as fast as {' or '.join(_name_baselines(measurement))}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
         f"Texts: {_say_texts(measurement)}",
-        f"{plan['source']}, {plan['precision']}, {facts.say_threads()}; speech of {plan['manifest']}.",
-        f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores:.1f} cores busy before.",
-        *facts.say_sources(raw_name),
+        f"{plan['source']}, {plan['precision']}, {measurement.say_threads()}; speech of {plan['manifest']}.",
+        f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores:.1f} cores busy "
+        "before.",
+        *measurement.say_sources(raw_name),
     ]
     if published:
         notes.append(f"Published: {next(iter(published.values())).title}, another machine.")
-    title = f"# {facts.model}: inference without a server\n\n{measurement.say_unfinished()}"
+    title = f"# {measurement.model}: inference without a server\n\n{measurement.say_unfinished()}"
     return f"{title}{table}\n" + "".join(f"- {note}\n" for note in notes)
 
 
@@ -62,7 +64,7 @@ def _say_texts(measurement: Measurement) -> str:
     wrong = Counter(timing.engine for timing in measurement.timings if timing.same_texts is False)
     if not wrong:
         return "equal, of all engines."
-    titles = measurement.facts.titles
+    titles = measurement.titles
     rows = "; ".join(f"of {titles[engine]} in {count} row{'s' * (count > 1)}" for engine, count in wrong.items())
     because = " Int8 has scales of noise here, which do not change its speed." if "onnx_int8" in wrong else ""
     return f"NOT those of {next(iter(titles.values()))}: {rows}.{because}"
@@ -75,7 +77,7 @@ def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
     all_ms = features_ms + network_ms + decoding_ms
     percentiles = np.percentile(timing.network_ms, (90, 95, 99), method="inverted_cdf")
     numbers = [*percentiles, statistics.fmean(timing.network_ms), network_ms, median(timing.network_cpu_ms)]
-    floor_ms = 1e3 * common.gflop / measurement.facts.gflop_per_s
+    floor_ms = 1e3 * common.gflop / measurement.gflop_per_s
     numbers += [floor_ms, features_ms, decoding_ms, all_ms]
     rtfx = 1e3 * timing.duration_s * timing.batch / all_ms
     base = _find_baseline(measurement, timing)
@@ -96,12 +98,11 @@ def _find_baseline(measurement: Measurement, timing: Timing) -> Timing | None:
 def _name_baselines(measurement: Measurement) -> list[str]:
     """The engines that rows are set beside: where one did not run, the next."""
     found = (_find_baseline(measurement, timing) for timing in measurement.timings if not timing.not_run)
-    return list(dict.fromkeys(measurement.facts.titles[base.engine] for base in found if base)) or ["none"]
+    return list(dict.fromkeys(measurement.titles[base.engine] for base in found if base)) or ["none"]
 
 
 def _by_cpu(measurement: Measurement) -> bool:
-    facts = measurement.facts
-    return (facts.machine["accelerator"], facts.plan["threads"]) == ("none", "1")
+    return (measurement.machine["accelerator"], measurement.plan["threads"]) == ("none", "1")
 
 
 def _typical(measurement: Measurement, timing: Timing) -> float:

@@ -4,9 +4,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from carnelian_perf.raw_file import Filled, Origin, RawFile
+from carnelian_perf.raw_file import Filled, Record
 
-SUBJECT = "infer"
 TITLES = {
     "plain": "PyTorch eager, plain Conv1d",
     "eager": "PyTorch eager",
@@ -49,8 +48,8 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Origin):
-    """What holds for all rows."""
+class Measurement(Record):
+    """A raw file."""
 
     subject: Literal["infer"] = "infer"
     others_busy_cores: float
@@ -63,21 +62,12 @@ class Facts(Origin):
     """What was asked for, in words."""
     published: dict[str, str] | None = None
     """Which published table it is set beside, as `yardsticks.published.choose` takes it; empty or None for none."""
+    timings: Filled[Timing]
+    common: list[Common]
 
     def say_threads(self) -> str:
         """In words, of the CPU."""
         return "1 thread" if self.plan["threads"] == "1" else f"{self.plan['threads']} threads"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(RawFile):
-    """A raw file."""
-
-    SUBJECT = SUBJECT
-
-    facts: Facts
-    timings: Filled[Timing]
-    common: list[Common]
 
 
 def find_common(measurement: Measurement, duration_s: float, batch: int) -> Common:

@@ -26,7 +26,7 @@ from carnelian_perf.load import ask, await_statistics, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import read_config
-from carnelian_perf.server.first_request_results import SUBJECT, Measurement, Run
+from carnelian_perf.server.first_request_results import Measurement, Run
 
 LOGGER = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         for duration_s in plan.durations_s
     }
     runs: list[Run] = []
-    with tqdm(total=plan.rounds * len(files), desc=SUBJECT, unit="server", disable=None) as bar:
+    with tqdm(total=plan.rounds * len(files), desc=Measurement.subject, unit="server", disable=None) as bar:
         for round_number in range(1, plan.rounds + 1):
             order = list(files)
             random.Random(SEED + round_number).shuffle(order)

@@ -8,8 +8,6 @@ from typing import Literal
 from carnelian_perf.ratio import Ratio
 from carnelian_perf.raw_file import Filled, Record, Speech
 
-SUBJECT = "first-request"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -34,8 +32,6 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
     """A raw file."""
-
-    SUBJECT = SUBJECT
 
     subject: Literal["first-request"] = "first-request"
     speech: Speech

@@ -20,7 +20,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import WavClip, shuffle_order
 from carnelian_perf.load import ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores
-from carnelian_perf.server.memory_results import SERVER, SUBJECT, Facts, Measurement, Process, Sample
+from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample
 
 LOGGER = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    facts = _describe(plan)
+    found = _describe(plan)
     order = shuffle_order(plan.num_requests, len(plan.clips), 0)
     wall_s = 0.0
     with (
         Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
         grpc.InferenceServerClient(server.grpc_url) as client,
-        tqdm(total=len(order), desc=SUBJECT, unit="request", disable=None) as bar,
+        tqdm(total=len(order), desc=Measurement.subject, unit="request", disable=None) as bar,
     ):
         samples = [take_sample(server, 0)]
         longest = max(range(len(plan.clips)), key=lambda index: plan.clips[index].duration_s)
@@ -70,18 +70,18 @@ def measure(plan: Plan) -> Iterator[Measurement]:
             wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
             samples.append(take_sample(server, start + len(part)))
             bar.update(len(part))
-            facts = replace(facts, wall_s=round(wall_s, 2))
-            yield Measurement(facts=facts, samples=list(samples))
+            yield replace(found, wall_s=round(wall_s, 2), samples=list(samples))
 
 
-def _describe(plan: Plan) -> Facts:
-    return Facts(
+def _describe(plan: Plan) -> Measurement:
+    return Measurement(
         model=plan.model,
         **raw_file.describe_origin(find_commit()),
         others_busy_cores=round(measure_busy_cores(), 2),
         concurrency=plan.concurrency,
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
         wall_s=0.0,
+        samples=[],
     )
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
+from carnelian_perf.raw_file import Filled, Record, Traffic
 
-SUBJECT = "memory"
 SERVER = "tritonserver"
 SETTLING_SHARE = 0.2
 """Of the requests, at the start: allocators and queues grow to what the traffic needs."""
@@ -46,8 +45,8 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Origin):
-    """What holds for all samples."""
+class Measurement(Record):
+    """A raw file."""
 
     subject: Literal["memory"] = "memory"
     others_busy_cores: float
@@ -56,15 +55,6 @@ class Facts(Origin):
     traffic: Traffic
     wall_s: float
     """Of the requests."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(RawFile):
-    """A raw file."""
-
-    SUBJECT = SUBJECT
-
-    facts: Facts
     samples: Filled[Sample]
     """The first one at rest, before any request."""
 

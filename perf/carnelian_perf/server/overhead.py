@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ from carnelian_perf.server.overhead_results import (
     PCM,
     PCM_CLIENTS,
     STATIC,
-    SUBJECT,
-    Facts,
     Measurement,
     Run,
 )
@@ -87,12 +85,12 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    facts = _describe(plan)
+    found = _describe(plan)
     runs: list[Run] = []
     with (
         Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
         grpc.InferenceServerClient(server.grpc_url) as client,
-        tqdm(total=len(plan.durations_s) * plan.rounds, desc=SUBJECT, unit="round", disable=None) as bar,
+        tqdm(total=len(plan.durations_s) * plan.rounds, desc=Measurement.subject, unit="round", disable=None) as bar,
     ):
         stages = [step.model_name for step in read_config(plan.repository / plan.model).ensemble_scheduling.step]
         session = open_session(plan.repository / f"{plan.model}_acoustic")
@@ -107,18 +105,19 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     clock = _clock(client, server, stages, name)
                     runs.append(_measure_once(plan, clock, name, ways[name], duration_s, round_number))
                 bar.update()
-                titles = {name: way.title for name, way in ways.items()}
-                yield Measurement(facts=facts, ways=titles, runs=list(runs))
+                yield replace(found, ways={name: way.title for name, way in ways.items()}, runs=list(runs))
 
 
-def _describe(plan: Plan) -> Facts:
-    return Facts(
+def _describe(plan: Plan) -> Measurement:
+    return Measurement(
         model=plan.model,
         **raw_file.describe_origin(find_commit()),
         others_busy_cores=round(measure_busy_cores(), 2),
         clients=plan.clients,
         batch=plan.batch,
         speech=raw_file.Speech(manifest=str(plan.manifest), format=plan.file_format, clips=plan.num_clips),
+        ways={},
+        runs=[],
     )
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import Filled, Origin, RawFile, Speech, Split
+from carnelian_perf.raw_file import Filled, Record, Speech, Split
 
-SUBJECT = "overhead"
 IN_PROCESS, ACOUSTIC, PCM, FILE = "in_process", "acoustic", "pcm", "file"
 STATIC, PCM_CLIENTS, FILE_CLIENTS = "static", "pcm_clients", "file_clients"
 """The ways."""
@@ -48,8 +47,8 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Origin):
-    """What holds for all runs."""
+class Measurement(Record):
+    """A raw file."""
 
     subject: Literal["overhead"] = "overhead"
     others_busy_cores: float
@@ -59,15 +58,6 @@ class Facts(Origin):
     batch: int
     """Size of the ready-made ones."""
     speech: Speech
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(RawFile):
-    """A raw file."""
-
-    SUBJECT = SUBJECT
-
-    facts: Facts
     ways: dict[str, str]
     """Name -> title, in the order of the tables."""
     runs: Filled[Run]

@@ -16,7 +16,7 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: a row for each process."""
-    facts, first, last = measurement.facts, measurement.samples[0], measurement.samples[-1]
+    first, last = measurement.samples[0], measurement.samples[-1]
     head = (
         "| process | at rest, RSS | PSS | USS | at the end, RSS | PSS | USS | bytes a request | 95 % interval "
         "| verdict |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|\n"
@@ -26,14 +26,15 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"MiB. Trend: of the unique set (all: of the sum of PSS), over the {len(measurement.settled())} samples after "
         f"the first {SETTLING_SHARE:.0%} of the requests; the median slope between pairs, with Sen's interval. Flat: "
         "its far end stays under 1 % of the memory over all requests.",
-        f"Load: {last.requests} clips as files in {facts.wall_s:.0f} s, {facts.concurrency} clients; samples with none "
-        f"in flight. Clips: {facts.traffic}.",
+        f"Load: {last.requests} clips as files in {measurement.wall_s:.0f} s, {measurement.concurrency} clients; "
+        f"samples with none in flight. Clips: {measurement.traffic}.",
         f"Shared memory in /dev/shm: {first.shared_memory_bytes / MIB:.1f} MiB at rest, "
         f"{last.shared_memory_bytes / MIB:.1f} at the end.",
-        f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores} cores busy before.",
-        *facts.say_sources(raw_name),
+        f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores} cores "
+        "busy before.",
+        *measurement.say_sources(raw_name),
     ]
-    title = f"# {facts.model}: memory over {last.requests} requests\n\n{measurement.say_unfinished()}"
+    title = f"# {measurement.model}: memory over {last.requests} requests\n\n{measurement.say_unfinished()}"
     table = head + "".join(rows) + _row_of_all(measurement)
     return f"{title}{table}\n![Memory over requests]({quote(plot_name)})\n\n" + "".join(f"- {note}\n" for note in notes)
 
@@ -64,7 +65,7 @@ def draw(measurement: Measurement, path: Path) -> None:
         )
     each.set(xlabel="requests", ylabel="MiB since it settled, unique set")
     figure.legend(*each.get_legend_handles_labels(), fontsize=8, loc="outside right center")
-    figure.suptitle(f"{measurement.facts.model}: memory over requests", fontsize=11)
+    figure.suptitle(f"{measurement.model}: memory over requests", fontsize=11)
     write_plot(path, figure)
 
 

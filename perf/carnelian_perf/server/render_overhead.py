@@ -21,23 +21,23 @@ MANY = (STATIC, PCM_CLIENTS, FILE_CLIENTS)
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page."""
-    facts = measurement.facts
     rounds = len({run.round for run in measurement.runs})
     notes = [
-        f"Medians of {rounds} rounds; in each, every way takes the same {facts.speech.clips} clips, in another "
+        f"Medians of {rounds} rounds; in each, every way takes the same {measurement.speech.clips} clips, in another "
         "order. Ratios are of the same round: the median, and in brackets the least and the greatest.",
         "CPU: of the server with its models, all cores together; in process, of that process. The client is left out.",
         "In process: the graph that is served, in ONNX Runtime with the same threads, on the server's own features.",
-        f"Speech of {facts.speech.manifest}, cut to the duration; texts of random weights are none.",
-        f"Machine: {facts.say_machine()}. Other processes kept {facts.others_busy_cores} cores busy before.",
-        *facts.say_sources(raw_name),
+        f"Speech of {measurement.speech.manifest}, cut to the duration; texts of random weights are none.",
+        f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores} cores "
+        "busy before.",
+        *measurement.say_sources(raw_name),
     ]
     return (
-        f"# {facts.model}: what serving costs\n\n{measurement.say_unfinished()}"
+        f"# {measurement.model}: what serving costs\n\n{measurement.say_unfinished()}"
         f"## One clip at a time\n\n{_render_one(measurement)}\n"
         "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
         f"{_render_stages(measurement)}\n"
-        f"## {facts.clients} clients, whose batches form on the server, beside batches of {facts.batch}\n\n"
+        f"## {measurement.clients} clients, whose batches form on the server, beside batches of {measurement.batch}\n\n"
         f"{_render_many(measurement)}\n" + "".join(f"- {note}\n" for note in notes)
     )
 
@@ -59,7 +59,7 @@ def _render_one(measurement: Measurement) -> str:
 
 def _render_stages(measurement: Measurement) -> str:
     stages = list(dict.fromkeys(stage for run in measurement.runs if run.way == FILE for stage in run.stages))
-    model = measurement.facts.model
+    model = measurement.model
     head = [stage.removeprefix(f"{model}_") for stage in stages]
     table = f"| duration s | what | {' | '.join(head)} |\n|--:|---|{'--:|' * len(stages)}\n"
     for duration_s in measurement.durations_s():
@@ -73,7 +73,7 @@ def _render_stages(measurement: Measurement) -> str:
 def _render_many(measurement: Measurement) -> str:
     table = (
         "| duration s | what | clips/s | CPU ms/clip | clips/s over batches of "
-        f"{measurement.facts.batch} | CPU over theirs |\n|--:|---|--:|--:|--:|--:|\n"
+        f"{measurement.batch} | CPU over theirs |\n|--:|---|--:|--:|--:|--:|\n"
     )
     for duration_s in measurement.durations_s():
         for way in MANY:

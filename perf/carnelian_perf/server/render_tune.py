@@ -19,34 +19,33 @@ UNCONFIRMED = "**Not finished.** The command was interrupted: there is no confir
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each tuning of each step."""
-    facts = measurement.facts
     head = (
         "| step | tuning | clips/s | p50 ms | p95 ms | CPU ms/clip | over the shipped | worst | best | |\n"
         "|---|---|--:|--:|--:|--:|--:|--:|--:|---|\n"
     )
     notes = [
-        f"Objective: {_say_objective(measurement)}; {facts.requests} requests in a run, {facts.concurrency} at a time.",
+        f"Objective: {_say_objective(measurement)}; {measurement.requests} requests in a run, "
+        f"{measurement.concurrency} at a time.",
         "Over the shipped: by the objective, round by round: the median, worst and best of the rounds. A change is "
         f"kept if it gains {LEAST_GAIN:.0%} on the settings so far in the median round, and gains in three of four.",
         f"Shipped: {name_settings(measurement.shipped)}. Threads 0: of ONNX Runtime all cores, of the features' graph "
         "one.",
-        f"Clips: {facts.traffic}.",
-        f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs.",
-        f"Machine: {facts.say_machine()}. Other processes "
+        f"Clips: {measurement.traffic}.",
+        f"Transcripts: {'NOT ' if measurement.mismatches else ''}equal in all runs.",
+        f"Machine: {measurement.say_machine()}. Other processes "
         f"{say_busy(run.others_busy_cores for run in measurement.runs)} before the runs.",
-        *facts.say_sources(raw_name),
+        *measurement.say_sources(raw_name),
     ]
     rows = "".join(row for step in measurement.kept for row in _rows(measurement, step))
     winner = measurement.winner
     verdict = UNCONFIRMED if winner is None else f"**Result: {name_settings(winner)}.**"
-    return f"# {facts.model}: tuned\n\n{verdict}\n\n{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
+    return f"# {measurement.model}: tuned\n\n{verdict}\n\n{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _say_objective(measurement: Measurement) -> str:
-    facts = measurement.facts
-    if facts.objective == "latency":
+    if measurement.objective == "latency":
         return "the median latency"
-    return f"clips per second, less by as much as the 95th percentile exceeds {facts.target_ms:g} ms"
+    return f"clips per second, less by as much as the 95th percentile exceeds {measurement.target_ms:g} ms"
 
 
 def _rows(measurement: Measurement, step: str) -> list[str]:
@@ -56,9 +55,8 @@ def _rows(measurement: Measurement, step: str) -> list[str]:
 
 
 def _row(measurement: Measurement, step: str, name: str) -> str:
-    facts, runs = measurement.facts, measurement.runs_of(step, name)
-    shipped = measurement.runs_of(step, SHIPPED)
-    ratio = compare(runs, shipped, facts.objective, facts.target_ms).ratio
+    runs, shipped = measurement.runs_of(step, name), measurement.runs_of(step, SHIPPED)
+    ratio = compare(runs, shipped, measurement.objective, measurement.target_ms).ratio
     kept = "kept" if measurement.kept[step] == name and step != CONFIRMATION else ""
     if step == CONFIRMATION and measurement.kept[step] == name:
         kept = "result"

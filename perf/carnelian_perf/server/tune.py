@@ -27,7 +27,6 @@ from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     SHIPPED,
-    Facts,
     Measurement,
     Objective,
     Run,
@@ -110,7 +109,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     """
     shipped = read_settings(plan.repository, plan.model)
     largest = read_config(find_stages(plan.repository, plan.model)["acoustic"]).max_batch_size
-    found = Measurement(facts=_describe(plan), tunings={SHIPPED: {}}, shipped=shipped, kept={}, runs=[])
+    found = _describe(plan, shipped)
     best: Settings = {}
     with _Servers(plan) as servers:
         search = _Search(plan, servers, found)
@@ -224,7 +223,7 @@ class _Search:
                 for clip, text in texts:
                     self._texts.setdefault(clip, set()).add(text)
                 LOGGER.info("%s, round %d: %s: %s", step, round_number, run.tuning, _say(run))
-        self._found.facts.mismatches[:] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
+        self._found.mismatches[:] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
 
     def choose(self, step: str, current: Settings, candidates: Sequence[Settings]) -> Settings:
         """The candidate that gains most over the current tuning, or that itself."""
@@ -286,8 +285,8 @@ def _say(run: Run) -> str:
     return f"{run.clips_per_s:.1f} clips/s, p50 {run.percentile_ms(50):.1f}, p95 {run.percentile_ms(95):.1f} ms"
 
 
-def _describe(plan: Plan) -> Facts:
-    return Facts(
+def _describe(plan: Plan, shipped: Settings) -> Measurement:
+    return Measurement(
         model=plan.model,
         **raw_file.describe_origin(find_commit()),
         objective=plan.objective,
@@ -296,4 +295,8 @@ def _describe(plan: Plan) -> Facts:
         requests=plan.num_requests,
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
         mismatches=[],
+        tunings={SHIPPED: {}},
+        shipped=shipped,
+        kept={},
+        runs=[],
     )

@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
+from carnelian_perf.raw_file import Filled, Record, Traffic
 
-SUBJECT = "tune"
 SHIPPED = "as shipped"
 CONFIRMATION = "confirmation"
 """The last step's name."""
@@ -49,8 +48,8 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Origin):
-    """What holds for all runs."""
+class Measurement(Record):
+    """A raw file."""
 
     subject: Literal["tune"] = "tune"
     objective: Objective
@@ -62,15 +61,6 @@ class Facts(Origin):
     traffic: Traffic
     mismatches: list[int]
     """Clips whose transcript was not the same in every run; empty if all were."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(RawFile):
-    """A raw file."""
-
-    SUBJECT = SUBJECT
-
-    facts: Facts
     tunings: dict[str, Settings]
     """By name; that of :data:`SHIPPED` is empty."""
     shipped: Settings

@@ -68,31 +68,31 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
 
 def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unserved]:
     measurement = Measurement.read(inference)
-    facts, models = measurement.facts, {result.cell.model for result in results}
-    used = str(facts.machine["accelerator"])
-    if facts.model not in models:
+    models = {result.cell.model for result in results}
+    used = str(measurement.machine["accelerator"])
+    if measurement.model not in models:
         raise ValueError(
-            f"{inference} must be of a model of the sweep, {', '.join(sorted(models))}, but is of {facts.model}: "
+            f"{inference} must be of a model of the sweep, {', '.join(sorted(models))}, but is of {measurement.model}: "
             "run `carnelian-perf infer` on one of them"
         )
     for machine in [result.machine for result in results]:
         for key in ("cpu", "cores", "accelerator"):
             # A sweep names all GPUs that there are, `infer` the one that it used.
             is_among = key == "accelerator" and (used == "none" or used in str(machine[key]))
-            if facts.machine[key] != machine[key] and not is_among:
+            if measurement.machine[key] != machine[key] and not is_among:
                 raise ValueError(
                     f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
-                    f"{facts.machine[key]}: run `carnelian-perf infer` there"
+                    f"{measurement.machine[key]}: run `carnelian-perf infer` there"
                 )
     if not (median_ms := sum_up_served(measurement)):
         raise ValueError(
-            f"{inference} must have the engine that is served, {AS_SERVED}, but has {', '.join(facts.titles)}: "
+            f"{inference} must have the engine that is served, {AS_SERVED}, but has {', '.join(measurement.titles)}: "
             f"run `carnelian-perf infer` with --engines {AS_SERVED}"
         )
-    way = f"{facts.plan['precision']}, {facts.say_threads()}"
+    way = f"{measurement.plan['precision']}, {measurement.say_threads()}"
     if any(result.machine["accelerator"] != used for result in results):
         way += ", on the CPU" if used == "none" else f", on {used}"
-    return {facts.model: Unserved(way, median_ms)}
+    return {measurement.model: Unserved(way, median_ms)}
 
 
 def render_page(
@@ -237,7 +237,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         "second. A batch has clips of equal length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
         + ("" if counts["failed"] else " Each checked its transcripts."),
-        f"The timed clips are {speech['clips']} of each duration, cut from {speech['manifest']}. "
+        f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "
         + (
             f"WER: of its whole clips, {accuracy['utterances']:.0f} with {accuracy['words']:.0f} words."
             if accuracy

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from carnelian_perf import raw_file
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import RawFile, Speech
 from carnelian_perf.sweeps.grid import Cell, Grid, list_cells
 from carnelian_perf.sweeps.perf_analyzer import Report
 
-SUBJECT = "sweep"
 RESULT = "result.json"
 GRID = "grid.json"
 """In the sweep's folder: what the results are part of."""
@@ -17,24 +16,15 @@ GRID = "grid.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Result(RawFile):
-    """One run of perf_analyzer, or why there is none: the raw file of a cell."""
+    """One run of perf_analyzer, or why there is none: the raw file of a cell, whose command is perf_analyzer's."""
 
-    SUBJECT = SUBJECT
-
-    subject: str = SUBJECT
+    subject: Literal["sweep"] = "sweep"
     cell: Cell
     status: Literal["stable", "unstable", "failed"]
     reason: str | None
     """Why it failed."""
     report: Report | None
     """What perf_analyzer found, unless it failed."""
-    date: str
-    """UTC, ISO 8601."""
-    command: list[str]
-    """perf_analyzer's, as it was run."""
-    commit: str | None
-    machine: dict[str, Any]
-    versions: dict[str, str]
     backend: str
     """Of the acoustic stage."""
     configuration: str | None = None
@@ -42,8 +32,7 @@ class Result(RawFile):
     accuracy: dict[str, float]
     """wer, cer, utterances and words of the manifest's whole clips, through the same server; empty of a network with
     random weights."""
-    speech: dict[str, Any]
-    """Where the clips are from."""
+    speech: Speech
     others_busy_cores: float
     """Cores that other processes kept busy just before the run."""
     batches: dict[str, dict[int, int]]
@@ -87,7 +76,7 @@ def read_grid_of(folder: Path) -> Grid | None:
         ValueError: What is there is no grid.
     """
     path = folder / GRID
-    return raw_file.read(path, SUBJECT, Grid.model_validate_json) if path.is_file() else None
+    return raw_file.read(path, Result.subject, Grid.model_validate_json) if path.is_file() else None
 
 
 def find_missing(folder: Path) -> list[str]:

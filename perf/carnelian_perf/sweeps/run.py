@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import logging
 import os
+import shlex
 import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -325,11 +326,11 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         reason=reason,
         report=report,
         date=raw_file.now(),
-        command=["perf_analyzer", *command[1:]] if command else [],
+        command=shlex.join(["perf_analyzer", *command[1:]]) if command else "",
         backend=facts["backend"],
         configuration=facts["configuration"],
         accuracy=facts["accuracy"],
-        speech={"manifest": str(grid.manifest), "clips": grid.clips, "format": _file_format(grid)},
+        speech=raw_file.Speech(manifest=str(grid.manifest), format=_file_format(grid), clips=grid.clips),
         others_busy_cores=round(busy, 2),
         batches={stage: after[stage].since(before[stage]).batches for stage in before} if one_server else {},
         cpu_ms_per_clip=round(1e3 * (cpu_after_s - cpu_s) / clips, 3) if clips and sweep.target.pid else None,

@@ -38,8 +38,6 @@ class Run:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "batching"
-
     subject: Literal["batching"] = "batching"
     concurrency: int
     traffic: Traffic

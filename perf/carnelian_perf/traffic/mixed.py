@@ -27,7 +27,7 @@ from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, shuff
 from carnelian_perf.load import drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
-from carnelian_perf.traffic.mixed_results import SUBJECT, Facts, Measurement, Run, meets
+from carnelian_perf.traffic.mixed_results import Measurement, Run, meets
 from carnelian_perf.traffic.open_loop import Outcome, draw_arrivals, drive_open
 
 LOGGER = logging.getLogger(__name__)
@@ -110,12 +110,12 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: a variant could not be served.
         LoadError: a request of the closed loop failed.
     """
-    facts = _describe(plan)
+    found = _describe(plan)
     runs: list[Run] = []
     transcripts: dict[str, dict[int, set[str]]] = {system.name: {} for system in plan.systems}
     clips = {system.name: _clips_of(plan, system) for system in plan.systems}
     total = plan.rounds * len(plan.systems) * (1 + plan.steps)
-    with _serve(plan) as servers, tqdm(total=total, desc=SUBJECT, unit="run", disable=None) as bar:
+    with _serve(plan) as servers, tqdm(total=total, desc=Measurement.subject, unit="run", disable=None) as bar:
         for round_number in range(1, plan.rounds + 1):
             searches: dict[str, _Search] = {}
             for step in range(1 + plan.steps):
@@ -134,8 +134,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                         search.narrow(is_met=meets(run, plan.target_ms))
                     _log(run)
                     bar.update()
-                facts = replace(facts, mismatches=_find_mismatches(plan, transcripts))
-                yield Measurement(facts=facts, runs=list(runs))
+                yield replace(found, mismatches=_find_mismatches(plan, transcripts), runs=list(runs))
 
 
 def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]]]) -> list[int]:
@@ -168,8 +167,8 @@ def _clips_of(plan: Plan, system: System) -> Sequence[WavClip]:
     return [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
 
 
-def _describe(plan: Plan) -> Facts:
-    return Facts(
+def _describe(plan: Plan) -> Measurement:
+    return Measurement(
         model=plan.model,
         **raw_file.describe_origin(find_commit()),
         target_ms=plan.target_ms,
@@ -177,6 +176,7 @@ def _describe(plan: Plan) -> Facts:
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
         systems={system.name: system.title for system in plan.systems},
         mismatches=[],
+        runs=[],
     )
 
 

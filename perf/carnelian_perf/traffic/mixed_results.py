@@ -7,9 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from carnelian_perf.raw_file import Filled, Origin, RawFile, Traffic
-
-SUBJECT = "mixed"
+from carnelian_perf.raw_file import Filled, Record, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,8 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Origin):
-    """What holds for all runs."""
+class Measurement(Record):
+    """A raw file."""
 
     subject: Literal["mixed"] = "mixed"
     target_ms: float
@@ -50,15 +48,6 @@ class Facts(Origin):
     """Name -> title, in the order of the tables."""
     mismatches: list[int]
     """Clips whose transcript was not the same in every run; empty if all were."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(RawFile):
-    """A raw file."""
-
-    SUBJECT = SUBJECT
-
-    facts: Facts
     runs: Filled[Run]
 
 
@@ -92,14 +81,14 @@ def meets(run: Run, target_ms: float) -> bool:
 
 def summarise(measurement: Measurement) -> list[Summary]:
     """Sum the runs up, in the order of the systems."""
-    return [_summarise(measurement, system) for system in measurement.facts.systems]
+    return [_summarise(measurement, system) for system in measurement.systems]
 
 
 def _summarise(measurement: Measurement, system: str) -> Summary:
     runs = [run for run in measurement.runs if run.system == system]
     opened = [run for run in runs if run.rate_per_s is not None]
     closed = [run for run in runs if run.rate_per_s is None]
-    target_ms = measurement.facts.target_ms
+    target_ms = measurement.target_ms
     best: dict[int, Run | None] = {run.round: None for run in closed}
     for run in sorted(opened, key=lambda run: run.rate_per_s or 0.0):
         if meets(run, target_ms):

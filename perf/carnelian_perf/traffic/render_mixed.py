@@ -17,28 +17,30 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: a row for each system."""
-    facts, runs = measurement.facts, measurement.runs
-    durations = facts.traffic.durations_s
+    runs, durations = measurement.runs, measurement.traffic.durations_s
     summaries = summarise(measurement)
     mean_s = sum(durations) / len(durations)
     head = (
-        f"| system | clips/s, p95 <= {facts.target_ms:g} ms | times the last | audio s/s | p50 | p95 | p99 "
+        f"| system | clips/s, p95 <= {measurement.target_ms:g} ms | times the last | audio s/s | p50 | p95 | p99 "
         "| closed loop, clips/s | mean batch | padding | CPU ms/clip |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
     )
     table = head + "".join(_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries)
     notes = [
-        f"Poisson arrivals for {facts.seconds:g} s in each run; latencies are from when a clip was due. The rate is "
-        f"the highest of a bisection that met the target, in the median round of {len({run.round for run in runs})}.",
-        f"Clips: {facts.traffic}.",
+        f"Poisson arrivals for {measurement.seconds:g} s in each run; latencies are from when a clip was due. The "
+        f"rate is the highest of a bisection that met the target, in the median round of "
+        f"{len({run.round for run in runs})}.",
+        f"Clips: {measurement.traffic}.",
         "Times the last: of the rates of the same round; the median, and in brackets the least and the greatest.",
         "Batches and padding: at the highest rate that met the target, all rounds together; padding: frames that the "
         "acoustic network went over, per frame of the clips. CPU: in the closed loop, of 16 clients.",
-        f"Transcripts: {'NOT ' if facts.mismatches else ''}equal in all runs, of clips that nobody padded.",
-        f"Machine: {facts.say_machine()}. Other processes "
+        f"Transcripts: {'NOT ' if measurement.mismatches else ''}equal in all runs, of clips that nobody padded.",
+        f"Machine: {measurement.say_machine()}. Other processes "
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs, idle servers among them.",
-        *facts.say_sources(raw_name),
+        *measurement.say_sources(raw_name),
     ]
-    title = f"# {facts.model}: mixed traffic within {facts.target_ms:g} ms\n\n{measurement.say_unfinished()}"
+    title = (
+        f"# {measurement.model}: mixed traffic within {measurement.target_ms:g} ms\n\n{measurement.say_unfinished()}"
+    )
     return f"{title}{table}\n![p95 over the rate, and batches]({quote(plot_name)})\n\n" + "".join(
         f"- {n}\n" for n in notes
     )
@@ -48,7 +50,6 @@ def draw(measurement: Measurement, path: Path) -> None:
     """Plot the 95th percentile over the rate, and the batches that the acoustic stage formed."""
     from matplotlib.figure import Figure
 
-    facts = measurement.facts
     figure = Figure(figsize=(10, 4), layout="constrained")
     latency, batches = figure.subplots(1, 2)
     summaries = summarise(measurement)
@@ -58,18 +59,19 @@ def draw(measurement: Measurement, path: Path) -> None:
         rates, found = [run.rate_per_s for run in runs], [run.percentile_ms(95) for run in runs]
         latency.plot(rates, found, ":", color=colour, label=summary.system)
         for within, marker in ((True, "o"), (False, "x")):
-            chosen = [run for run in runs if meets(run, facts.target_ms) == within]
+            chosen = [run for run in runs if meets(run, measurement.target_ms) == within]
             latency.plot([r.rate_per_s for r in chosen], [r.percentile_ms(95) for r in chosen], marker, color=colour)
         clips = sum(size * count for size, count in summary.batches.items())
         shift = 0.25 * (place - (len(summaries) - 1) / 2)
         shares = [100 * size * count / max(clips, 1) for size, count in summary.batches.items()]
         batches.bar([size + shift for size in summary.batches], shares, width=0.25, color=colour, label=summary.system)
-    latency.axhline(facts.target_ms, color="grey", linewidth=1, label=f"{facts.target_ms:g} ms; above it, or failed: x")
+    label = f"{measurement.target_ms:g} ms; above it, or failed: x"
+    latency.axhline(measurement.target_ms, color="grey", linewidth=1, label=label)
     latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95")
     scale_milliseconds(latency)
     batches.set(xlabel="clips in the batch (acoustic stage)", ylabel="% of clips")
     figure.legend(*latency.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
-    figure.suptitle(f"{facts.model}, clips of mixed length in an open loop", fontsize=11)
+    figure.suptitle(f"{measurement.model}, clips of mixed length in an open loop", fontsize=11)
     write_plot(path, figure)
 
 
@@ -81,7 +83,7 @@ def _compare(rates: list[float], others: list[float]) -> str:
 
 def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> str:
     cells = (
-        measurement.facts.systems[summary.system],
+        measurement.systems[summary.system],
         f"{'at least ' if summary.is_least else ''}{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
         _compare(summary.rates_per_s, last_rates),
         f"{summary.rate_per_s * mean_s:.0f}",

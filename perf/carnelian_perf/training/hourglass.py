@@ -58,7 +58,7 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
             yield Measurement(
                 model=config.name,
                 **origin,
-                busy_cores=round(measure_busy_cores(), 2),
+                others_busy_cores=round(measure_busy_cores(), 2),
                 accelerator=torch.cuda.get_device_name() if device.type == "cuda" else "none",
                 precision=config.loop.precision,
                 objective="pre-training" if config.pretraining is not None else "fine-tuning",

@@ -32,10 +32,8 @@ class Form:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "hourglass"
-
     subject: Literal["hourglass"] = "hourglass"
-    busy_cores: float
+    others_busy_cores: float
     """By other work, at the end."""
     accelerator: str
     """The GPU that took the steps, or `none`."""

@@ -53,8 +53,6 @@ class Training(Cost):
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "loading"
-
     subject: Literal["loading"] = "loading"
     augment: dict[str, str]
     """The configuration's augmentation, which is a part of reading."""

@@ -45,6 +45,6 @@ def render_page(measurement: Measurement) -> str:
         "Published: NVIDIA DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
         "",
         f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, commit {measurement.commit}; "
-        f"at the end {measurement.busy_cores:g} cores were busy with other work. `{measurement.command}`",
+        f"at the end {measurement.others_busy_cores:g} cores were busy with other work. `{measurement.command}`",
     ]
     return "\n".join(lines) + "\n"

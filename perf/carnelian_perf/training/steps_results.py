@@ -69,8 +69,6 @@ class Floor:
 class Measurement(Record):
     """A raw file."""
 
-    SUBJECT = "training"
-
     subject: Literal["training"] = "training"
     objective: str = "transcription"
     """transcription, pre-training."""

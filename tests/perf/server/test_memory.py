@@ -7,7 +7,7 @@ import pytest
 from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
-from carnelian_perf.server.memory_results import SERVER, Facts, Measurement, Process, Sample, find_trend
+from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
 from carnelian_perf.server.render_memory import render
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -61,14 +61,14 @@ def test_page_and_plot_are_made_of_the_raw_file(origin, tmp_path):
         )
         for requests in (0, *REQUESTS)
     ]
-    facts = Facts(
+    measurement = Measurement(
         **origin,
         others_busy_cores=0.1,
         concurrency=8,
         wall_s=12.0,
         traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
+        samples=samples,
     )
-    measurement = Measurement(facts=facts, samples=samples)
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
     page, plot = render(tmp_path / "raw.json")

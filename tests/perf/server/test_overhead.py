@@ -7,7 +7,7 @@ import pytest
 from carnelian_perf.raw_file import Speech
 from carnelian_perf.repository import read_config, write_config
 from carnelian_perf.server.overhead import Plan, measure, open_session
-from carnelian_perf.server.overhead_results import FILE, IN_PROCESS, PCM, STATIC, Facts, Measurement, Run
+from carnelian_perf.server.overhead_results import FILE, IN_PROCESS, PCM, STATIC, Measurement, Run
 from carnelian_perf.server.render_overhead import render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -81,6 +81,7 @@ def test_ratios_are_of_the_same_round(origin):
         make("b", 3, 4.0),
     ]
     speech = Speech(manifest="manifest.jsonl", format="flac", clips=1)
-    facts = Facts(**origin, others_busy_cores=0.0, clients=16, batch=8, speech=speech)
-    measurement = Measurement(facts=facts, ways={"a": "A", "b": "B"}, runs=runs)
+    measurement = Measurement(
+        **origin, others_busy_cores=0.0, clients=16, batch=8, speech=speech, ways={"a": "A", "b": "B"}, runs=runs
+    )
     assert measurement.ratio("b", "a", 2, lambda run: run.latency_ms) == pytest.approx((3, 2, 4))

@@ -13,7 +13,6 @@ from carnelian_perf.server.tune import Knob, Plan, list_candidates, list_knobs, 
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     SHIPPED,
-    Facts,
     Measurement,
     Run,
     compare,
@@ -51,7 +50,7 @@ def measurement(origin) -> Measurement:
         for number in range(1, rounds + 1)
         for tuning, latency_s in ((SHIPPED, 0.11 * number), (name, 0.1 * number))
     ]
-    facts = Facts(
+    return Measurement(
         **origin,
         objective="throughput",
         target_ms=5000.0,
@@ -59,9 +58,6 @@ def measurement(origin) -> Measurement:
         requests=4,
         traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
         mismatches=[],
-    )
-    return Measurement(
-        facts=facts,
         tunings={SHIPPED: {}, name: TWO},
         shipped=SETTINGS,
         kept={"ctc instances": name, CONFIRMATION: name},
@@ -144,7 +140,7 @@ def test_a_knob_is_turned_on_real_servers(repository):
         knobs=[Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2}))],
     )
     measurement = list(measure(plan))[-1]
-    assert measurement.facts.mismatches == []
+    assert measurement.mismatches == []
     assert measurement.tunings == {SHIPPED: {}, "ctc instances 2": TWO}
     first = [run for run in measurement.runs if run.step == "ctc instances"]
     assert sorted(run.tuning for run in first) == [SHIPPED, "ctc instances 2"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.cli import main
-from carnelian_perf.inference.results import Common, Facts, Measurement, Timing
-from carnelian_perf.raw_file import Split
+from carnelian_perf.inference.results import Common, Measurement, Timing
+from carnelian_perf.raw_file import Speech, Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
 from carnelian_perf.sweeps.report import Unserved, render_page, render_split, write_report
@@ -49,13 +49,13 @@ def make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = No
         reason=reason,
         report=report,
         date="2026-01-01T00:00:00+00:00",
-        command=["perf_analyzer"],
+        command="perf_analyzer",
         commit="0123456789ab",
         machine={"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
         versions={"tritonserver": "2.51.0"},
         backend="onnxruntime",
         accuracy={"wer": 0.125, "cer": 0.05, "utterances": 6, "words": 80},
-        speech={"manifest": "manifest.jsonl", "clips": 16, "format": "flac"},
+        speech=Speech(manifest="manifest.jsonl", format="flac", clips=16),
         others_busy_cores=0.1,
         batches={"acoustic": {cell.batch: 10}},
         cpu_ms_per_clip=7.5,
@@ -112,25 +112,29 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, origin, tmp_pa
     raw = tmp_path / "infer.json"
     machine = read_results(sweep)[0].machine
     origin |= {"machine": machine, "model": "quartznet_15x5"}
-    facts = Facts(
-        **origin, others_busy_cores=0.0, gflop_per_s=100.0, titles={}, plan={"precision": "fp32", "threads": "2"}
+    measurement = Measurement(
+        **origin,
+        others_busy_cores=0.0,
+        gflop_per_s=100.0,
+        titles={},
+        plan={"precision": "fp32", "threads": "2"},
+        timings=[slower, timing],
+        common=[common],
     )
-    Measurement(facts=facts, timings=[slower, timing], common=[common]).write(raw)
+    measurement.write(raw)
     page = write_report(sweep, {}, raw)[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
     assert read_row(page, "2", "1")[-2:] == ["", ""]
-    elsewhere = dataclasses.replace(facts, machine=machine | {"accelerator": "an H100"})
-    Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
+    dataclasses.replace(measurement, machine=machine | {"accelerator": "an H100"}).write(raw)
     with pytest.raises(ValueError, match=r"whose accelerator is none, but is of an H100"):
         write_report(sweep, {}, raw)
-    elsewhere = dataclasses.replace(facts, machine=machine | {"cores": 99})
-    Measurement(facts=elsewhere, timings=[timing], common=[common]).write(raw)
+    dataclasses.replace(measurement, machine=machine | {"cores": 99}).write(raw)
     with pytest.raises(ValueError, match=r"must be of the sweep's machine, whose cores is .*, but is of 99"):
         write_report(sweep, {}, raw)
-    Measurement(facts=facts, timings=[slower], common=[common]).write(raw)
+    dataclasses.replace(measurement, timings=[slower]).write(raw)
     with pytest.raises(ValueError, match="run `carnelian-perf infer` with --engines onnx"):
         write_report(sweep, {}, raw)
-    Measurement(facts=dataclasses.replace(facts, model="demo"), timings=[timing], common=[common]).write(raw)
+    dataclasses.replace(measurement, model="demo").write(raw)
     with pytest.raises(ValueError, match=r"must be of a model of the sweep, quartznet_15x5, but is of demo"):
         write_report(sweep, {}, raw)
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
     assert set(static.batches["acoustic"]) == {2}
     assert set(static.report.stages) == {f"quartznet_demo_{stage}" for stage in ("features", "acoustic", "ctc")}
     assert set(closed.report.stages) == {*static.report.stages, "audio_decode"}
-    rate = float(poisson.command[poisson.command.index("--request-rate-range") + 1])
+    words = shlex.split(poisson.command)
+    rate = float(words[words.index("--request-rate-range") + 1])
     assert rate == pytest.approx(closed.report.clips_per_s / 2, rel=1e-3)
 
     caplog.set_level(logging.INFO, "carnelian_perf")

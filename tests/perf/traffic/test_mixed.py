@@ -11,7 +11,7 @@ from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
 from carnelian_perf.traffic.mixed import HIGHEST_SHARE, SYSTEMS, Plan, measure, pad_clip
-from carnelian_perf.traffic.mixed_results import Facts, Measurement, Run, summarise
+from carnelian_perf.traffic.mixed_results import Measurement, Run, summarise
 from carnelian_perf.traffic.open_loop import draw_arrivals
 from carnelian_perf.traffic.render_mixed import render
 
@@ -42,15 +42,15 @@ def measurement(origin) -> Measurement:
     runs += [make_run("ours", 6.0, 300, 1), make_run("ours", 8.0, 400, 1), make_run("ours", 9.0, 600, 1)]
     runs += [make_run("ours", 6.0, 450, 2), make_run("ours", 7.0, 100, 2, ["clip 1: Exceeds maximum queue size"])]
     runs += [make_run("ours", 6.0, 700, 3), make_run("theirs", 1.0, 900)]
-    facts = Facts(
+    return Measurement(
         **origin,
         target_ms=500.0,
         seconds=10.0,
         traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
         systems={"ours": "our way", "theirs": "their way"},
         mismatches=[],
+        runs=runs,
     )
-    return Measurement(facts=facts, runs=runs)
 
 
 def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
@@ -136,7 +136,7 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded, 
     assert set(turns[2:]) == {("shipped", False), ("padded", False)}
     assert all(len(run.latencies_s) == 20 for run in measurement.runs[:2])  # 3 would not occupy 16 clients
     assert all(len(run.latencies_s) >= 3 for run in measurement.runs[2:])
-    assert measurement.facts.mismatches == []
+    assert measurement.mismatches == []
     shipped, others = summarise(measurement)
     assert shipped.padding_ratio < 1.2 < others.padding_ratio
     assert shipped.rate_per_s == pytest.approx(HIGHEST_SHARE / 2 * shipped.capacity_per_s)
