@@ -194,12 +194,12 @@ def deal(clips: Sequence[Clip], groups: int) -> list[int]:
 
 
 def summarise(rows: Sequence[ClipErrors]) -> Summary:
-    """Word error rates, and what each way gains on the one before, with 95 % intervals by bootstrap over clips."""
-    words = [row.words for row in rows]
+    """Word error rates, and what each way gains on the one before, with 95 % intervals by bootstrap over speakers."""
+    words, speakers = [row.words for row in rows], [row.speaker for row in rows]
     ways = list(rows[0].errors)
     errors = {name: [row.errors[name] for row in rows] for name in ways}
     gains = [
-        Gain(before=before, after=after, **dataclasses.asdict(compare(words, errors[before], errors[after])))
+        Gain(before=before, after=after, **dataclasses.asdict(compare(words, errors[before], errors[after], speakers)))
         for before, after in itertools.pairwise(ways)
     ]
     return Summary(words=sum(words), wer={name: sum(errors[name]) / sum(words) for name in ways}, gains=gains)

@@ -36,7 +36,7 @@ def test_no_sentence_is_in_two_groups():
 
 
 def test_each_way_is_compared_with_the_one_before_in_pairs():
-    rows = [ClipErrors(f"{i}.wav", "ada", 0, 10, {"greedy": 5, "n-gram": 3 + i % 2}) for i in range(8)]
+    rows = [ClipErrors(f"{i}.wav", f"speaker {i}", 0, 10, {"greedy": 5, "n-gram": 3 + i % 2}) for i in range(8)]
     summary = summarise(rows)
     assert summary.wer == {"greedy": 0.5, "n-gram": 0.35}
     (gain,) = summary.gains
