@@ -176,7 +176,7 @@ def _is_finished(path: Path) -> bool:
 
 def show_page(raw_path: Path, text: str) -> None:
     """Write the page of a raw file beside it, and print it."""
-    from carnelian_perf.raw_file import write_page
+    from carnelian_perf.pages import write_page
 
     typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
 

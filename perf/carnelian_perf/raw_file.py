@@ -1,29 +1,23 @@
-"""Raw files: how each measurement says where it is from, how it is written and read, and its page beside it."""
+"""Raw files: how each measurement says where it is from, how it is written and read."""
 
 import datetime
-import io
 import json
-import os
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from carnelian_perf.machine import describe_machine, find_versions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from carnelian_perf.whole_file import write_whole
 
 T = TypeVar("T")
 Own = TypeVar("Own", bound="RawFile")
-
 
 STRICT = with_config(ConfigDict(extra="forbid"))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
@@ -114,12 +108,17 @@ class RawFile:
 
     def say_machine(self) -> str:
         """What it was measured on, in words."""
-        return say_machine(self.machine)
+        machine = self.machine
+        return f"{machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}"
+
+    def say_versions(self) -> str:
+        """In words."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
     def say_sources(self, raw_name: str) -> list[str]:
         """The last notes of a page: versions, and which raw file it is of."""
         return [
-            f"Versions: {say_versions(self.versions)}.",
+            f"Versions: {self.say_versions()}.",
             f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, commit {self.commit}, by `{self.command}`.",
         ]
 
@@ -144,28 +143,12 @@ class Record(RawFile):
     model: str
 
 
-def say_machine(machine: Mapping[str, Any]) -> str:
-    """In words."""
-    return f"{machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}"
-
-
-def say_versions(versions: Mapping[str, str]) -> str:
-    """In words."""
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def say_busy(cores: Iterable[float]) -> str:
-    """In words, how many cores other processes kept busy, at several times."""
-    ordered = sorted(cores)
-    return f"kept {ordered[0]:.1f} to {ordered[-1]:.1f} cores (median {ordered[len(ordered) // 2]:.1f}) busy"
-
-
-def now() -> str:
+def utc_now() -> str:
     """UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def command() -> str:
+def command_line() -> str:
     """The command that runs, to be given again."""
     return shlex.join(["carnelian-perf", *sys.argv[1:]])
 
@@ -179,8 +162,8 @@ def describe_origin(commit: str | None, accelerator: str | None = None) -> dict[
         accelerator: What was used of the machine's, where that is chosen.
     """
     return {
-        "date": now(),
-        "command": command(),
+        "date": utc_now(),
+        "command": command_line(),
         "commit": commit,
         "machine": describe_machine() | ({"accelerator": accelerator} if accelerator else {}),
         "versions": find_versions(),
@@ -190,84 +173,6 @@ def describe_origin(commit: str | None, accelerator: str | None = None) -> dict[
 def write(path: Path, content: dict[str, Any]) -> None:
     """Write a raw file as :func:`write_whole` does."""
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, whole or not at all, and its folder where that is missing; to what is no file, such as /dev/stdout.
-
-    Raises:
-        OSError: It could not be written; the message names it, and it is as it was before.
-    """
-    content = content.encode() if isinstance(content, str) else content
-    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):  # /dev/stdout may be a file by now
-        with path.open("ab") as stream:
-            stream.write(content)
-        return
-    target = path.resolve()
-    partial = target.with_name(f".{os.getpid()}.{target.name}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise OSError(f"{path} could not be written, and is as it was before: {error.strerror}") from error
-
-
-def scale_milliseconds(axes: "Axes") -> None:
-    """Give an axis of times a logarithmic scale, with plain numbers on it however short it is."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def write_plot(path: Path, figure: "Figure") -> None:
-    """Write a PNG file as :func:`write_whole` does, the same one for the same figure."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
-    write_whole(path, content.getvalue())
-
-
-def write_page(raw_path: Path, text: str) -> Path:
-    """Write the page of a raw file beside it as :func:`write_whole` does.
-
-    Returns:
-        Its path: the raw file's name with `.md`.
-    """
-    page = raw_path.with_suffix(".md")
-    write_whole(page, text)
-    return page
-
-
-def write_page_and_plot(
-    raw_path: Path,
-    measurement: T,
-    render_page: Callable[[T, str, str], str],
-    draw: Callable[[T, Path], None],
-) -> tuple[Path, Path]:
-    """Write both beside a raw file.
-
-    Args:
-        raw_path: Of the raw file.
-        measurement: What it holds.
-        render_page: Makes the page, of the measurement and the names of the raw file and the plot.
-        draw: Writes the plot.
-
-    Returns:
-        Their paths: the raw file's name with `.md` and `.png`.
-    """
-    plot = raw_path.with_suffix(".png")
-    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
-    draw(measurement, plot)
-    return page, plot
 
 
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:

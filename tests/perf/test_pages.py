@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.cli import main
+from carnelian_perf.pages import table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path("perf/results")
@@ -37,6 +38,11 @@ def run(tmp_path, monkeypatch, call):
         assert status == expected, err
 
     return run
+
+
+def test_short_rows_are_filled_and_numbers_are_aligned_right():
+    lines = ["| way | ms | ratio |", "| --- | --: | --- |", "| plain | **1.5** | - |", "| padded | not run |  |"]
+    assert table(["way", "ms", "ratio"], [["plain", "**1.5**", "-"], ["padded", "not run"]]).splitlines() == lines
 
 
 @pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)

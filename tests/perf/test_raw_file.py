@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.options import write_each
-from carnelian_perf.raw_file import scale_milliseconds, write
+from carnelian_perf.pages import scale_milliseconds
+from carnelian_perf.raw_file import write
 from carnelian_perf.traffic.render_batching import render
 from matplotlib.figure import Figure
 

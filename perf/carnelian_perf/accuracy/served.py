@@ -16,7 +16,7 @@ import jiwer
 from carnelian_client import CarnelianClient, CarnelianClientError, Outcome, Transcript
 
 from carnelian_perf.manifest import Utterance, read_manifest
-from carnelian_perf.raw_file import write_whole
+from carnelian_perf.whole_file import write_whole
 
 CONCURRENCY = 8
 

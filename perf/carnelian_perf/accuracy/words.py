@@ -26,7 +26,9 @@ from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
 from carnelian_perf.machine import find_commit
-from carnelian_perf.raw_file import Record, describe_origin, write_plot, write_whole
+from carnelian_perf.pages import write_plot
+from carnelian_perf.raw_file import Record, describe_origin
+from carnelian_perf.whole_file import write_whole
 
 ALIGNER_FRAMES_PER_S = 100
 BINS = 10

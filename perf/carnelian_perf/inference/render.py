@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from carnelian_perf.inference.results import Measurement, Timing, find_common
+from carnelian_perf.pages import page, table
 from carnelian_perf.yardsticks.published import PublishedLatency, choose
 
 BASELINE = "plain"
@@ -27,7 +28,7 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
     if published:
         head.append("published avg")
-    lines = [head, ["--:", "--:", "---", *["--:"] * (len(head) - 3)]]
+    rows = []
     for timing in measurement.timings:
         cells = [f"{timing.duration_s:g}", f"{timing.batch}", measurement.titles[timing.engine]]
         if timing.not_run:
@@ -36,8 +37,7 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
             cells += _numbers(measurement, timing)
         beside = published.get((timing.duration_s, timing.batch))
         cells += [""] * (len(head) - len(cells) - bool(published))
-        lines.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rows.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
     notes = [
         "Milliseconds of a batch: the network, by engine; features (DALI, the served graph) and greedy CTC, which all "
         f"share. {plan['steps']} step{'s' * (plan['steps'] != '1')} after {plan['warm_up']}; engines take turns, step "
@@ -56,8 +56,7 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     ]
     if published:
         notes.append(f"Published: {next(iter(published.values())).title}, another machine.")
-    title = f"# {measurement.model}: inference without a server\n\n{measurement.say_unfinished()}"
-    return f"{title}{table}\n" + "".join(f"- {note}\n" for note in notes)
+    return page(f"{measurement.model}: inference without a server", measurement, [table(head, rows)], notes)
 
 
 def _say_texts(measurement: Measurement) -> str:

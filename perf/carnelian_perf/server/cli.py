@@ -65,7 +65,7 @@ def tune(
 
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
-    from carnelian_perf.raw_file import write_page
+    from carnelian_perf.pages import write_page
     from carnelian_perf.server.render_tune import render_page
     from carnelian_perf.server.tune_results import Measurement, Objective
 

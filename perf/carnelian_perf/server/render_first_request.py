@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 
-from carnelian_perf.raw_file import say_busy
+from carnelian_perf.pages import page, say_busy, table
 from carnelian_perf.server.first_request_results import Measurement, Run
 
-COLUMNS = (
-    "| duration s | time of | first ms | second ms | later ms | rested ms | first over later | first over rested |\n"
-    "|--:|---|--:|--:|--:|--:|--:|--:|\n"
-)
+HEAD = ["duration s", "time of", "first ms", "second ms", "later ms", "rested ms"]
+HEAD += ["first over later", "first over rested"]
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
@@ -33,11 +31,10 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         *measurement.say_sources(raw_name),
     ]
     rows = [row for duration_s in measurement.durations_s() for row in _rows(measurement, duration_s)]
-    title = f"# {measurement.model}: the first requests to a fresh server\n\n{measurement.say_unfinished()}"
-    return f"{title}{COLUMNS}{''.join(rows)}\n" + "".join(f"- {note}\n" for note in notes)
+    return page(f"{measurement.model}: the first requests to a fresh server", measurement, [table(HEAD, rows)], notes)
 
 
-def _rows(measurement: Measurement, duration_s: float) -> list[str]:
+def _rows(measurement: Measurement, duration_s: float) -> list[list[str]]:
     times: dict[str, Callable[[Run], list[float]]] = {
         "**request**": lambda run: run.client_ms,
         "ensemble": lambda run: run.ensemble_ms,
@@ -48,9 +45,8 @@ def _rows(measurement: Measurement, duration_s: float) -> list[str]:
     for name, of_run in times.items():
         summary = measurement.summarise(duration_s, of_run)
         times_ms = (summary.first_ms, summary.second_ms, summary.settled_ms, summary.rested_ms)
-        cells = [f"{duration_s:g}", name, *(f"{ms:.2f}" for ms in times_ms)]
-        cells += [str(summary.over_settled), str(summary.over_rested)]
-        rows.append(f"| {' | '.join(cells)} |\n")
+        ratios = [str(summary.over_settled), str(summary.over_rested)]
+        rows.append([f"{duration_s:g}", name, *(f"{ms:.2f}" for ms in times_ms), *ratios])
     return rows
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.raw_file import write_page_and_plot, write_plot
+from carnelian_perf.pages import page, table, write_page_and_plot, write_plot
 from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
 
 MIB = 2**20
@@ -17,11 +17,9 @@ def render(raw_path: Path) -> tuple[Path, Path]:
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     """The Markdown page: a row for each process."""
     first, last = measurement.samples[0], measurement.samples[-1]
-    head = (
-        "| process | at rest, RSS | PSS | USS | at the end, RSS | PSS | USS | bytes a request | 95 % interval "
-        "| verdict |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|\n"
-    )
-    rows = [_row(measurement, name) for name in first.processes]
+    head = ["process", "at rest, RSS", "PSS", "USS", "at the end, RSS", "PSS", "USS"]
+    head += ["bytes a request", "95 % interval", "verdict"]
+    rows = [*(_row(measurement, name) for name in first.processes), _row_of_all(measurement)]
     notes = [
         f"MiB. Trend: of the unique set (all: of the sum of PSS), over the {len(measurement.settled())} samples after "
         f"the first {SETTLING_SHARE:.0%} of the requests; the median slope between pairs, with Sen's interval. Flat: "
@@ -34,9 +32,8 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         "busy before.",
         *measurement.say_sources(raw_name),
     ]
-    title = f"# {measurement.model}: memory over {last.requests} requests\n\n{measurement.say_unfinished()}"
-    table = head + "".join(rows) + _row_of_all(measurement)
-    return f"{title}{table}\n![Memory over requests]({quote(plot_name)})\n\n" + "".join(f"- {note}\n" for note in notes)
+    parts = [table(head, rows), f"![Memory over requests]({quote(plot_name)})\n"]
+    return page(f"{measurement.model}: memory over {last.requests} requests", measurement, parts, notes)
 
 
 def trend_of(measurement: Measurement, name: str | None = None) -> Trend:
@@ -69,21 +66,20 @@ def draw(measurement: Measurement, path: Path) -> None:
     write_plot(path, figure)
 
 
-def _row(measurement: Measurement, name: str) -> str:
+def _row(measurement: Measurement, name: str) -> list[str]:
     sizes = [
         getattr(sample.processes[name], kind) / MIB
         for sample in (measurement.samples[0], measurement.samples[-1])
         for kind in ("rss", "pss", "uss")
     ]
-    return _line(name, [f"{size:.1f}" for size in sizes], trend_of(measurement, name))
+    return [name, *(f"{size:.1f}" for size in sizes), *_say(trend_of(measurement, name))]
 
 
-def _row_of_all(measurement: Measurement) -> str:
+def _row_of_all(measurement: Measurement) -> list[str]:
     ends: list[Sample] = [measurement.samples[0], measurement.samples[-1]]
     sums = [cell for sample in ends for cell in ("", f"**{sample.pss / MIB:.1f}**", "")]
-    return _line("**all**", sums, trend_of(measurement))
+    return ["**all**", *sums, *_say(trend_of(measurement))]
 
 
-def _line(name: str, sizes: list[str], trend: Trend) -> str:
-    interval = f"{trend.low:.0f} to {trend.high:.0f}"
-    return f"| {' | '.join([name, *sizes, f'{trend.slope:.0f}', interval, trend.verdict])} |\n"
+def _say(trend: Trend) -> list[str]:
+    return [f"{trend.slope:.0f}", f"{trend.low:.0f} to {trend.high:.0f}", trend.verdict]

@@ -2,6 +2,7 @@
 
 import statistics
 
+from carnelian_perf.pages import page, table
 from carnelian_perf.raw_file import Split
 from carnelian_perf.server.overhead_results import (
     ACOUSTIC,
@@ -32,49 +33,45 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         "busy before.",
         *measurement.say_sources(raw_name),
     ]
-    return (
-        f"# {measurement.model}: what serving costs\n\n{measurement.say_unfinished()}"
-        f"## One clip at a time\n\n{_render_one(measurement)}\n"
-        "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
-        f"{_render_stages(measurement)}\n"
-        f"## {measurement.clients} clients, whose batches form on the server, beside batches of {measurement.batch}\n\n"
-        f"{_render_many(measurement)}\n" + "".join(f"- {note}\n" for note in notes)
-    )
+    parts = [
+        "## One clip at a time\n",
+        _render_one(measurement),
+        "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n",
+        _render_stages(measurement),
+        f"## {measurement.clients} clients, whose batches form on the server, beside batches of {measurement.batch}\n",
+        _render_many(measurement),
+    ]
+    return page(f"{measurement.model}: what serving costs", measurement, parts, notes)
 
 
 def _render_one(measurement: Measurement) -> str:
-    table = (
-        "| duration s | what | ms, median | CPU ms | over the acoustic model in process, by the clock | by CPU |\n"
-        "|--:|---|--:|--:|--:|--:|\n"
-    )
+    head = ("duration s", "what", "ms, median", "CPU ms", "over the acoustic model in process, by the clock", "by CPU")
+    rows = []
     for duration_s in measurement.durations_s():
         for way in ONE_AT_A_TIME:
             runs = measurement.runs_of(way, duration_s)
             cells = [f"{duration_s:g}", measurement.ways[way], *_medians(runs)]
             for measure in (_latency, _cpu):
                 cells.append(_percent(*measurement.ratio(way, IN_PROCESS, duration_s, measure)))
-            table += f"| {' | '.join(cells)} |\n"
-    return table
+            rows.append(cells)
+    return table(head, rows)
 
 
 def _render_stages(measurement: Measurement) -> str:
     stages = list(dict.fromkeys(stage for run in measurement.runs if run.way == FILE for stage in run.stages))
-    model = measurement.model
-    head = [stage.removeprefix(f"{model}_") for stage in stages]
-    table = f"| duration s | what | {' | '.join(head)} |\n|--:|---|{'--:|' * len(stages)}\n"
+    head = ["duration s", "what", *(stage.removeprefix(f"{measurement.model}_") for stage in stages)]
+    rows = []
     for duration_s in measurement.durations_s():
         for way in (PCM, FILE):
             cells = [f"{duration_s:g}", measurement.ways[way]]
             cells += [_split(measurement.runs_of(way, duration_s), stage) for stage in stages]
-            table += f"| {' | '.join(cells)} |\n"
-    return table
+            rows.append(cells)
+    return table(head, rows)
 
 
 def _render_many(measurement: Measurement) -> str:
-    table = (
-        "| duration s | what | clips/s | CPU ms/clip | clips/s over batches of "
-        f"{measurement.batch} | CPU over theirs |\n|--:|---|--:|--:|--:|--:|\n"
-    )
+    over = f"clips/s over batches of {measurement.batch}"
+    head, rows = ("duration s", "what", "clips/s", "CPU ms/clip", over, "CPU over theirs"), []
     for duration_s in measurement.durations_s():
         for way in MANY:
             runs = measurement.runs_of(way, duration_s)
@@ -82,8 +79,8 @@ def _render_many(measurement: Measurement) -> str:
             cells += [f"{statistics.median(run.clips_per_s for run in runs):.1f}", _medians(runs)[1]]
             for measure in (_throughput, _cpu):
                 cells.append(str(measurement.ratio(way, STATIC, duration_s, measure)))
-            table += f"| {' | '.join(cells)} |\n"
-    return table
+            rows.append(cells)
+    return table(head, rows)
 
 
 def _latency(run: Run) -> float:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from carnelian_perf.raw_file import say_busy
+from carnelian_perf.pages import page, say_busy, table
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     LEAST_GAIN,
@@ -14,15 +14,10 @@ from carnelian_perf.server.tune_results import (
     name_settings,
 )
 
-UNCONFIRMED = "**Not finished.** The command was interrupted: there is no confirmation, and so no result."
-
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each tuning of each step."""
-    head = (
-        "| step | tuning | clips/s | p50 ms | p95 ms | CPU ms/clip | over the shipped | worst | best | |\n"
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|\n"
-    )
+    head = ("step", "tuning", "clips/s", "p50 ms", "p95 ms", "CPU ms/clip", "over the shipped", "worst", "best", "")
     notes = [
         f"Objective: {_say_objective(measurement)}; {measurement.requests} requests in a run, "
         f"{measurement.concurrency} at a time.",
@@ -36,10 +31,10 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         f"{say_busy(run.others_busy_cores for run in measurement.runs)} before the runs.",
         *measurement.say_sources(raw_name),
     ]
-    rows = "".join(row for step in measurement.kept for row in _rows(measurement, step))
+    rows = [row for step in measurement.kept for row in _rows(measurement, step)]
     winner = measurement.winner
-    verdict = UNCONFIRMED if winner is None else f"**Result: {name_settings(winner)}.**"
-    return f"# {measurement.model}: tuned\n\n{verdict}\n\n{head}{rows}\n" + "".join(f"- {note}\n" for note in notes)
+    verdict = [] if winner is None else [f"**Result: {name_settings(winner)}.**\n"]
+    return page(f"{measurement.model}: tuned", measurement, [*verdict, table(head, rows)], notes)
 
 
 def _say_objective(measurement: Measurement) -> str:
@@ -48,21 +43,20 @@ def _say_objective(measurement: Measurement) -> str:
     return f"clips per second, less by as much as the 95th percentile exceeds {measurement.target_ms:g} ms"
 
 
-def _rows(measurement: Measurement, step: str) -> list[str]:
+def _rows(measurement: Measurement, step: str) -> list[list[str]]:
     names = list(dict.fromkeys(run.tuning for run in measurement.runs if run.step == step))
     places = list(measurement.tunings)
     return [_row(measurement, step, name) for name in sorted(names, key=places.index)]
 
 
-def _row(measurement: Measurement, step: str, name: str) -> str:
+def _row(measurement: Measurement, step: str, name: str) -> list[str]:
     runs, shipped = measurement.runs_of(step, name), measurement.runs_of(step, SHIPPED)
     ratio = compare(runs, shipped, measurement.objective, measurement.target_ms).ratio
     kept = "kept" if measurement.kept[step] == name and step != CONFIRMATION else ""
     if step == CONFIRMATION and measurement.kept[step] == name:
         kept = "result"
-    cells = [step, name, *_say_runs(runs)]
-    cells += ["", "", ""] if name == SHIPPED else [f"{number:.2f}" for number in ratio]
-    return f"| {' | '.join([*cells, kept])} |\n"
+    ratios = ["", "", ""] if name == SHIPPED else [f"{number:.2f}" for number in ratio]
+    return [step, name, *_say_runs(runs), *ratios, kept]
 
 
 def _say_runs(runs: Sequence[Run]) -> list[str]:

@@ -12,6 +12,7 @@ from carnelian_perf.raw_file import Filled, Record, Traffic
 SHIPPED = "as shipped"
 CONFIRMATION = "confirmation"
 """The last step's name."""
+UNCONFIRMED = "**Not finished.** The command was interrupted: there is no confirmation, and so no result."
 LEAST_GAIN = 0.03
 """Of a change that is kept, in the median round: less is not worth a setting that somebody has to understand."""
 LEAST_SHARE = 0.75
@@ -75,6 +76,10 @@ class Measurement(Record):
         if self.finished and set(self.kept.values()) <= {SHIPPED}:
             return {}  # there was nothing to confirm
         return self.tunings[self.kept[CONFIRMATION]] if CONFIRMATION in self.kept else None
+
+    def say_unfinished(self) -> str:
+        """Until the confirmation."""
+        return "" if self.winner is not None else f"{UNCONFIRMED}\n\n"
 
     def runs_of(self, step: str, tuning: str) -> list[Run]:
         """Those of one tuning in one step, by round."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carnelian_perf.raw_file import scale_milliseconds, write_plot
+from carnelian_perf.pages import scale_milliseconds, write_plot
 from carnelian_perf.sweeps.rows import STAGES, Row
 from carnelian_perf.yardsticks.published import PublishedLatency
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
-from carnelian_perf.raw_file import command, say_busy, say_machine, say_versions, write_whole
+from carnelian_perf.pages import say_busy, table
+from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.results import Result, find_missing, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
+from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import PublishedLatency
 
 _STYLE = """
@@ -151,7 +153,7 @@ def render_static(rows: Sequence[Row], published: Published, unserved: Unserved)
         f"In process: features, network and decoding by `carnelian-perf infer`, {unserved.how}; serving adds to that "
         "at the median, less than nothing where the server's threads are more.\n\n"
     )
-    return (note if unserved.median_ms else "") + _table(head, lines) + _reasons(rows)
+    return (note if unserved.median_ms else "") + table(head, lines) + _reasons(rows)
 
 
 def render_files(rows: Sequence[Row]) -> str:
@@ -178,7 +180,7 @@ def render_files(rows: Sequence[Row]) -> str:
         cells += [_show(latency[name]) for name in ("p50", *PERCENTILES)]
         cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _show(row.mean_batch)]
         lines.append([*cells, f"{row.delayed_percent:.0f}" if row.cell.poisson_share else "", _cpu(row)])
-    return _table(head, lines) + _reasons(rows)
+    return table(head, lines) + _reasons(rows)
 
 
 def render_split(rows: Sequence[Row]) -> str:
@@ -200,7 +202,7 @@ def render_split(rows: Sequence[Row]) -> str:
         ]
         lines.append([*cells, _show(everything), f"{over:+.0%}"])
     legend = "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
-    return legend + _table(head, lines)
+    return legend + table(head, lines)
 
 
 def render_html(page: str, folder: Path) -> str:
@@ -228,8 +230,8 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
     dates = sorted(result.date for result in results)
     commits = sorted({result.commit or "none" for result in results})
-    machines = dict.fromkeys(say_machine(result.machine) for result in results)
-    versions = dict.fromkeys(say_versions(result.versions) for result in results)
+    machines = dict.fromkeys(result.say_machine() for result in results)
+    versions = dict.fromkeys(result.say_versions() for result in results)
     speech, accuracy = first.speech, first.accuracy
     facts = [
         "Latencies are milliseconds of a request, medians of the stable ones of "
@@ -247,13 +249,11 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
         *([] if all(result.one_server for result in results) else [_SEVERAL]),
         f"Versions: {'; '.join(versions)}.",
-        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command()}`.",
+        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`.",
     ]
     if published:
-        table = next(iter(published.values()))
-        facts.append(
-            f"Published: {table.title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours."
-        )
+        title = next(iter(published.values())).title
+        facts.append(f"Published: {title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours.")
     return "".join(f"- {fact}\n" for fact in facts)
 
 
@@ -280,8 +280,3 @@ def _cpu(row: Row) -> str:
 
 def _show(number: float | None) -> str:
     return "-" if number is None else f"{number:.1f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["--:"] * len(head), *([*row, *[""] * (len(head) - len(row))] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -325,7 +325,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         status="failed" if report is None else report.status,
         reason=reason,
         report=report,
-        date=raw_file.now(),
+        date=raw_file.utc_now(),
         command=shlex.join(["perf_analyzer", *command[1:]]) if command else "",
         backend=facts["backend"],
         configuration=facts["configuration"],

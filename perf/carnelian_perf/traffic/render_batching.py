@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.raw_file import say_busy, write_page_and_plot, write_plot
+from carnelian_perf.pages import page, say_busy, table, write_page_and_plot, write_plot
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
 
 
@@ -25,28 +25,23 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
         *measurement.say_sources(raw_name),
     ]
-    return f"""# {measurement.model}: how batches form from clips of mixed length
-
-{measurement.say_unfinished()}{render_table(measurement)}
+    legend = f"""\
 Bold: the queue delay of the acoustic stage that served a candidate best. Throughput, latency and times are medians of
 {len({run.round for run in runs})} rounds; batches and padding are over all of them. Padding: frames that the acoustic
 network went over, per frame of the clips, counted in the graph at its first convolution. Acoustic: time in that
 stage's backend. CPU: of the whole server, all cores together; others on the machine change it least.
-
-![Batch sizes of the acoustic stage]({quote(plot_name)})
-
-""" + "".join(f"- {note}\n" for note in notes)
+"""
+    parts = [render_table(measurement), legend, f"![Batch sizes of the acoustic stage]({quote(plot_name)})\n"]
+    return page(f"{measurement.model}: how batches form from clips of mixed length", measurement, parts, notes)
 
 
 def render_table(measurement: Measurement) -> str:
     """The Markdown table, a row for each candidate and queue delay."""
     summaries = summarise(measurement)
     best = choose_best(summaries)
-    head = (
-        "| batches form | queue delay | clips/s | audio s/s | p50 ms | p95 ms | p99 ms "
-        "| mean batch | padding | acoustic ms/clip | CPU ms/clip |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
-    )
-    return head + "".join(_row(measurement, summary, summary is best[summary.candidate]) for summary in summaries)
+    head = ["batches form", "queue delay", "clips/s", "audio s/s", "p50 ms", "p95 ms", "p99 ms"]
+    head += ["mean batch", "padding", "acoustic ms/clip", "CPU ms/clip"]
+    return table(head, (_row(measurement, summary, summary is best[summary.candidate]) for summary in summaries))
 
 
 def draw_batches(measurement: Measurement, path: Path) -> None:
@@ -67,9 +62,9 @@ def draw_batches(measurement: Measurement, path: Path) -> None:
     write_plot(path, figure)
 
 
-def _row(measurement: Measurement, summary: Summary, is_best: bool) -> str:
+def _row(measurement: Measurement, summary: Summary, is_best: bool) -> list[str]:
     mark = "**" if is_best else ""
-    cells = (
+    return [
         f"{mark}{measurement.candidates[summary.candidate]}{mark}",
         f"{summary.queue_delay_ms:g} ms",
         f"{mark}{summary.clips_per_s:.1f}{mark}",
@@ -79,5 +74,4 @@ def _row(measurement: Measurement, summary: Summary, is_best: bool) -> str:
         f"{summary.padding_ratio:.2f}",
         f"{summary.acoustic_ms_per_clip:.0f}",
         f"{summary.cpu_ms_per_clip:.0f}",
-    )
-    return f"| {' | '.join(cells)} |\n"
+    ]

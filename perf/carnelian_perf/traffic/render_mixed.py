@@ -3,8 +3,8 @@
 from pathlib import Path
 from urllib.parse import quote
 
+from carnelian_perf.pages import page, say_busy, scale_milliseconds, table, write_page_and_plot, write_plot
 from carnelian_perf.ratio import Ratio
-from carnelian_perf.raw_file import say_busy, scale_milliseconds, write_page_and_plot, write_plot
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
@@ -20,11 +20,9 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     runs, durations = measurement.runs, measurement.traffic.durations_s
     summaries = summarise(measurement)
     mean_s = sum(durations) / len(durations)
-    head = (
-        f"| system | clips/s, p95 <= {measurement.target_ms:g} ms | times the last | audio s/s | p50 | p95 | p99 "
-        "| closed loop, clips/s | mean batch | padding | CPU ms/clip |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
-    )
-    table = head + "".join(_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries)
+    head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last", "audio s/s"]
+    head += ["p50", "p95", "p99", "closed loop, clips/s", "mean batch", "padding", "CPU ms/clip"]
+    rows = [_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries]
     notes = [
         f"Poisson arrivals for {measurement.seconds:g} s in each run; latencies are from when a clip was due. The "
         f"rate is the highest of a bisection that met the target, in the median round of "
@@ -38,12 +36,8 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs, idle servers among them.",
         *measurement.say_sources(raw_name),
     ]
-    title = (
-        f"# {measurement.model}: mixed traffic within {measurement.target_ms:g} ms\n\n{measurement.say_unfinished()}"
-    )
-    return f"{title}{table}\n![p95 over the rate, and batches]({quote(plot_name)})\n\n" + "".join(
-        f"- {n}\n" for n in notes
-    )
+    parts = [table(head, rows), f"![p95 over the rate, and batches]({quote(plot_name)})\n"]
+    return page(f"{measurement.model}: mixed traffic within {measurement.target_ms:g} ms", measurement, parts, notes)
 
 
 def draw(measurement: Measurement, path: Path) -> None:
@@ -81,8 +75,8 @@ def _compare(rates: list[float], others: list[float]) -> str:
     return str(Ratio.of(*zip(*pairs, strict=True))) if pairs else "-"
 
 
-def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> str:
-    cells = (
+def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> list[str]:
+    return [
         measurement.systems[summary.system],
         f"{'at least ' if summary.is_least else ''}{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
         _compare(summary.rates_per_s, last_rates),
@@ -93,5 +87,4 @@ def _row(measurement: Measurement, summary: Summary, last_rates: list[float], me
         f"{summary.mean_batch:.1f}",
         f"{summary.padding_ratio:.2f}",
         f"{summary.cpu_ms_per_clip:.0f}",
-    )
-    return f"| {' | '.join(cells)} |\n"
+    ]

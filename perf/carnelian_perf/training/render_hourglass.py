@@ -2,6 +2,7 @@
 
 import statistics
 
+from carnelian_perf.pages import page, table
 from carnelian_perf.training.hourglass_results import Measurement
 
 PUBLISHED = {
@@ -26,25 +27,17 @@ def render_page(measurement: Measurement) -> str:
         speed, memory = PUBLISHED.get(form.factor, ("-", "-"))
         name = "plain" if form.factor == 1 else f"factor {form.factor}"
         share = form.kept_bytes / forms[0].kept_bytes
-        rows.append(
-            f"| {name} | {seconds:.2f} | {audio_s / seconds:.2f} | {medians[0] / seconds:.2f} | {speed} "
-            f"| {form.kept_bytes / 2**20:.0f} | {share:.1%} | {memory} |"
-        )
+        numbers = [f"{seconds:.2f}", f"{audio_s / seconds:.2f}", f"{medians[0] / seconds:.2f}"]
+        rows.append([name, *numbers, speed, f"{form.kept_bytes / 2**20:.0f}", f"{share:.1%}", memory])
     steps = len(forms[0].wall_s)
     unit, memory_of = ("wall", "the highest use") if on_gpu else ("CPU", "what is kept for the backward pass")
-    lines = [
-        f"# Hourglass: steps of {measurement.model}, {measurement.objective}",
-        "",
-        *measurement.say_unfinished().splitlines(),
-        "| transformer | s/step | audio s/s | times as fast | published | MB | share | published |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-        *rows,
-        "",
+    head = ("transformer", "s/step", "audio s/s", "times as fast", "published", "MB", "share", "published")
+    parts = [
+        table(head, rows),
         f"Medians of {steps} step{'s' * (steps > 1)} of {work.batch} x {work.duration_s:g} s in "
         f"{measurement.precision}. Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. "
-        "Published: NVIDIA DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.",
-        "",
+        "Published: NVIDIA DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.\n",
         f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, commit {measurement.commit}; "
-        f"at the end {measurement.others_busy_cores:g} cores were busy with other work. `{measurement.command}`",
+        f"at the end {measurement.others_busy_cores:g} cores were busy with other work. `{measurement.command}`\n",
     ]
-    return "\n".join(lines) + "\n"
+    return page(f"Hourglass: steps of {measurement.model}, {measurement.objective}", measurement, parts)

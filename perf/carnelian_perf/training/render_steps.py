@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 
+from carnelian_perf.pages import page, table
 from carnelian_perf.training.steps_results import OURS, PLAIN, Measurement, Result
 from carnelian_perf.yardsticks.published import read_throughput
 
@@ -19,17 +20,13 @@ _OF_TOKENS = (
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each cell, and the published rows of the model."""
-    lines = [
-        f"# {measurement.model}: {_objective(measurement)} throughput\n\n{measurement.say_unfinished()}".strip("\n"),
-        "",
-        "| | precision | clips per process | processes | utterances/s | utterances per CPU s | audio s/s "
-        "| audio s per CPU s | ms/step | CPU ms/step | GFLOP | GB | floor ms | of it | weak scaling |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    lines += [_row(result, measurement) for result in measurement.results]
-    lines += ["", *_ratios(measurement), *_amp(measurement.results), *_notes(measurement, raw_name)]
-    lines += _published(measurement.model, _objective(measurement))
-    return "\n".join(lines) + "\n"
+    head = ["", "precision", "clips per process", "processes", "utterances/s", "utterances per CPU s", "audio s/s"]
+    head += ["audio s per CPU s", "ms/step", "CPU ms/step", "GFLOP", "GB", "floor ms", "of it", "weak scaling"]
+    cells = table(head, [_row(result, measurement) for result in measurement.results])
+    notes = [*_ratios(measurement), *_amp(measurement.results), *_notes(measurement, raw_name)]
+    objective = _objective(measurement)
+    ours = page(f"{measurement.model}: {objective} throughput", measurement, [cells], notes)
+    return "\n".join([ours, *_published(measurement.model, objective)])
 
 
 def _objective(measurement: Measurement) -> str:
@@ -39,25 +36,15 @@ def _objective(measurement: Measurement) -> str:
 def _published(model: str, objective: str) -> list[str]:
     if model.startswith("wav2vec2_base"):
         model = "wav2vec2_base_hourglass/" + ("pretrain" if objective == "pre-training" else "finetune")
-    rows = [
-        f"| {row['hardware']} | {row['precision']} | {row['batch_per_gpu']} | {row['gpus']} | {row['throughput']} |"
-        for row in read_throughput(model)
-    ]
+    columns = ("hardware", "precision", "batch_per_gpu", "gpus", "throughput")
+    rows = [[row[column] for column in columns] for row in read_throughput(model)]
     if not rows:
         return []
     unit, note = "utterances/s", _OF_EPOCHS
     if "/" in model:
         unit, note = "tokens/s", _OF_TOKENS
-    return [
-        "",
-        f"Published by others, on other machines ({SOURCE}):",
-        "",
-        f"| | precision | clips per process | processes | {unit} |",
-        "|---|---|--:|--:|--:|",
-        *rows,
-        "",
-        note,
-    ]
+    head = ("", "precision", "clips per process", "processes", unit)
+    return [f"Published by others, on other machines ({SOURCE}):\n", table(head, rows), f"{note}\n"]
 
 
 def ratios(results: list[Result]) -> dict[tuple[str, int], tuple[float, float]]:
@@ -74,24 +61,23 @@ def ratios(results: list[Result]) -> dict[tuple[str, int], tuple[float, float]]:
     }
 
 
-def _row(result: Result, measurement: Measurement) -> str:
+def _row(result: Result, measurement: Measurement) -> list[str]:
     cell = result.cell
     floor = next(f for f in measurement.floors if (f.precision, f.batch) == (cell.precision, cell.batch))
-    start = f"| {cell.form} | {cell.precision} | {cell.batch} | {cell.processes} "
-    counts = f"| {floor.gflop:.0f} | {floor.gbyte:.1f} "
+    start = [cell.form, cell.precision, str(cell.batch), str(cell.processes)]
+    counts = [f"{floor.gflop:.0f}", f"{floor.gbyte:.1f}"]
     if result.not_run:
-        return f"{start}| {result.not_run} | | | | | {counts}| | | |"
+        return [*start, result.not_run, *[""] * 5, *counts]
     by_cpu = measurement.machine["accelerator"] == "none" and measurement.work.threads == 1
     wall_s, cpu_s = statistics.median(result.wall_s), statistics.median(result.cpu_s)
     least_s = max(floor.gflop / measurement.gflop_per_s[cell.precision], floor.gbyte / measurement.gbyte_per_s)
     share = least_s / (cpu_s if by_cpu else wall_s)
     duration_s = measurement.work.duration_s
     per_s, per_cpu_s = result.utterances_per_s(), cell.batch / cpu_s
-    rates = f"| {per_s:.2f} | {per_cpu_s:.2f} | {duration_s * per_s:.1f} | {duration_s * per_cpu_s:.1f} "
-    return (
-        f"{start}{rates}| {1000 * wall_s:.0f} | {1000 * cpu_s:.0f} {counts}"
-        f"| {1000 * least_s:.0f} | {share:.0%} | {_scaling(result, measurement.results)} |"
-    )
+    rates = [f"{per_s:.2f}", f"{per_cpu_s:.2f}", f"{duration_s * per_s:.1f}", f"{duration_s * per_cpu_s:.1f}"]
+    times = [f"{1000 * wall_s:.0f}", f"{1000 * cpu_s:.0f}"]
+    scaling = _scaling(result, measurement.results)
+    return [*start, *rates, *times, *counts, f"{1000 * least_s:.0f}", f"{share:.0%}", scaling]
 
 
 def _scaling(result: Result, results: list[Result]) -> str:
@@ -111,7 +97,7 @@ def _scaling(result: Result, results: list[Result]) -> str:
 def _ratios(measurement: Measurement) -> list[str]:
     on_gpu = measurement.machine["accelerator"] != "none"
     return [
-        f"- **{precision}, {batch} clips: {by_wall if on_gpu else by_cpu:.2f} times as fast as plain `Conv1d` in "
+        f"**{precision}, {batch} clips: {by_wall if on_gpu else by_cpu:.2f} times as fast as plain `Conv1d` in "
         "PyTorch eager**" + (" by the wall." if on_gpu else f" by CPU seconds, {by_wall:.2f} by the wall.")
         for (precision, batch), (by_cpu, by_wall) in ratios(measurement.results).items()
     ]
@@ -125,7 +111,7 @@ def _amp(results: list[Result]) -> list[str]:
         if r.cell.form == OURS and not r.not_run
     }
     return [
-        f"- {precision} is {rate / rates['tf32', batch, processes]:.2f} times as fast as TF32: {batch} clips, "
+        f"{precision} is {rate / rates['tf32', batch, processes]:.2f} times as fast as TF32: {batch} clips, "
         f"{processes} process(es)."
         for (precision, batch, processes), rate in rates.items()
         if precision in ("bf16", "fp16") and ("tf32", batch, processes) in rates
@@ -136,16 +122,16 @@ def _notes(measurement: Measurement, raw_name: str) -> list[str]:
     machine, work = measurement.machine, measurement.work
     peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in measurement.gflop_per_s.items()) or "-"
     return [
-        f"- Steps: those of `carnelian-train fit` on {work.duration_s} s clips that are features already, all of "
+        f"Steps: those of `carnelian-train fit` on {work.duration_s} s clips that are features already, all of "
         f"one length; medians of {work.steps} after {work.warm_up}. Ours and the baseline take turns, and their "
         "losses are in the raw file.",
-        "- CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
+        "CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
         "scaling: by the wall, which counts only where each process has a core or a GPU to itself, and in brackets by "
         "CPU time, which leaves out what other programs on the cores take.",
-        f"- Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
+        f"Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
         f"and GB at {measurement.gbyte_per_s:.0f} GB/s (a copy in memory); caches can be faster than that.",
-        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {work.threads} thread(s) in a single process, "
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, {work.threads} thread(s) in a single process, "
         f"accelerator: {machine['accelerator']}. Others kept {measurement.others_busy_cores:.1f} cores busy at the "
         f"start. `torch.compile`: {'on' if measurement.compiled else 'off'}.",
-        *(f"- {note}" for note in measurement.say_sources(raw_name)),
+        *measurement.say_sources(raw_name),
     ]

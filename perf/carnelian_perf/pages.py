@@ -1,0 +1,96 @@
+"""Pages: Markdown and plots beside the raw files that they are made of."""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from carnelian_perf.raw_file import RawFile
+from carnelian_perf.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+NUMBER = re.compile(r"[*+-]*\d")
+"""How a cell with a number begins, a bold one too."""
+
+
+def page(title: str, measurement: RawFile, parts: Iterable[str], notes: Sequence[str] = ()) -> str:
+    """A Markdown page, which says so if the command did not run to its end.
+
+    Args:
+        title: Its first line.
+        measurement: What it is of.
+        parts: Tables and paragraphs, each with a line's end.
+        notes: The list at its end.
+    """
+    content = [*parts, *(["".join(f"- {note}\n" for note in notes)] if notes else [])]
+    return f"# {title}\n\n{measurement.say_unfinished()}" + "\n".join(content)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, of rows that may be short; columns with numbers are aligned right."""
+    lines = [[*row, *[""] * (len(head) - len(row))] for row in rows]
+    columns = [[line[place] for line in lines] for place in range(len(head))]
+    rulers = ["--:" if any(map(NUMBER.match, column)) else "---" for column in columns]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rulers, *lines))
+
+
+def say_busy(cores: Iterable[float]) -> str:
+    """In words, how many cores other processes kept busy, at several times."""
+    ordered = sorted(cores)
+    return f"kept {ordered[0]:.1f} to {ordered[-1]:.1f} cores (median {ordered[len(ordered) // 2]:.1f}) busy"
+
+
+def scale_milliseconds(axes: "Axes") -> None:
+    """Give an axis of times a logarithmic scale, with plain numbers on it however short it is."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def write_plot(path: Path, figure: "Figure") -> None:
+    """Write a PNG file as :func:`write_whole` does, the same one for the same figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
+    write_whole(path, content.getvalue())
+
+
+def write_page(raw_path: Path, text: str) -> Path:
+    """Write the page of a raw file beside it as :func:`write_whole` does.
+
+    Returns:
+        Its path: the raw file's name with `.md`.
+    """
+    page = raw_path.with_suffix(".md")
+    write_whole(page, text)
+    return page
+
+
+def write_page_and_plot(
+    raw_path: Path,
+    measurement: T,
+    render_page: Callable[[T, str, str], str],
+    draw: Callable[[T, Path], None],
+) -> tuple[Path, Path]:
+    """Write both beside a raw file.
+
+    Args:
+        raw_path: Of the raw file.
+        measurement: What it holds.
+        render_page: Makes the page, of the measurement and the names of the raw file and the plot.
+        draw: Writes the plot.
+
+    Returns:
+        Their paths: the raw file's name with `.md` and `.png`.
+    """
+    plot = raw_path.with_suffix(".png")
+    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
+    draw(measurement, plot)
+    return page, plot
