@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ included, however the batches were put together."""
 TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32"}
 
 T = TypeVar("T")
+Inputs: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""Of a request, by name."""
 
 
 class LoadError(RuntimeError):
@@ -209,9 +211,7 @@ def send_all(send: Callable[[int], T], order: Sequence[int], concurrency: int) -
     return answers, time.perf_counter() - started
 
 
-def ask(
-    client: Any, model: str, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], of_what: str
-) -> tuple[Any, float]:
+def ask(client: Any, model: str, inputs: Inputs, outputs: Sequence[str], of_what: str) -> tuple[Any, float]:
     """Send one request.
 
     Args:
@@ -227,10 +227,7 @@ def ask(
     Raises:
         LoadError: There was no answer.
     """
-    tensors = []
-    for name, array in inputs.items():
-        tensors.append(grpc.InferInput(name, array.shape, TRITON_TYPES[array.dtype.name]))
-        tensors[-1].set_data_from_numpy(array)
+    tensors = make_tensors(inputs)
     wanted = [grpc.InferRequestedOutput(name) for name in outputs]
     started = time.perf_counter()
     try:
@@ -240,9 +237,28 @@ def ask(
     return result, time.perf_counter() - started
 
 
+def file_inputs(file: bytes) -> Inputs:
+    """What `<model>` takes: one clip as a file."""
+    return {"AUDIO": np.frombuffer(file, np.uint8)[np.newaxis]}
+
+
+def pcm_inputs(signals: npt.NDArray[np.float32]) -> Inputs:
+    """What `<model>_pcm` takes: clips of one length, as [rows, samples]."""
+    return {"SIGNAL": signals, "SIGNAL_LENGTH": np.full((len(signals), 1), signals.shape[1], np.int32)}
+
+
+def make_tensors(inputs: Inputs) -> list[Any]:
+    """Inputs as the client sends them."""
+    tensors = []
+    for name, array in inputs.items():
+        tensors.append(grpc.InferInput(name, array.shape, TRITON_TYPES[array.dtype.name]))
+        tensors[-1].set_data_from_numpy(array)
+    return tensors
+
+
 def ask_file(client: Any, model: str, clip: WavClip, outputs: Sequence[str], of_what: str) -> tuple[Any, float]:
     """Send one clip as a file, as :func:`ask` does."""
-    return ask(client, model, {"AUDIO": np.frombuffer(clip.wav, np.uint8)[np.newaxis]}, outputs, of_what)
+    return ask(client, model, file_inputs(clip.wav), outputs, of_what)
 
 
 def _send(client: Any, model: str, clip: WavClip, index: int) -> Answer:

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from carnelian_serving.launcher import Server
 from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.load import ask, await_statistics, read_statistics
+from carnelian_perf.launch import quiet_server
+from carnelian_perf.load import ask, await_statistics, file_inputs, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import read_config
@@ -96,7 +95,7 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
     server_ms: dict[str, list[float]] = {name: [] for name in (plan.model, *stages)}
     busy = measure_busy_cores()
     with (
-        Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
+        quiet_server(plan.repository) as server,
         grpc.InferenceServerClient(server.grpc_url) as client,
     ):
         # Asked of the same connection, so that it is open before the first clip is sent.
@@ -127,5 +126,4 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
 
 
 def _send(client: Any, model: str, file: bytes, number: int) -> float:
-    audio = np.frombuffer(file, np.uint8)[np.newaxis]
-    return round(1e3 * ask(client, model, {"AUDIO": audio}, OUTPUTS, f"request {number + 1}")[1], 4)
+    return round(1e3 * ask(client, model, file_inputs(file), OUTPUTS, f"request {number + 1}")[1], 4)

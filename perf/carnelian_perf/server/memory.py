@@ -18,6 +18,7 @@ from tritonclient import grpc
 
 from carnelian_perf import raw_file
 from carnelian_perf.clips import WavClip, shuffle_order
+from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample
@@ -58,7 +59,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     order = shuffle_order(plan.num_requests, len(plan.clips), 0)
     wall_s = 0.0
     with (
-        Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
+        quiet_server(plan.repository) as server,
         grpc.InferenceServerClient(server.grpc_url) as client,
         tqdm(total=len(order), desc=Measurement.subject, unit="request", disable=None) as bar,
     ):

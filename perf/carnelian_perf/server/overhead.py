@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores
@@ -24,7 +23,8 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.load import StageStatistics, ask, read_statistics, send_all
+from carnelian_perf.launch import quiet_server
+from carnelian_perf.load import Inputs, StageStatistics, ask, file_inputs, pcm_inputs, read_statistics, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import read_config
 from carnelian_perf.server.overhead_results import (
@@ -42,8 +42,6 @@ from carnelian_perf.server.overhead_results import (
 LOGGER = logging.getLogger(__name__)
 
 TRANSCRIPT = ("TRANSCRIPT",)
-Array = npt.NDArray[Any]
-Inputs = dict[str, Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     found = _describe(plan)
     runs: list[Run] = []
     with (
-        Server(plan.repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error") as server,
+        quiet_server(plan.repository) as server,
         grpc.InferenceServerClient(server.grpc_url) as client,
         tqdm(total=len(plan.durations_s) * plan.rounds, desc=Measurement.subject, unit="round", disable=None) as bar,
     ):
@@ -136,9 +134,9 @@ def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, d
     """All ways for clips of one length, by name, those first that others are compared with."""
     cuts = cut_equal(plan.manifest, duration_s, plan.num_clips, plan.file_format)
     signals = np.stack([cut.samples for cut in cuts])
-    files = [{"AUDIO": np.frombuffer(cut.file, np.uint8)[np.newaxis]} for cut in cuts]
-    single = [_pcm(signals[index : index + 1]) for index in range(len(cuts))]
-    batches = [_pcm(signals[first : first + plan.batch]) for first in range(0, len(cuts), plan.batch)]
+    files = [file_inputs(cut.file) for cut in cuts]
+    single = [pcm_inputs(signals[index : index + 1]) for index in range(len(cuts))]
+    batches = [pcm_inputs(signals[first : first + plan.batch]) for first in range(0, len(cuts), plan.batch)]
     features = [_make_features(client, plan.model, inputs) for inputs in single]
 
     def through(model: str, requests: Sequence[Inputs], outputs: Sequence[str] = TRANSCRIPT) -> Callable[[int], float]:
@@ -166,10 +164,6 @@ def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, d
         PCM_CLIENTS: Way(f"{plan.clients} clients, single clips of samples", 1, plan.clients, pcm),
         FILE_CLIENTS: Way(f"{plan.clients} clients, single {plan.file_format.upper()} files", 1, plan.clients, file),
     }
-
-
-def _pcm(signals: Array) -> Inputs:
-    return {"SIGNAL": signals, "SIGNAL_LENGTH": np.full((len(signals), 1), signals.shape[1], np.int32)}
 
 
 def _make_features(client: Any, model: str, inputs: Inputs) -> Inputs:

@@ -21,6 +21,7 @@ from tritonclient import grpc
 
 from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED, WavClip, shuffle_order
+from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import LoadError, ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import copy_model, read_config, write_config
@@ -186,7 +187,7 @@ class _Servers:
             self._started += 1
             repository = Path(self._folder.name) / str(self._started)
             build_tuned(self._plan, repository, settings)
-            server = Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+            server = quiet_server(repository)
             server.start()
             self._running[name] = server
         return self._running[name]

@@ -178,7 +178,7 @@ def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
         if grid.server is not None:
             urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
         else:
-            from carnelian_serving.launcher import Server
+            from carnelian_perf.launch import quiet_server
 
             repository = grid.repository
             if grid.random_weights:
@@ -186,9 +186,7 @@ def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
 
                 repository = scratch / "models"
                 export_random(grid.random_weights, repository)
-            server = stack.enter_context(
-                Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
-            )
+            server = stack.enter_context(quiet_server(repository))
             urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
         client = stack.enter_context(grpc.InferenceServerClient(urls["grpc"]))
         yield Target(client=client, urls=urls, pid=pid)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from carnelian_perf.cuts import Cut
-from carnelian_perf.load import ask
+from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs
 from carnelian_perf.sweeps.grid import Cell
 
 
@@ -21,8 +20,7 @@ def transcribe_file(client: Any, model: str, cut: Cut) -> str:
     Raises:
         LoadError: The server answered with an error.
     """
-    data = np.frombuffer(cut.file, np.uint8)[np.newaxis]
-    (text,) = _infer(client, model, {"AUDIO": data}, "a clip")
+    (text,) = _infer(client, model, file_inputs(cut.file), "a clip")
     return text
 
 
@@ -32,9 +30,8 @@ def transcribe_batch(client: Any, model: str, cuts: Sequence[Cut]) -> list[str]:
     Raises:
         LoadError: The server answered with an error.
     """
-    signal = np.stack([cut.samples for cut in cuts])
-    lengths = np.full((len(cuts), 1), signal.shape[1], np.int32)
-    return _infer(client, f"{model}_pcm", {"SIGNAL": signal, "SIGNAL_LENGTH": lengths}, f"a batch of {len(cuts)}")
+    signals = np.stack([cut.samples for cut in cuts])
+    return _infer(client, f"{model}_pcm", pcm_inputs(signals), f"a batch of {len(cuts)}")
 
 
 def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> None:
@@ -67,6 +64,6 @@ def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequen
                 )
 
 
-def _infer(client: Any, model: str, inputs: dict[str, npt.NDArray[Any]], of_what: str) -> list[str]:
+def _infer(client: Any, model: str, inputs: Inputs, of_what: str) -> list[str]:
     result, _ = ask(client, model, inputs, ("TRANSCRIPT",), of_what)
     return [text.decode() for text in result.as_numpy("TRANSCRIPT")[:, 0]]

@@ -14,6 +14,7 @@ from tritonclient import grpc
 
 from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED, WavClip, shuffle_order
+from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import Answer, await_statistics, drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.batching_results import Measurement, Run
@@ -89,7 +90,7 @@ def _sum_up(plan: Plan, commit: str | None, runs: Sequence[Run], transcripts: Ma
 def _serve(plan: Plan, folder: Path, candidate: Candidate, queue_delay_ms: float) -> Server:
     repository = folder / f"{candidate.name}_{queue_delay_ms:g}ms"
     build_variant(plan.repository, repository, plan.model, candidate, queue_delay_ms, plan.padded)
-    return Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+    return quiet_server(repository)
 
 
 def _measure_once(

@@ -24,6 +24,7 @@ from tritonclient import grpc
 
 from carnelian_perf import raw_file
 from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, shuffle_order
+from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import drive, read_statistics
 from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
@@ -187,8 +188,7 @@ def _serve(plan: Plan) -> Iterator[dict[str, Server]]:
         for system in plan.systems:
             repository = Path(folder) / system.name
             build_variant(plan.repository, repository, plan.model, system.candidate, 0.0, plan.padded)
-            server = Server(repository, http_port=0, grpc_port=0, metrics_port=0, log_level="error")
-            servers[system.name] = stack.enter_context(server)
+            servers[system.name] = stack.enter_context(quiet_server(repository))
         yield servers
 
 

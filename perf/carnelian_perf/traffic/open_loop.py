@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tritonclient import grpc
 
 from carnelian_perf.clips import WavClip
-from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer
+from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer, file_inputs, make_tensors
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,11 @@ def drive_open(
 
     outputs = [grpc.InferRequestedOutput(name) for name in ("TRANSCRIPT", PROCESSED_FRAMES)]
     for index, due in zip(order, due_s, strict=True):
-        data = np.frombuffer(clips[index].wav, np.uint8)[np.newaxis]
-        audio = grpc.InferInput("AUDIO", data.shape, "UINT8")
-        audio.set_data_from_numpy(data)
+        tensors = make_tensors(file_inputs(clips[index].wav))
         time.sleep(max(0.0, started + due - time.perf_counter()))
         client.async_infer(
             model,
-            [audio],
+            tensors,
             callback=lambda result, error, index=index, due=due: receive(index, due, result, error),
             outputs=outputs,
             client_timeout=REQUEST_TIMEOUT_S,
