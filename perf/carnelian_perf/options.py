@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
@@ -44,7 +45,7 @@ def raw_file_option(name: str, description: str) -> Any:
 
 def render_option(pages: str) -> Any:
     """The option `--render` of a command that makes such pages of a raw file."""
-    return typer.Option(help=f"Measure nothing: make {pages} of this raw file.")
+    return typer.Option("--render", help=f"Measure nothing: make {pages} of this raw file.")
 
 
 def counts_of(option: str, text: str) -> list[int]:

@@ -76,7 +76,7 @@ class GreedyBatch:
     clip_s: float
     """Seconds of each."""
     median_cpu_ms: float
-    """Of all clips together; so below."""
+    """Of all clips together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,8 +46,9 @@ class Pair:
     best_distance: float
     """Of the log-probabilities of float32's best labels, summed over frames."""
     cpu_fp32_s: float
-    """Median of some runs, on one thread; so the next."""
+    """Median of some runs, on one thread."""
     cpu_int8_s: float
+    """Median of as many, on one thread."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,8 +73,9 @@ class Row:
     timed_words: int
     """Right ones that the other aligner found."""
     start_error_ms: float
-    """Median distance from the other aligner; so `end_error_ms`."""
+    """Median distance from the other aligner's start."""
     end_error_ms: float
+    """Median distance from the other aligner's end."""
     start_error_p90_ms: float
     end_error_p90_ms: float
     calibration_error: float

@@ -8,6 +8,7 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    PRECISIONS,
     Durations,
     PublishedMachine,
     SpeechManifest,
@@ -60,17 +61,17 @@ def infer(
         str | None, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.", show_default="fp16")
     ] = None,
     out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[Path | None, render_option("the table")] = None,
+    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
     from carnelian_perf.inference.render import render_page
-    from carnelian_perf.inference.results import PRECISIONS, TITLES, Measurement
+    from carnelian_perf.inference.results import TITLES, Measurement
     from carnelian_perf.yardsticks.published import choose
 
     chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
-    if render is not None:
-        check_file("--render", render)
+    if raw is not None:
+        check_file("--render", raw)
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:
@@ -97,6 +98,6 @@ def infer(
             overrides=overrides or (),
         )
         config, network = load_network(source, plan.overrides)
-        render = raw_file_path(out, f"{config.name}_infer.json")
-        write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), render)
-    show_page(render, render_page(Measurement.read(render), render.name, published))
+        raw = raw_file_path(out, f"{config.name}_infer.json")
+        write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)
+    show_page(raw, render_page(Measurement.read(raw), raw.name, published))

@@ -47,7 +47,7 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
         name: Which one.
         network: In evaluation mode, on the CPU.
         device: cpu or cuda.
-        precision: One of :data:`carnelian_perf.inference.results.PRECISIONS`. Of `plain` and `eager` it is autocast's;
+        precision: One of :data:`carnelian_perf.options.PRECISIONS`. Of `plain` and `eager` it is autocast's;
             what is compiled or exported has its batch norms folded and its weights in that precision.
         threads: Of the CPU.
 

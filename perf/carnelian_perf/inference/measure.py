@@ -137,12 +137,12 @@ def measure_cell(
             if counted:
                 timings[name].network_ms.append(wall_ms)
                 timings[name].network_cpu_ms.append(cpu_ms)
-            found, wall_ms, _ = _time(
+            found, decoding_ms, _ = _time(
                 partial(_decode, decoder, log_probs[:, : config.model.output_frames(int(lengths[0]))])
             )
             texts.setdefault(name, found)
         if counted and texts:
-            of_all.decoding_ms.append(wall_ms)
+            of_all.decoding_ms.append(decoding_ms)
     first = next(iter(texts.values()), None)
     for name, found_texts in texts.items():
         timings[name].same_texts = found_texts == first

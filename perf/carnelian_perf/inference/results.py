@@ -17,7 +17,6 @@ TITLES = {
 }
 """What runs the network, by name."""
 AS_SERVED = "onnx"
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 GPU_ONLY = ("compiled_graphs",)
 
 

@@ -56,10 +56,7 @@ def tune(
     out: Annotated[
         Path | None, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
     ] = None,
-    render: Annotated[
-        Path | None,
-        typer.Option(help="Measure nothing: make the table of this raw file, and --write."),
-    ] = None,
+    raw: Annotated[Path | None, render_option("the table (and --write)")] = None,
 ) -> None:
     """Find the instances, threads and batching of a model's stages that fit this machine, by measuring.
 
@@ -71,15 +68,15 @@ def tune(
 
     check_words("--objective", [objective], ("throughput", "latency"))
     goal: Objective = "latency" if objective == "latency" else "throughput"
-    if render is None:
+    if raw is None:
         from carnelian_perf.clips import cut_clips, load_clips
         from carnelian_perf.server.tune import Plan, list_knobs, measure
 
-        with served_repository(repository, model, random_weights) as (repository, model):
-            check_model_and_clips(repository, model, manifest)
+        with served_repository(repository, model, random_weights) as (served, name):
+            check_model_and_clips(served, name, manifest)
             plan = Plan(
-                repository=repository,
-                model=model,
+                repository=served,
+                model=name,
                 clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
                 source=describe_clips(manifest),
                 objective=goal,
@@ -89,20 +86,18 @@ def tune(
                 rounds=rounds,
                 knobs=list_knobs(goal),
             )
-            render = raw_file_path(out, f"{model}_tune_{goal}.json")
-            check_apart(write, render)
-            write_each(measure(plan), render)
-    check_file("--render", render)
-    check_apart(write, render)
-    tuning = Measurement.read(render)
-    print(f"wrote {write_page(render, render_page(tuning, render.name))}")
+            raw = raw_file_path(out, f"{name}_tune_{goal}.json")
+            check_apart(write, raw)
+            write_each(measure(plan), raw)
+    check_file("--render", raw)
+    check_apart(write, raw)
+    tuning = Measurement.read(raw)
+    print(f"wrote {write_page(raw, render_page(tuning, raw.name))}")
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
 
         if (winner := tuning.winner) is None:
-            raise ValueError(
-                f"a tuning must be confirmed before it is written, but {render} was interrupted; tune again"
-            )
+            raise ValueError(f"a tuning must be confirmed before it is written, but {raw} was interrupted; tune again")
         write_tuning(write, {stage: StageTuning(**values) for stage, values in winner.items()})  # type: ignore[arg-type]
         print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
 
@@ -120,13 +115,13 @@ def overhead(
     clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
     batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,
     out: Annotated[Path | None, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[Path | None, render_option("the table")] = None,
+    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
     from carnelian_perf.server.overhead_results import Measurement
     from carnelian_perf.server.render_overhead import render_page
 
-    if render is None:
+    if raw is None:
         from carnelian_perf.server.overhead import Plan, measure
 
         check_words("--format", [file_format], ("flac", "wav"))
@@ -134,11 +129,11 @@ def overhead(
         if clips < batch:
             raise typer.BadParameter(f"--clips must be at least --batch, {batch}, to make one, but is {clips}")
         check_file("--manifest", manifest)
-        with served_repository(repository, model, random_weights) as (repository, model):
-            check_model_and_clips(repository, model, manifest)
+        with served_repository(repository, model, random_weights) as (served, name):
+            check_model_and_clips(served, name, manifest)
             plan = Plan(
-                repository=repository,
-                model=model,
+                repository=served,
+                model=name,
                 manifest=manifest,
                 file_format=file_format,
                 durations_s=durations_s,
@@ -147,10 +142,10 @@ def overhead(
                 clients=clients,
                 batch=batch,
             )
-            render = raw_file_path(out, f"{model}_overhead.json")
-            write_each(measure(plan), render)
-    check_file("--render", render)
-    show_page(render, render_page(Measurement.read(render), render.name))
+            raw = raw_file_path(out, f"{name}_overhead.json")
+            write_each(measure(plan), raw)
+    check_file("--render", raw)
+    show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
@@ -166,7 +161,7 @@ def first_request(
     out: Annotated[
         Path | None, raw_file_option("MODEL_first_request.json", "Raw file; the table goes beside it.")
     ] = None,
-    render: Annotated[Path | None, render_option("the table")] = None,
+    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure whether the first request to a fresh server is as fast as later ones, as a whole and stage by stage.
 
@@ -175,27 +170,27 @@ def first_request(
     from carnelian_perf.server.first_request_results import Measurement
     from carnelian_perf.server.render_first_request import render_page
 
-    if render is None:
+    if raw is None:
         from carnelian_perf.server.first_request import Plan, measure
 
         check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of(durations)
         check_file("--manifest", manifest)
-        with served_repository(repository, model, random_weights) as (repository, model):
-            check_model_and_clips(repository, model, manifest)
+        with served_repository(repository, model, random_weights) as (served, name):
+            check_model_and_clips(served, name, manifest)
             plan = Plan(
-                repository=repository,
-                model=model,
+                repository=served,
+                model=name,
                 manifest=manifest,
                 file_format=file_format,
                 durations_s=durations_s,
                 rounds=rounds,
                 num_requests=requests,
             )
-            render = raw_file_path(out, f"{model}_first_request.json")
-            write_each(measure(plan), render)
-    check_file("--render", render)
-    show_page(render, render_page(Measurement.read(render), render.name))
+            raw = raw_file_path(out, f"{name}_first_request.json")
+            write_each(measure(plan), raw)
+    check_file("--render", raw)
+    show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
@@ -207,18 +202,17 @@ def memory(
     every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
     concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 8,
     out: Annotated[Path | None, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
-    render: Annotated[Path | None, render_option("page and plot")] = None,
+    raw: Annotated[Path | None, render_option("page and plot")] = None,
 ) -> None:
     """Measure the memory of a server's processes, at rest and over many requests, and whether it grows.
 
     The exit status of a measurement is 1 if it does.
     """
     from carnelian_perf.server.memory_results import Measurement
-    from carnelian_perf.server.render_memory import render as render_pages
-    from carnelian_perf.server.render_memory import trend_of
+    from carnelian_perf.server.render_memory import render, trend_of
 
-    is_measured = render is None
-    if render is None:
+    is_measured = raw is None
+    if raw is None:
         check_model_and_clips(repository, model, manifest)
         from carnelian_perf.clips import cut_clips, load_clips
         from carnelian_perf.server.memory import Plan, measure
@@ -234,11 +228,11 @@ def memory(
             every=every,
             concurrency=concurrency,
         )
-        render = raw_file_path(out, f"{model}_memory.json")
-        write_each(measure(plan), render)
-    check_file("--render", render)
-    print("\n".join(f"wrote {path}" for path in render_pages(render)))
-    trend = trend_of(Measurement.read(render))
+        raw = raw_file_path(out, f"{model}_memory.json")
+        write_each(measure(plan), raw)
+    check_file("--render", raw)
+    print("\n".join(f"wrote {path}" for path in render(raw)))
+    trend = trend_of(Measurement.read(raw))
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if is_measured and trend.verdict == "grows":
         raise typer.Exit(1)

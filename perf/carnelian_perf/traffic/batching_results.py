@@ -23,9 +23,11 @@ class Run:
     audio_s: float
     latencies_s: list[float]
     acoustic_batches: dict[int, int]
-    """Batch size -> executions, from Triton's statistics; so below."""
+    """Batch size -> executions, by Triton's statistics."""
     feature_batches: dict[int, int]
+    """Batch size -> executions, by Triton's statistics."""
     acoustic_compute_s: float
+    """By Triton's statistics."""
     server_cpu_s: float
     """CPU time of the server and its models, of all cores together."""
     real_frames: int

@@ -39,18 +39,18 @@ def batching(
     out: Annotated[
         Path | None, raw_file_option("MODEL_batching.json", "Raw file; table and plot go beside it.")
     ] = None,
-    render: Annotated[Path | None, render_option("table and plot")] = None,
+    raw: Annotated[Path | None, render_option("table and plot")] = None,
 ) -> None:
     """Measure how batches form from clips of mixed length, for each candidate way.
 
     Starts a server on 127.0.0.1 for each candidate and queue delay, twelve in all, and takes them in turns. Each
     needs about 0.5 GB of memory for the demo model.
     """
-    from carnelian_perf.traffic.render_batching import render as render_pages
+    from carnelian_perf.traffic.render_batching import render
 
-    if render is not None:
-        check_file("--render", render)
-        print("\n".join(f"wrote {path}" for path in render_pages(render)))
+    if raw is not None:
+        check_file("--render", raw)
+        print("\n".join(f"wrote {path}" for path in render(raw)))
         return
     check_file("--checkpoint", checkpoint)
     check_model_and_clips(repository, model, manifest)
@@ -73,7 +73,7 @@ def batching(
         rounds=rounds,
     )
     measurement = write_each(measure(plan), out)
-    print("\n".join(f"wrote {path}" for path in render_pages(out)))
+    print("\n".join(f"wrote {path}" for path in render(out)))
     if measurement.mismatches:
         raise ValueError(
             f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
@@ -98,19 +98,19 @@ def mixed(
     steps: Annotated[int, typer.Option(help="Steps of the bisection of the rate.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
     out: Annotated[Path | None, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
-    render: Annotated[Path | None, render_option("page and plot")] = None,
+    raw: Annotated[Path | None, render_option("page and plot")] = None,
 ) -> None:
     """Measure how many clips of mixed length a second are answered in time, in an open loop.
 
     Starts three servers on 127.0.0.1: the repository as it is, one with buckets, and one for clients that pad to
     multiples of 10 s.
     """
-    from carnelian_perf.traffic.render_mixed import render as render_pages
+    from carnelian_perf.traffic.render_mixed import render
 
-    if render is None:
+    if raw is None:
         check_file("--checkpoint", checkpoint)
-        with served_repository(repository, model, random_weights) as (repository, model):
-            check_model_and_clips(repository, model, manifest)
+        with served_repository(repository, model, random_weights) as (served, name):
+            check_model_and_clips(served, name, manifest)
             from carnelian_export.graph.to_onnx import export_padded
             from carnelian_training.checkpoint import load_model
 
@@ -121,8 +121,8 @@ def mixed(
             # A YAML's random weights are the same each time.
             network = (load_network(random_weights) if random_weights else load_model(checkpoint))[1]
             plan = Plan(
-                repository=repository,
-                model=model,
+                repository=served,
+                model=name,
                 padded=export_padded(network),
                 clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
                 source=describe_clips(manifest),
@@ -131,7 +131,7 @@ def mixed(
                 steps=steps,
                 rounds=rounds,
             )
-            render = raw_file_path(out, f"{model}_mixed.json")
-            write_each(measure(plan), render)
-    check_file("--render", render)
-    print("\n".join(f"wrote {path}" for path in render_pages(render)))
+            raw = raw_file_path(out, f"{name}_mixed.json")
+            write_each(measure(plan), raw)
+    check_file("--render", raw)
+    print("\n".join(f"wrote {path}" for path in render(raw)))

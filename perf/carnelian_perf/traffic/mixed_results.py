@@ -67,11 +67,13 @@ class Summary:
     latency_ms: tuple[float, float, float] | None
     """50th, 95th, 99th percentile at that rate, in the round that was the median."""
     mean_batch: float
-    """Clips per execution of the acoustic stage, in the runs of `rates_per_s`, as below; if there are none, in all open
-    loops."""
+    """Clips per execution of the acoustic stage, in the runs of `rates_per_s`; if there are none, in all open loops."""
     batches: dict[int, int]
+    """Size -> executions of the acoustic stage, in the same runs."""
     padding_ratio: float
+    """Frames that the acoustic network went over, per frame of the clips, in the same runs."""
     cpu_ms_per_clip: float
+    """Of the server and its models, in the closed loops."""
 
 
 def meets(run: Run, target_ms: float) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from carnelian_perf.options import (
+    PRECISIONS,
     Overrides,
     check_file,
     check_words,
@@ -57,17 +58,17 @@ def training(
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
     out: Annotated[Path | None, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[Path | None, render_option("the table")] = None,
+    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
 
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
     from carnelian_perf.training.render_steps import render_page
-    from carnelian_perf.training.steps_results import PRECISIONS, Measurement, Work
+    from carnelian_perf.training.steps_results import Measurement, Work
 
-    if render is not None:
-        check_file("--render", render)
+    if raw is not None:
+        check_file("--render", raw)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
@@ -84,10 +85,10 @@ def training(
         settings = load_config(config, tuple(overrides or ()))
         has_baseline = settings.model.name != "wav2vec2"
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
-        render = raw_file_path(out, f"{settings.name}_training.json")
+        raw = raw_file_path(out, f"{settings.name}_training.json")
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
-        write_each(run(settings, cells, work), render)
-    show_page(render, render_page(Measurement.read(render), render.name))
+        write_each(run(settings, cells, work), raw)
+    show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
@@ -103,14 +104,14 @@ def hourglass(
     steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     out: Annotated[Path | None, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
-    render: Annotated[Path | None, render_option("the table")] = None,
+    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
     from carnelian_perf.training.hourglass_results import Measurement, Work
     from carnelian_perf.training.render_hourglass import render_page
 
-    if render is not None:
-        check_file("--render", render)
+    if raw is not None:
+        check_file("--render", raw)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
@@ -122,6 +123,6 @@ def hourglass(
         from carnelian_perf.training.hourglass import measure
 
         settings = load_config(config, tuple(overrides or ()))
-        render = raw_file_path(out, f"{settings.name}_hourglass.json")
-        write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), render)
-    show_page(render, render_page(Measurement.read(render)))
+        raw = raw_file_path(out, f"{settings.name}_hourglass.json")
+        write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
+    show_page(raw, render_page(Measurement.read(raw)))

@@ -36,8 +36,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from tqdm import tqdm
 
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.options import PRECISIONS
 from carnelian_perf.raw_file import describe_origin
-from carnelian_perf.training.steps_results import OURS, PLAIN, PRECISIONS, Cell, Floor, Measurement, Result, Work
+from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Floor, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from carnelian_perf.raw_file import Filled, Record
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PLAIN = "Conv1d, eager"
 OURS = "Carnelian"
 
@@ -18,7 +17,7 @@ class Cell:
     form: str
     """`OURS` or `PLAIN`."""
     precision: str
-    """One of `PRECISIONS`."""
+    """One of :data:`carnelian_perf.options.PRECISIONS`."""
     batch: int
     """Clips per process."""
     processes: int = 1
@@ -31,11 +30,12 @@ class Result:
     cell: Cell
     not_run: str | None = None
     wall_s: list[float] = field(default_factory=list)
-    """Of each counted step, in the first process; so below."""
+    """Of each counted step, in the first process."""
     cpu_s: list[float] = field(default_factory=list)
+    """Of the same steps."""
     losses: list[float] = field(default_factory=list)
-    """Per character, in pre-training per hidden frame: ours and the baseline's fall alike, for they are the same
-    network on the same clips."""
+    """Of the same steps, per character, in pre-training per hidden frame: ours and the baseline's fall alike, for they
+    are the same network on the same clips."""
 
     def utterances_per_s(self) -> float:
         """All processes together, by the median step's wall time."""
