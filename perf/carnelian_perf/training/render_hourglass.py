@@ -4,16 +4,7 @@ import statistics
 
 from carnelian_perf.pages import page, table
 from carnelian_perf.training.hourglass_results import Measurement
-
-PUBLISHED = {
-    1: ("1.00", "100.0%"),
-    2: ("1.25", "71.0%"),
-    3: ("1.33", "64.3%"),
-    4: ("1.37", "62.4%"),
-    5: ("1.39", "60.0%"),
-    6: ("1.40", "59.6%"),
-}
-"""Factor: times as fast, share of memory. NVIDIA DeepLearningExamples, wav2vec2/README.md: Base, pre-training, A100."""
+from carnelian_perf.yardsticks.published import read_hourglass
 
 
 def render_page(measurement: Measurement) -> str:
@@ -22,9 +13,9 @@ def render_page(measurement: Measurement) -> str:
     work, machine, forms = measurement.work, measurement.machine, measurement.forms
     medians = [statistics.median(form.wall_s if on_gpu else form.cpu_s) for form in forms]
     audio_s = work.batch * work.duration_s
-    rows = []
+    rows, published = [], read_hourglass()
     for form, seconds in zip(forms, medians, strict=True):
-        speed, memory = PUBLISHED.get(form.factor, ("-", "-"))
+        speed, memory = published.get(form.factor, ("-", "-"))
         name = "plain" if form.factor == 1 else f"factor {form.factor}"
         share = form.kept_bytes / forms[0].kept_bytes
         numbers = [f"{seconds:.2f}", f"{audio_s / seconds:.2f}", f"{medians[0] / seconds:.2f}"]

@@ -96,6 +96,11 @@ def read_throughput(model: str) -> list[dict[str, str]]:
     return [row for row in rows if row["model"] == model and row["throughput"][:1].isdigit()]
 
 
+def read_hourglass() -> dict[int, tuple[str, str]]:
+    """Factor -> times as fast as the plain transformer, and the share of its memory, as they are published."""
+    return {int(row["factor"]): (row["times_as_fast"], row["memory"]) for row in _read_table("hourglass.csv")}
+
+
 def _percentile(cell: str) -> float | None:
     return float(cell) if cell else None
 
