@@ -6,7 +6,6 @@ takes. CPU seconds, summed over the threads of the process, are kept beside wall
 """
 
 import copy
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,6 @@ from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.state import State, new_state
-from carnelian_training.loop.task import Share
-from carnelian_training.loop.train import optimise
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import Tensor
@@ -30,6 +27,7 @@ from tqdm import tqdm
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.hourglass_results import Form, Measurement, Work
+from carnelian_perf.training.step import timed_step
 
 
 def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurement]:
@@ -109,17 +107,12 @@ class _Taker:
 
     def step(self) -> None:
         """Take a step and time it."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        self._take()
-        self.form.wall_s.append(time.perf_counter() - wall)
-        self.form.cpu_s.append(time.process_time() - cpu)
+        wall_s, cpu_s, _ = self._take()
+        self.form.wall_s.append(wall_s)
+        self.form.cpu_s.append(cpu_s)
 
-    def _take(self) -> None:
-        outcome = optimise(self.state, Share(self.items, iter([self.batch]), 1), self.config)
-        assert outcome is not None
-        self.state.step += 1
-        if self.state.process.device.type == "cuda":
-            torch.cuda.synchronize()
+    def _take(self) -> tuple[float, float, float]:
+        return timed_step(self.state, self.items, self.batch, self.config)
 
 
 def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:

@@ -12,7 +12,6 @@ import itertools
 import multiprocessing
 import random
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.state import State, new_state
-from carnelian_training.loop.task import Share
-from carnelian_training.loop.train import optimise
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -38,6 +35,7 @@ from tqdm import tqdm
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.options import PRECISIONS
 from carnelian_perf.raw_file import describe_origin
+from carnelian_perf.training.step import timed_step
 from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Floor, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
@@ -166,14 +164,7 @@ def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iter
     features = torch.randn(cell.batch, config.model.feature_channels, frames, generator=generator)
     batch = Batch(own, features, torch.full((cell.batch,), frames))
     while True:
-        wall, cpu = time.perf_counter(), time.process_time()
-        outcome = optimise(state, Share(clips, iter([batch]), 1), config)
-        if process.device.type == "cuda":
-            torch.cuda.synchronize(process.device)
-        wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-        assert outcome is not None
-        state.step += 1
-        yield wall_s, cpu_s, outcome.loss
+        yield timed_step(state, clips, batch, config)
 
 
 def build_state(config: Config, form: str, process: Process) -> State:

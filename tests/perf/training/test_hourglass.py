@@ -47,7 +47,7 @@ def test_steps_that_were_taken_before_an_interruption_are_kept(tmp_path, call, m
             raise KeyboardInterrupt
         return optimise(*arguments)
 
-    monkeypatch.setattr("carnelian_perf.training.hourglass.optimise", interrupt)
+    monkeypatch.setattr("carnelian_perf.training.step.optimise", interrupt)
     tree = {"name": "tiny", "model": MODEL, "optimizer": {"name": "adamw", "betas": [0.9, 0.98]}}
     (tmp_path / "tiny.yaml").write_text(json.dumps(tree))
     raw = tmp_path / "raw.json"

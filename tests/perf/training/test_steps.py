@@ -154,7 +154,7 @@ def test_a_cell_that_does_not_fit_is_not_run(monkeypatch):
     def refuse(*_):
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr("carnelian_perf.training.steps.optimise", refuse)
+    monkeypatch.setattr("carnelian_perf.training.step.optimise", refuse)
     (results,) = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
     assert {result.not_run for result in results} == {"not run: out of memory"}
 
@@ -165,7 +165,7 @@ def test_ours_is_measured_where_the_baseline_does_not_fit(monkeypatch):
             raise torch.cuda.OutOfMemoryError
         return optimise(state, *rest)
 
-    monkeypatch.setattr("carnelian_perf.training.steps.optimise", refuse)
+    monkeypatch.setattr("carnelian_perf.training.step.optimise", refuse)
     config, work = config_from_dict(TREE, "test"), Work(duration_s=1.0, steps=2, warm_up=0)
     ((ours, plain),) = measure(config, grid([1], ["fp32"], [1]), work)
     assert (ours.not_run, len(ours.wall_s)) == (None, 2)

@@ -1,0 +1,33 @@
+"""One step as `carnelian-train fit` takes it, timed."""
+
+import time
+
+import torch
+from carnelian_training.config import Config
+from carnelian_training.data.loading import Batch
+from carnelian_training.data.plan import Item
+from carnelian_training.loop.state import State
+from carnelian_training.loop.task import Share
+from carnelian_training.loop.train import optimise
+
+
+def timed_step(state: State, items: list[Item], batch: Batch, config: Config) -> tuple[float, float, float]:
+    """Take a step.
+
+    Args:
+        state: What it changes.
+        items: Of all processes.
+        batch: Those of this process.
+        config: The model's.
+
+    Returns:
+        Wall seconds, CPU seconds of this process, and the loss.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    outcome = optimise(state, Share(items, iter([batch]), 1), config)
+    if state.process.device.type == "cuda":
+        torch.cuda.synchronize(state.process.device)
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    assert outcome is not None
+    state.step += 1
+    return wall_s, cpu_s, outcome.loss
