@@ -81,7 +81,7 @@ def test_bad_clips_are_named_before_any_is_heard(bad_clips, tmp_path, command):
 def test_no_clip_is_heard_where_one_is_bad(tiny_config, bad_clips, tmp_path, monkeypatch):
     write_manifest(tmp_path / "mixed.jsonl", [bad_clips["silent"], bad_clips["text"]])
     monkeypatch.setattr(pseudo_labels, "score", lambda *_: pytest.fail("clips were heard"))
-    with pytest.raises(RuntimeError, match=r"mixed\.jsonl must name sound clips, but 1 are bad\n.*text\.wav: "):
+    with pytest.raises(RuntimeError, match=r"mixed\.jsonl must name clean clips, but 1 are bad\n.*text\.wav: "):
         pseudo_labels.transcribe(
             build_model(tiny_config),
             tiny_config,

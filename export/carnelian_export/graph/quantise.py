@@ -84,14 +84,14 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
         for start in (0, step // 2)
     )
     # Each band of a clip has variance 1, but for those that are constant.
-    sound = [clip for clip in features if clip.std() > 0.5]
-    heard = sum(clip.shape[1] for clip in sound) * config.features.hop_samples / SAMPLE_RATE_HZ
+    audible = [clip for clip in features if clip.std() > 0.5]
+    heard = sum(clip.shape[1] for clip in audible) * config.features.hop_samples / SAMPLE_RATE_HZ
     if heard < LEAST_S:
         raise QuantisationError(
             f"a manifest to calibrate on must hold at least {LEAST_S:g} s of sound, but {manifest} has {heard:.1f} s "
             "that are not silent"
         )
-    return Int8Clips(sound, others)
+    return Int8Clips(audible, others)
 
 
 def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:

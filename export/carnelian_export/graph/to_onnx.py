@@ -61,13 +61,13 @@ class RaggedAcoustic(nn.Module):
         starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
         packed, valid = pack(features, frames, real, starts, config.num_mels)
         # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
-        sound = packed.abs() <= LOUDEST
-        body = torch.where(sound, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
+        usable = packed.abs() <= LOUDEST
+        body = torch.where(usable, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
         time = (starts_apart[-1] + real[-1]).clamp(min=1)
         with moved_apart(self.network, self.spacing, starts, starts_apart, real, time, self.mask):
             log_probs = self.network.score(body[None], self.mask(valid[None, None, None]))[0]
-        unsound = torch.where(sound, torch.zeros(()), torch.ones(())).sum(0)
-        spoilt = F.max_pool1d(unsound[None, None], config.stride, ceil_mode=True)[0, 0]
+        unusable = torch.where(usable, torch.zeros(()), torch.ones(())).sum(0)
+        spoilt = F.max_pool1d(unusable[None, None], config.stride, ceil_mode=True)[0, 0]
         # The root of a negative number is NaN. NaN as a constant confuses ONNX Runtime's calibration for int8.
         spoilt = (-spoilt).sqrt()[:, None]
         longest, ends = strided(frames.max(), config.stride), strided(real, config.stride)

@@ -96,20 +96,20 @@ def validate(
     from carnelian_training.data.validate import list_checks
     from carnelian_training.data.validate import validate as run
 
-    is_sound = True
+    is_clean = True
     for check in list_checks(paths):
         report = run(check, min_rate_hz=min_rate, num_threads=threads)
         for name, words in report.defects:
             typer.echo(f"{name}: {words}" if words else name)
-        hours = sum(clip.duration for clip in report.sound) / 3600
+        hours = sum(clip.duration for clip in report.clean) / 3600
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.kinds.items()))
         typer.echo(
-            f"{check.manifest}: {len(report.sound)} clips without a defect, {hours:.2f} h; defects: {kinds or 'none'}"
+            f"{check.manifest}: {len(report.clean)} clips without a defect, {hours:.2f} h; defects: {kinds or 'none'}"
         )
         if report.kinds["text"] and check.manifest in paths:
             typer.echo(f"{check.manifest} was judged by the English labels: a YAML file that names it brings its own")
         if write:
             typer.echo(f"wrote {report.write_clean()}")
-        is_sound = is_sound and not report.defects
-    if not is_sound:
+        is_clean = is_clean and not report.defects
+    if not is_clean:
         raise typer.Exit(1)

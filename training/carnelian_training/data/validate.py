@@ -57,7 +57,7 @@ class ManifestReport:
     """What was found in one manifest."""
 
     manifest: Path
-    sound: list[Clip] = field(default_factory=list)
+    clean: list[Clip] = field(default_factory=list)
     """The clips without a defect."""
     defects: list[tuple[str, str]] = field(default_factory=list)
     """Which clip or line, and what is wrong with it."""
@@ -65,9 +65,9 @@ class ManifestReport:
     """How many clips have which kind of defect."""
 
     def write_clean(self) -> Path:
-        """Write the sound clips beside the manifest, as `<name>.clean.jsonl`."""
+        """Write the clean clips beside the manifest, as `<name>.clean.jsonl`."""
         target = self.manifest.with_name(f"{self.manifest.stem}.clean.jsonl")
-        write_manifest(target, self.sound)
+        write_manifest(target, self.clean)
         return target
 
 
@@ -115,7 +115,7 @@ def validate(
         report.defects.extend((clip.title, words) for words in found.values())
         report.kinds.update(found.keys())
         if not found:
-            report.sound.append(clip)
+            report.clean.append(clip)
     return report
 
 
@@ -130,10 +130,10 @@ def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int
     """
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, labels)
-    check_sound(clips, manifest, num_threads)
+    check_clean(clips, manifest, num_threads)
 
 
-def check_sound(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None:
+def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None:
     """Decode the clips of a manifest.
 
     Raises:
@@ -146,7 +146,7 @@ def check_sound(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None
         if kind in found
     ]
     if bad:
-        raise RuntimeError("\n".join([f"{manifest} must name sound clips, but {len(bad)} are bad", *bad]))
+        raise RuntimeError("\n".join([f"{manifest} must name clean clips, but {len(bad)} are bad", *bad]))
 
 
 def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:

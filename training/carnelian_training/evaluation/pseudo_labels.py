@@ -10,7 +10,7 @@ from pathlib import Path
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, read_clips
-from carnelian_training.data.validate import check_sound
+from carnelian_training.data.validate import check_clean
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import score
 from carnelian_training.models.network import CtcNetwork
@@ -40,7 +40,7 @@ def transcribe(
     """
     clips = read_clips(manifest)
     if process.leads:
-        check_sound(clips, manifest, config.data.num_threads)
+        check_clean(clips, manifest, config.data.num_threads)
     heard: dict[int, tuple[str, float]] = {}
     for share, log_probs in score(model, config, clips, process):
         hypotheses = decoder.decode(log_probs, [options] * len(share))

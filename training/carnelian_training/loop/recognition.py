@@ -13,7 +13,7 @@ from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_clips, read_manifest
 from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
-from carnelian_training.data.validate import check_for_evaluation, check_sound
+from carnelian_training.data.validate import check_clean, check_for_evaluation
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop import contrastive
 from carnelian_training.loop.best import error_of
@@ -128,7 +128,7 @@ def check_dev(config: Config) -> None:
         if config.pretraining is None:
             check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
         else:
-            check_sound(read_clips(config.data.dev), config.data.dev, config.data.num_threads)
+            check_clean(read_clips(config.data.dev), config.data.dev, config.data.num_threads)
     except ValueError as error:
         raise ValueError(f"`data.dev`: {error}") from error
 
