@@ -28,8 +28,6 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 class Inert:
     """An object of a class that is not here: its arguments and its state, as data."""
 
-    kind = ""
-
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
         self.state: Any = None
@@ -61,7 +59,7 @@ class Unpickler(pickle.Unpickler):
         """The class, or a new :class:`Inert` one in its place."""
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
-        return type(name.replace(".", "_"), (Inert,), {"kind": f"{module}.{name}", "__new__": _new})
+        return type(name.replace(".", "_"), (Inert,), {"__new__": _new})
 
 
 def _new(cls: type[Inert], *arguments: Any) -> Inert:
