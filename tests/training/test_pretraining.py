@@ -270,6 +270,14 @@ def test_evaluation_does_not_depend_on_the_batch(config, changed):
     assert 1 <= one["dev_codes_used"] <= config.pretraining.groups * config.pretraining.codes
 
 
+def test_a_quantiser_that_knows_one_code_is_rated_0(config):
+    model = new_state(config, CPU).model
+    quantiser = model.pretraining["quantiser"]
+    torch.nn.init.zeros_(quantiser.choose.weight)
+    found = contrastive.evaluate(model, config, CLIPS, CPU)
+    assert (found["dev_codes_used"], found["dev_accuracy"]) == (config.pretraining.groups, 0.0)
+
+
 def test_an_evaluation_takes_what_a_laptop_can_however_large_steps_are(config, changed, monkeypatch):
     clips = [Clip(Path(f"{i}.wav"), 10.0, "") for i in range(200)]
     planned = []

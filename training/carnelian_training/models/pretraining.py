@@ -80,7 +80,8 @@ class Contrast(NamedTuple):
     hidden: Tensor
     """[batch] float32, hidden frames."""
     hits: Tensor
-    """[batch] float32, hidden frames whose own vector was the most similar."""
+    """[batch] float32, hidden frames whose own vector was more similar than that of any negative with other codes; one
+    without such negatives is no hit."""
 
 
 class Codes(NamedTuple):
@@ -205,7 +206,9 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
             negative = similar.masked_fill(same, -torch.inf).gather(2, others)
             logits = torch.cat([positive, negative], dim=2)
             loss = (torch.logsumexp(logits, dim=2) - positive.squeeze(2)) * real
-            hits = (positive.squeeze(2) > negative.amax(2)) * real
+            hardest = negative.amax(2)
+            # Infinite where no other has other codes: to find one's own among none is no skill.
+            hits = (positive.squeeze(2) > hardest) * hardest.isfinite() * real
         return loss.sum(1), hits.sum(1)
 
 
