@@ -8,6 +8,7 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,19 +24,24 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 
-def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard shows of a run: records of length, its checksum, content, its checksum."""
-    found: dict[str, dict[int, float]] = {}
+def events(folder: Path) -> Iterator[Event]:
+    """What TensorBoard reads: records of length, its checksum, content, its checksum."""
     for path in sorted(folder.glob("events*")):
         data = path.read_bytes()
         while data:
             length = int.from_bytes(data[:8], "little")
             assert int.from_bytes(data[8:12], "little") == masked_crc32c(data[:8])
-            event = Event.FromString(data[12 : 12 + length])
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+            yield Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """The curves that TensorBoard shows of a run."""
+    found: dict[str, dict[int, float]] = {}
+    for event in events(folder):
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
     return found
 
 
@@ -231,8 +237,21 @@ def test_no_dev_manifest_draws_the_loss_alone(tiny_config, changed, tmp_path):
     assert (tmp_path / "tiny.png").exists()
 
 
-def test_curves_lose_what_a_resumed_run_will_record_again_and_nothing_before(tiny_config, tmp_path, monkeypatch):
-    found = {}
-    monkeypatch.setattr("carnelian_training.loop.report.SummaryWriter", lambda *_, **named: found.update(named))
+def test_curves_lose_what_a_resumed_run_will_record_again_and_nothing_before(tiny_config, tmp_path):
     Report(tmp_path, tiny_config, 2)
-    assert found == {"purge_step": 3}  # TensorBoard hides what there is of this step and of later ones
+    starts = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
+    assert starts == [3]  # TensorBoard hides what there is of this step and of later ones
+
+
+def test_a_run_goes_on_without_tensorboard_where_that_finds_no_room(tiny_config, room, tmp_path, heard, caplog):
+    report = Report(tmp_path, tiny_config, 0)
+    with room(100):
+        report.tensorboard.add_scalars(1, dict.fromkeys("abcdefgh", 1.0))
+    for _ in range(20):  # more events than any queue holds
+        log_three_steps(report)
+    report.evaluated(3, heard)
+    report.close()
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 21
+    (said,) = [message for message in caplog.messages if "TensorBoard" in message]
+    assert said.startswith("the run goes on without TensorBoard: ")
+    assert said.endswith(" could not be written: [Errno 27] File too large")

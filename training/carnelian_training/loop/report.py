@@ -7,7 +7,6 @@ In: what the loop measures. Out, in the run's folder: `metrics.jsonl` (one recor
 import json
 import logging
 import math
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from carnelian_training.config import Config
 from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation
 from carnelian_training.loop.plot import draw, read_metrics
+from carnelian_training.loop.tensorboard import TensorBoard
 from carnelian_training.replacement import replaced, written
 from carnelian_training.run_config import RunConfig
 
@@ -50,7 +49,7 @@ class Report:
         if not enabled:
             return
         _drop_after(directory / METRICS, step)
-        self.writer = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
+        self.tensorboard = TensorBoard(directory / "tensorboard", step)
         if sys.stderr.isatty():
             self.bar = tqdm(total=config.loop.steps, initial=step, unit="step", dynamic_ncols=True)
 
@@ -124,7 +123,7 @@ class Report:
             self._say(f"reference: {clip.text}\n    heard: {transcript}")
         # Indented lines are Markdown's preformatted text.
         text = "\n\n".join(f"    {clip.text}\n    {transcript}" for clip, transcript in samples)
-        self.writer.add_text("transcripts", text, step)
+        self.tensorboard.add_text(step, "transcripts", text)
         self._record(record)
         return record
 
@@ -142,7 +141,6 @@ class Report:
             return
         if self.bar is not None:
             self.bar.close()
-        self.writer.close()
         if (self.directory / METRICS).exists():
             target = self.directory / f"{self.config.name}.png"
             draw([self.directory / METRICS], target)
@@ -161,15 +159,10 @@ class Report:
 
     def _record(self, record: dict[str, Any]) -> None:
         record = {name: value for name, value in record.items() if math.isfinite(value)}  # JSON knows no others
-        metrics, events = self.directory / METRICS, self.directory / "tensorboard"
+        metrics = self.directory / METRICS
         with written(metrics), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        with written(events):
-            for name, value in record.items():
-                if name != "step":
-                    # The writer would do the same to the name of a source, and say so each time.
-                    self.writer.add_scalar(re.sub(r"[^-/\w.]", "_", name), value, record["step"])
-            self.writer.flush()
+        self.tensorboard.add_scalars(record.pop("step"), record)
 
 
 def _drop_after(path: Path, step: int) -> None:
