@@ -255,3 +255,11 @@ def test_a_run_goes_on_without_tensorboard_where_that_finds_no_room(tiny_config,
     (said,) = [message for message in caplog.messages if "TensorBoard" in message]
     assert said.startswith("the run goes on without TensorBoard: ")
     assert said.endswith(" could not be written: [Errno 27] File too large")
+
+
+@pytest.mark.parametrize("content", ["", '{"step": 1}\n', "no record\n"])
+def test_a_run_that_cannot_be_drawn_ends_well(tiny_config, tmp_path, content, caplog):
+    report = Report(tmp_path, tiny_config, 0)
+    (tmp_path / "metrics.jsonl").write_text(content)
+    report.close()
+    assert "tiny.png was not drawn: " in caplog.text

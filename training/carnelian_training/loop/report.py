@@ -136,15 +136,19 @@ class Report:
         return record
 
     def close(self) -> None:
-        """Draw the run's curves."""
+        """Draw the run's curves; a run that cannot be drawn has ended as well as another."""
         if not self.enabled:
             return
         if self.bar is not None:
             self.bar.close()
         if (self.directory / METRICS).exists():
             target = self.directory / f"{self.config.name}.png"
-            draw([self.directory / METRICS], target)
-            logger.info("wrote %s", target)
+            try:
+                draw([self.directory / METRICS], target)
+            except Exception as error:  # of the picture's library too
+                logger.warning("%s was not drawn: %s", target, error)
+            else:
+                logger.info("wrote %s", target)
 
     def _shares(self, rates: ErrorRates) -> dict[str, float]:
         """WER and CER. Without a space among the labels a sentence is one word, wrong until all of it is right: CER."""
