@@ -61,6 +61,29 @@ def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_conf
     assert [record["step"] for record in records if "dev_wer" in record] == [3]
 
 
+def test_a_kill_during_an_evaluation_costs_no_training(tiny_config, changed, tmp_path, monkeypatch):
+    def kill(*_):
+        raise KeyboardInterrupt  # nothing else runs after it than after a kill
+
+    config = changed(tiny_config, loop={"steps": 3})
+    with monkeypatch.context() as killing:
+        killing.setattr("carnelian_training.loop.recognition.evaluate", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path)
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["tiny-00000003.pt"]
+    train(config, tmp_path)  # begins with that evaluation
+    assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == 3
+
+
+def test_a_checkpoint_knows_the_evaluation_after_its_step(tiny_config, tmp_path):
+    train(tiny_config, tmp_path)
+    best = checkpoint.load(tmp_path / "tiny.pt")[1]["results"]
+    for step in (3, 6):
+        training = checkpoint.load(tmp_path / f"tiny-{step:08d}.pt")[1]["training"]
+        assert training["evaluated_step"] == step
+    assert training["best_wer"] == error_of(best)
+
+
 def test_a_best_that_could_not_be_written_is_no_bar(tiny_config, tmp_path, monkeypatch):
     save = checkpoint.save
 

@@ -100,16 +100,15 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                     state.step, state.epoch, lr=outcome.lr, grad_norm=outcome.grad_norm, **outcome.measured, **skipped
                 )
             stop, is_overdue = process.any(interruption.signal is not None, state.checkpoint_is_overdue(config))
-            if not stop and state.evaluation_is_due(config):
-                try:
-                    with report.paused():
-                        evaluate_and_keep_best(state, task, config, directory, report)
-                except Exception:
-                    if process.size == 1:  # the others may not have failed, and all have to write
-                        write_checkpoint(state, config, directory)
-                    raise
-            if stop or is_overdue or state.checkpoint_is_due(config):
-                write_checkpoint(state, config, directory)
+            is_due = not stop and state.evaluation_is_due(config)
+            is_written = stop or is_overdue or state.checkpoint_is_due(config)
+            if is_written:
+                write_checkpoint(state, config, directory)  # an evaluation may take hours, fail or be killed
+            if is_due:
+                with report.paused():
+                    evaluate_and_keep_best(state, task, config, directory, report)
+            if is_due and is_written:
+                write_checkpoint(state, config, directory)  # once more, with what the evaluation found
             if stop or state.step >= config.loop.steps:
                 break
         report.close()
