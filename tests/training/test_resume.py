@@ -1,4 +1,5 @@
 import dataclasses
+import fcntl
 import json
 import logging
 import math
@@ -6,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -291,9 +293,26 @@ def test_a_start_that_is_given_too_late_is_said_to_change_nothing(state, config,
 
 
 def test_two_runs_do_not_share_a_folder(config, tmp_path):
-    with held(tmp_path), pytest.raises(ConfigError, match="another one works in it: wait for that, or take another"):
+    with held(tmp_path), pytest.raises(ValueError, match="another one works in it: wait for that, or take another"):
         train.train(config, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_the_lock_of_a_folder_is_one_that_nfs_has(tmp_path, monkeypatch):
+    """A regular file, open for writing: NFS makes a lock on bytes of it, which other machines see."""
+    locks, flock = [], fcntl.flock
+
+    def seen(handle, kind):
+        flock(handle, kind)
+        locks.append((os.fstat(handle).st_mode, fcntl.fcntl(handle, fcntl.F_GETFL)))
+
+    monkeypatch.setattr(fcntl, "flock", seen)
+    with held(tmp_path / "run"):
+        pass
+    ((mode, flags),) = locks
+    assert stat.S_ISREG(mode)
+    assert flags & os.O_RDWR
+    assert not (tmp_path / "run").exists()  # nothing was written
 
 
 @pytest.mark.parametrize("name", ["tiny", "other"])
