@@ -1,9 +1,11 @@
+import contextlib
 import dataclasses
 import hashlib
 import http.server
 import re
 import tarfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.plan import Item
 from carnelian_training.features import FeatureSettings
+from carnelian_training.lock import locked
 from carnelian_training.replacement import WriteError
 
 NOISE = np.random.default_rng(0).standard_normal(48000).astype(np.float32) * 0.1
@@ -26,6 +29,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     cut_after: int | None = None
     resumes = True
+    is_endless = False
     requests: list[str]
 
     def do_GET(self):
@@ -43,6 +47,10 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while self.is_endless:
+                self.wfile.write(b"0" * 10)
+                time.sleep(0.01)
         end = len(content) if type(self).cut_after is None else start + type(self).cut_after
         type(self).cut_after = None
         self.wfile.write(content[start:end])
@@ -96,7 +104,8 @@ def test_librispeech_is_fetched_unpacked_and_listed_once(server, tmp_path, call)
     assert clips[0].extra == {"speaker": "84", "source": "dev-clean"}
     (batch,) = load([[Item(clip) for clip in clips]], FeatureSettings(), 1)
     assert batch.lengths.tolist() == [101, 201]
-    assert {path.name for path in out.iterdir()} == {"LibriSpeech", "dev-clean.jsonl", "train-clean-5.jsonl"}
+    locks = {".dev-clean.lock", ".train-clean-5.lock"}
+    assert {path.name for path in out.iterdir()} - locks == {"LibriSpeech", "dev-clean.jsonl", "train-clean-5.jsonl"}
     handler.requests.clear()
     assert call(main, *command)[0] == 0
     assert handler.requests == []
@@ -119,7 +128,7 @@ def test_a_partial_file_of_an_earlier_run_is_gone_on_with(server, tmp_path, num_
     out = tmp_path / "out"
     out.mkdir()
     content = (root / "12" / "dev-clean.tar.gz").read_bytes()[:num_bytes]
-    (out / "dev-clean.tar.gz.partial").write_bytes(content)
+    (out / "dev-clean.fetched.tar.gz.partial").write_bytes(content)
     librispeech.prepare(out, ["dev-clean"], url=url)
     assert handler.requests == [f"bytes={len(content)}-"]
     assert len(read_manifest(out / "dev-clean.jsonl")) == 2
@@ -131,7 +140,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing_to_unpack(server, tmp_pa
     status, _, err = call(main, *command)
     assert status == 1
     assert "must have the MD5 42e2234ba48799c1f50f24a7926300a1, but has" in err
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".dev-clean.lock"]
 
 
 @pytest.mark.usefixtures("checksums")
@@ -155,16 +164,75 @@ def test_a_server_without_the_file_is_not_asked_again(server, tmp_path):
 
 
 def test_a_dead_server_is_given_up_and_the_message_says_how_to_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(download.time, "sleep", lambda _: None)
+    stop = threading.Event()
+    monkeypatch.setattr(stop, "wait", lambda _: None)
     with pytest.raises(OSError, match=r"gave up after 5 attempts .* from byte 0"):
-        download.download("http://127.0.0.1:9/x", tmp_path / "x", "0")
+        download.download("http://127.0.0.1:9/x", tmp_path / "x", "0", stop)
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_file_that_cannot_be_opened_is_no_fault_of_the_server(server, tmp_path):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.fetched.tar.gz.partial").symlink_to(tmp_path / "not mounted" / "x")
+    with pytest.raises(WriteError, match=r"partial could not be written: .*No such file"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [""]
+
+
+@pytest.mark.usefixtures("checksums")
+def test_the_failure_of_a_part_stops_the_others_at_once(server, tmp_path, monkeypatch):
+    """And Ctrl-C likewise."""
+    handler, url, _ = server
+    monkeypatch.setattr(download, "BLOCK_BYTES", 10)
+    handler.is_endless = True
+    with pytest.raises(OSError, match="answers 404"):
+        librispeech.prepare(tmp_path / "out", ["train-clean-5", "dev-other"], url=url)
+    assert handler.requests.count("") == 2  # of which one is refused
+    assert not (tmp_path / "out" / "LibriSpeech").exists()
+
+
+@pytest.mark.usefixtures("checksums")
+def test_one_process_prepares_a_part(server, tmp_path):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    out.mkdir()
+    with locked(out / ".dev-clean.lock", ""), pytest.raises(ValueError, match=r"another one does so in .*: wait for"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == []
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_part_that_is_named_twice_is_prepared_once(server, tmp_path):
+    handler, url, _ = server
+    assert len(librispeech.prepare(tmp_path / "out", ["dev-clean", "dev-clean"], url=url)) == 1
+    assert handler.requests == [""]
+
+
+@pytest.mark.usefixtures("checksums")
+def test_an_interrupted_unpacking_is_made_up_for_and_leaves_no_archive(server, tmp_path, monkeypatch):
+    def fail(self, path, *_, **__):
+        (path / "LibriSpeech").mkdir(parents=True)
+        raise OSError(28, "No space left on device")
+
+    handler, url, _ = server
+    out = tmp_path / "out"
+    with monkeypatch.context() as failing:
+        failing.setattr(tarfile.TarFile, "extractall", fail)
+        with pytest.raises(WriteError, match="No space left"):
+            librispeech.prepare(out, ["dev-clean"], url=url)
+    assert {path.name for path in out.iterdir()} == {".dev-clean.lock", "dev-clean.fetched.tar.gz"}
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [""]
+    assert {path.name for path in out.iterdir()} == {".dev-clean.lock", "LibriSpeech", "dev-clean.jsonl"}
 
 
 @pytest.mark.usefixtures("checksums")
 def test_a_disk_without_room_is_no_fault_of_the_server(server, room, tmp_path):
     handler, url, _ = server
     out = tmp_path / "out"
-    with room(1000), pytest.raises(WriteError, match=r"dev-clean\.tar\.gz\.partial could not be written, and keeps"):
+    with room(1000), pytest.raises(WriteError, match=r"dev-clean.*\.partial could not be written, and keeps"):
         librispeech.prepare(out, ["dev-clean"], url=url)
     assert handler.requests == [""]
     librispeech.prepare(out, ["dev-clean"], url=url)

@@ -2,10 +2,14 @@
 
 import hashlib
 import http.client
-import time
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from tqdm import tqdm
 
@@ -17,44 +21,48 @@ ATTEMPTS = 5
 """In a row that bring nothing new, each after a longer pause."""
 
 
-def download(url: str, target: Path, md5: str) -> bool:
+def download(url: str, target: Path, md5: str, stop: threading.Event) -> None:
     """Fetch a file, from where an earlier attempt stopped; one that is there is only checked.
 
     The bytes grow in `<target>.partial`, which becomes `target` when its checksum is right.
 
-    Returns:
-        Whether anything had to be fetched.
+    Args:
+        url: of the file.
+        target: where it goes.
+        md5: its checksum.
+        stop: set by another thread, ends this.
 
     Raises:
         OSError: The server refuses, or goes silent for good, or the disk is full; the partial file stays for the next
             attempt.
         ValueError: The checksum is wrong; a file that was fetched is removed.
+        CancelledError: `stop` is set; the partial file stays.
     """
     if target.exists():
-        _check(target, md5)
-        return False
+        _check(target, md5, stop)
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.partial")
-    _fetch(url, partial)
+    _fetch(url, partial, stop)
     try:
-        _check(partial, md5)
+        _check(partial, md5, stop)
     except ValueError:
         partial.unlink()
         raise
     partial.rename(target)
-    return True
 
 
-def _fetch(url: str, partial: Path) -> None:
+def _fetch(url: str, partial: Path, stop: threading.Event) -> None:
     failures = 0
     with tqdm(unit="B", unit_scale=True, desc=partial.stem, disable=None) as progress:
         while True:
             before = _size(partial)
             try:
-                if _append(url, partial, progress):
+                if _append(url, partial, progress, stop):
                     return
                 problem = "the connection ended early"
             except urllib.error.HTTPError as error:
+                error.close()  # it is a response, too
                 if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
                     return  # nothing is missing; the checksum will tell whether that is so
                 if error.code < 500:
@@ -68,10 +76,10 @@ def _fetch(url: str, partial: Path) -> None:
             if failures == ATTEMPTS:
                 message = f"{url}: gave up after {ATTEMPTS} attempts that brought nothing: {problem}"
                 raise OSError(f"{message}. Run the command again to go on from byte {_size(partial)}.")
-            time.sleep(2**failures if failures else 0)
+            stop.wait(2**failures if failures else 0)
 
 
-def _append(url: str, partial: Path, progress: tqdm) -> bool:  # type: ignore[type-arg]
+def _append(url: str, partial: Path, progress: tqdm, stop: threading.Event) -> bool:  # type: ignore[type-arg]
     """One request for what is missing; False if the connection ended before the file did."""
     start = _size(partial)
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
@@ -82,8 +90,10 @@ def _append(url: str, partial: Path, progress: tqdm) -> bool:  # type: ignore[ty
         total = start + int(announced) if announced else None
         progress.reset(total)
         progress.update(start)
-        with partial.open("ab" if start else "wb") as file:
-            while block := response.read(BLOCK_BYTES):
+        with ExitStack() as closing:
+            with written(partial):
+                file = closing.enter_context(partial.open("ab" if start else "wb"))
+            for block in _blocks(response, stop):
                 with written(partial, ", and keeps what it has"):
                     file.write(block)
                     file.flush()
@@ -91,13 +101,20 @@ def _append(url: str, partial: Path, progress: tqdm) -> bool:  # type: ignore[ty
     return total is None or _size(partial) == total
 
 
-def _check(path: Path, md5: str) -> None:
+def _check(path: Path, md5: str, stop: threading.Event) -> None:
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
+        for block in _blocks(file, stop):
             digest.update(block)
     if digest.hexdigest() != md5:
         raise ValueError(f"{path} must have the MD5 {md5}, but has {digest.hexdigest()}: fetch it again")
+
+
+def _blocks(file: IO[bytes], stop: threading.Event) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        if stop.is_set():
+            raise CancelledError
+        yield block
 
 
 def _size(path: Path) -> int:

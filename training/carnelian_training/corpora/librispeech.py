@@ -2,14 +2,16 @@
 
 import shutil
 import tarfile
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import soundfile
 
 from carnelian_training.corpora.download import download
 from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.lock import locked
 from carnelian_training.replacement import written
 
 URL = "https://www.openslr.org/resources"
@@ -44,40 +46,65 @@ def prepare(directory: Path, parts: Sequence[str] = ALL, *, url: str = URL, jobs
 
     Raises:
         OSError: A file cannot be fetched; see :func:`download`.
-        ValueError: There is no such part, a checksum is wrong, or an archive does not hold what its transcripts name.
+        ValueError: There is no such part, another process prepares it here, a checksum is wrong, or an archive does not
+            hold what its transcripts name.
     """
     if unknown := set(parts) - PARTS.keys():
         raise ValueError(f"LibriSpeech's parts are {', '.join(PARTS)}, but not {', '.join(sorted(unknown))}")
+    parts = list(dict.fromkeys(parts))
+    directory.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    manifests = []
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda part: _unpack(directory, part, url), parts))
-        manifests = []
-        for part in parts:
-            manifest = directory / f"{part}.jsonl"
-            write_manifest(manifest, pool.map(_clip, *zip(*_transcripts(directory, part), strict=True)))
-            manifests.append(manifest)
+        try:
+            for unpacked in as_completed([pool.submit(_unpack, directory, part, url, stop) for part in parts]):
+                unpacked.result()
+            for part in parts:
+                manifest = directory / f"{part}.jsonl"
+                write_manifest(manifest, pool.map(_clip, *zip(*_transcripts(directory, part), strict=True)))
+                manifests.append(manifest)
+        except BaseException:  # such as Ctrl-C: this waits for the other threads, which would go on for hours
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return manifests
 
 
-def _unpack(directory: Path, part: str, url: str) -> None:
+def _unpack(directory: Path, part: str, url: str, stop: threading.Event) -> None:
     """Make `LibriSpeech/<part>`: whole or not at all."""
     target = directory / "LibriSpeech" / part
-    if target.exists():
-        return
-    resource, md5 = PARTS[part]
     archive = directory / f"{part}.tar.gz"
-    was_fetched = download(f"{url}/{resource}/{archive.name}", archive, md5)
-    unpacking = directory / f".{part}.unpacking"
-    shutil.rmtree(unpacking, ignore_errors=True)
-    with written(unpacking), tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(unpacking, filter="data")
-        else:  # a Python below 3.11.4, such as Debian 12's; the checksum was right
-            tar.extractall(unpacking)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (unpacking / "LibriSpeech" / part).rename(target)
-    shutil.rmtree(unpacking)
-    if was_fetched:
-        archive.unlink()
+    # By another name than an archive that was there, which stays: a later run has to tell them apart.
+    fetched = directory / f"{part}.fetched.tar.gz"
+    refusal = f"{part} must be prepared by one process, but another one does so in {directory}: wait for that"
+    with locked(directory / f".{part}.lock", refusal):
+        if not target.exists():
+            resource, md5 = PARTS[part]
+            source = archive if archive.exists() else fetched
+            download(f"{url}/{resource}/{archive.name}", source, md5, stop)
+            _extract(source, target, directory / f".{part}.unpacking", stop)
+        fetched.unlink(missing_ok=True)
+
+
+def _extract(archive: Path, target: Path, unpacking: Path, stop: threading.Event) -> None:
+    shutil.rmtree(unpacking, ignore_errors=True)  # of a run that was killed
+    try:
+        with written(unpacking), tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(unpacking, _members(tar, stop), filter="data")
+            else:  # a Python below 3.11.4, such as Debian 12's; the checksum was right
+                tar.extractall(unpacking, _members(tar, stop))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (unpacking / "LibriSpeech" / target.name).rename(target)
+    finally:
+        shutil.rmtree(unpacking, ignore_errors=True)
+
+
+def _members(tar: tarfile.TarFile, stop: threading.Event) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        if stop.is_set():
+            raise CancelledError
+        yield member
 
 
 def _transcripts(directory: Path, part: str) -> Iterator[tuple[Path, str, str]]:
