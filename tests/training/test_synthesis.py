@@ -1,6 +1,8 @@
+import errno
 import itertools
 import logging
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_training.cli import main
-from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.synthesis import corpus, rates, texts, voices
 from carnelian_training.text import to_labels
 
@@ -233,6 +235,45 @@ def test_a_text_that_is_too_short_is_said(tmp_path, prose, caplog):
     with caplog.at_level(logging.WARNING):
         synthesise(tmp_path / "corpus", prose, workers=1)
     assert "the texts are used up" in caplog.text
+
+
+def test_a_voice_that_cannot_speak_ends_the_run(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"They had seen {number} old men again.\n" for number in range(12)))
+    flite = tmp_path / "bin" / "flite"
+    flite.parent.mkdir()
+    flite.write_text("#!/bin/sh\nexit 3\n")
+    flite.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{flite.parent}:{os.environ['PATH']}")
+    message = "flite-slt must say its sentences, but 10 in a row failed, the last with .* exit status 3.*; mend it"
+    with pytest.raises(RuntimeError, match=message):
+        corpus.synthesise(tmp_path / "corpus", 1.0, voices=["flite-slt"], texts=[str(text)], workers=1)
+
+
+def test_what_is_left_out_is_summed_up_by_voice(tmp_path, prose, monkeypatch, caplog):
+    def make_clips(utterances, out, workers):
+        for i, utterance in enumerate(utterances):
+            yield utterance, "silent" if i % 2 else Clip(out / utterance.path, 1.0, "a", {"voice": "espeak"})
+
+    monkeypatch.setattr(corpus, "_make_clips", make_clips)
+    monkeypatch.setattr(corpus, "choose_voices", lambda _: [voices.VOICES[-3]])
+    clips = corpus.synthesise(tmp_path / "corpus", 1.0, texts=[prose])
+    total = len(plan(prose))
+    assert len(clips) == (total + 1) // 2
+    assert f"espeak: {total // 2} of {total} clips left out" in caplog.text
+
+
+def test_a_full_disk_is_no_sentence_to_leave_out(tmp_path, prose, monkeypatch):
+    def fail_with(number):
+        def fail(*_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(corpus, "render", fail)
+        return corpus.make_clip(plan(prose)[0], tmp_path)
+
+    assert fail_with(errno.EPIPE) == "BrokenPipeError: [Errno 32] Broken pipe"
+    with pytest.raises(OSError, match="No space left"):
+        fail_with(errno.ENOSPC)
 
 
 @pytest.mark.parametrize("change", [{"hours": 0.0}, {"hours": math.nan}, {"workers": 0}])

@@ -6,6 +6,7 @@ file's name carries a digest of all that was asked of the engine, so a file that
 again.
 """
 
+import errno
 import hashlib
 import itertools
 import json
@@ -17,9 +18,10 @@ import random
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -45,6 +47,10 @@ CLIPS_PER_FOLDER = 1000
 CLIPS_PER_TASK = 4
 TASKS_PER_WORKER = 6
 MANIFEST_PERIOD_S = 30
+MOST_FAILURES = 10
+"""Of a voice in a row: one that cannot speak would be missing from the corpus, and its sentences with it."""
+SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
+"""Of room or of files, which no other sentence would do better with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,27 +101,37 @@ def synthesise(
 
     Raises:
         ValueError: A voice or a text is unknown or not installed, or a number is out of its range.
+        RuntimeError: A voice fails again and again.
+        OSError: There is no room for clips, or for what engines write meanwhile.
     """
     if not 0 < hours < math.inf or workers < 1:
         raise ValueError(f"`hours` and `workers` must be positive and finite, found {hours} and {workers}")
     chosen = choose_voices(voices)
     utterances = plan_utterances(choose_sources(texts), chosen, seed)
     target_s = hours * 3600
+    manifest = out / "manifest.jsonl"
     clips: list[Clip] = []
     total_s = 0.0
-    with tqdm(total=round(target_s), unit="s", desc="speech", disable=not sys.stderr.isatty()) as progress:
+    left_out: Counter[str] = Counter()
+    with (
+        closing(_make_clips(utterances, out, workers)) as made,
+        tqdm(total=round(target_s), unit="s", desc="speech", disable=not sys.stderr.isatty()) as progress,
+    ):
         last_write = time.monotonic()
-        for clip in _make_clips(utterances, out, workers):
+        for clip in _leave_out(made, left_out):
             clips.append(clip)
             total_s += clip.duration
             progress.update(round(min(total_s, target_s)) - progress.n)
             if total_s >= target_s:
                 break
             if time.monotonic() - last_write > MANIFEST_PERIOD_S:
-                write_manifest(out / "manifest.jsonl", clips)
+                write_manifest(manifest, clips)
                 last_write = time.monotonic()
                 logger.info("%.2f of %.2f hours, %d clips", total_s / 3600, hours, len(clips))
-    write_manifest(out / "manifest.jsonl", clips)
+    write_manifest(manifest, clips)
+    kept = Counter(clip.extra["voice"] for clip in clips)
+    for voice, count in left_out.items():
+        logger.warning("%s: %d of %d clips left out", voice, count, count + kept[voice])
     if total_s < target_s:
         logger.warning("the texts are used up: %.2f of %.2f hours; add more with --text", total_s / 3600, hours)
     return clips
@@ -147,11 +163,14 @@ def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: in
         )
 
 
-def make_clip(utterance: Utterance, out: Path) -> Clip | None:
+def make_clip(utterance: Utterance, out: Path) -> Clip | str:
     """Say an utterance, unless its file is there.
 
     Returns:
-        The clip; None if the engine failed or said something that cannot be the sentence.
+        The clip, or in words why there is none: the engine failed or said something that cannot be the sentence.
+
+    Raises:
+        OSError: There is no room for it.
     """
     path = out / utterance.path
     if not path.exists():
@@ -159,12 +178,14 @@ def make_clip(utterance: Utterance, out: Path) -> Clip | None:
         try:
             speech = render(utterance.voice, utterance.sentence.spoken, *how)
         except Exception as error:  # an engine may fail in any way, and one sentence is no loss
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise
             logger.warning("%s left out: %s: %s", path.name, type(error).__name__, error)
-            return None
+            return f"{type(error).__name__}: {error}"
         fault = find_fault(speech, utterance.sentence.labels)
         if fault is not None:
             logger.info("%s left out: %s", path.name, fault)
-            return None
+            return fault
         write_sound(path, speech, SAMPLE_RATE_HZ)
     extra = {
         "speaker": f"{utterance.voice.engine}-{utterance.speaker}",
@@ -190,9 +211,33 @@ def find_fault(speech: npt.NDArray[np.float32], labels: str) -> str | None:
     return None
 
 
-def _make_clips(utterances: Iterator[Utterance], out: Path, workers: int) -> Iterator[Clip]:
-    """Make clips in worker processes; yield them in the order of the plan."""
-    tasks: deque[Future[list[Clip | None]]] = deque()
+def _leave_out(made: Iterable[tuple[Utterance, Clip | str]], left_out: Counter[str]) -> Iterator[Clip]:
+    """Yield clips; count what is none, by voice.
+
+    Raises:
+        RuntimeError: A voice fails again and again.
+    """
+    in_a_row: Counter[str] = Counter()
+    for utterance, clip in made:
+        voice = utterance.voice.name
+        if isinstance(clip, Clip):
+            in_a_row[voice] = 0
+            yield clip
+            continue
+        left_out[voice] += 1
+        in_a_row[voice] += 1
+        if in_a_row[voice] == MOST_FAILURES:
+            raise RuntimeError(
+                f"{voice} must say its sentences, but {MOST_FAILURES} in a row failed, the last with {clip!r}; mend "
+                "it, or name the other voices with --voices"
+            )
+
+
+def _make_clips(
+    utterances: Iterator[Utterance], out: Path, workers: int
+) -> Generator[tuple[Utterance, Clip | str], None, None]:
+    """Make clips in worker processes; yield them, or why there is none, in the order of the plan."""
+    tasks: deque[tuple[list[Utterance], Future[list[Clip | str]]]] = deque()
     # Not forked: the parent may have threads (torch, DALI) whose locks a fork would copy in any state.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
@@ -201,15 +246,16 @@ def _make_clips(utterances: Iterator[Utterance], out: Path, workers: int) -> Ite
                 chunk = list(itertools.islice(utterances, CLIPS_PER_TASK))
                 if not chunk:
                     break
-                tasks.append(pool.submit(_make_task, chunk, out))
+                tasks.append((chunk, pool.submit(_make_task, chunk, out)))
             if not tasks:
                 return
-            yield from (clip for clip in tasks.popleft().result() if clip is not None)
+            chunk, task = tasks.popleft()
+            yield from zip(chunk, task.result(), strict=True)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _make_task(utterances: list[Utterance], out: Path) -> list[Clip | None]:
+def _make_task(utterances: list[Utterance], out: Path) -> list[Clip | str]:
     return [make_clip(utterance, out) for utterance in utterances]
 
 
