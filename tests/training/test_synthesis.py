@@ -237,6 +237,23 @@ def test_a_text_that_is_too_short_is_said(tmp_path, prose, caplog):
     assert "the texts are used up" in caplog.text
 
 
+@needs_espeak
+def test_going_on_never_shortens_the_manifest(tmp_path, prose, monkeypatch):
+    sizes, write = [], corpus.write_manifest
+
+    def seen(path, clips):
+        sizes.append(len(clips))
+        write(path, clips)
+
+    monkeypatch.setattr(corpus, "MANIFEST_PERIOD_S", -1)
+    monkeypatch.setattr(corpus, "write_manifest", seen)
+    count = len(synthesise(tmp_path / "corpus", prose, workers=1))
+    assert sizes == [*range(1, count + 1), count]
+    sizes.clear()
+    synthesise(tmp_path / "corpus", prose, workers=1)
+    assert sizes == [count]
+
+
 def test_a_voice_that_cannot_speak_ends_the_run(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"They had seen {number} old men again.\n" for number in range(12)))

@@ -85,7 +85,8 @@ def synthesise(
 ) -> list[Clip]:
     """Make, or go on making, a corpus in `out`: `manifest.jsonl` and clips of 16 kHz mono speech.
 
-    The manifest is rewritten every half a minute with what there is, so training can begin on it.
+    The manifest is rewritten every half a minute with what there is, so training can begin on it, but not with less
+    than it had before.
 
     Args:
         out: Folder of the corpus. Clips that it holds are kept and counted.
@@ -110,6 +111,7 @@ def synthesise(
     utterances = plan_utterances(choose_sources(texts), chosen, seed)
     target_s = hours * 3600
     manifest = out / "manifest.jsonl"
+    known = manifest.read_bytes().count(b"\n") if manifest.exists() else 0
     clips: list[Clip] = []
     total_s = 0.0
     left_out: Counter[str] = Counter()
@@ -125,7 +127,8 @@ def synthesise(
             if total_s >= target_s:
                 break
             if time.monotonic() - last_write > MANIFEST_PERIOD_S:
-                write_manifest(manifest, clips)
+                if len(clips) > known:
+                    write_manifest(manifest, clips)
                 last_write = time.monotonic()
                 logger.info("%.2f of %.2f hours, %d clips", total_s / 3600, hours, len(clips))
     write_manifest(manifest, clips)
