@@ -70,7 +70,13 @@ def build_engine(
     """
     trt = load_tensorrt()
     log = _log_of(trt)
-    builder = trt.Builder(log)
+    try:
+        builder = trt.Builder(log)
+    except TypeError as error:  # what its binding makes of a null pointer
+        said = "; ".join(log.errors) or error
+        raise EngineError(
+            f"{trt.__name__} {trt.__version__} must find a GPU and its driver, but says: {said}"
+        ) from error
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     if not parser.parse(graph.SerializeToString()):
@@ -89,7 +95,12 @@ def build_engine(
             config.set_compute_capability(trt.ComputeCapability.SM89, 0)
         cache = None  # it has none, and asks for a GPU if told of one
     if cache is not None:
-        config.set_timing_cache(config.create_timing_cache(cache.read_bytes() if cache.exists() else b""), False)
+        timings = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
+        if not config.set_timing_cache(timings, False):
+            raise EngineError(
+                f"{cache} must hold timings of this GPU and of {trt.__name__} {trt.__version__}, but is of others; "
+                "name another file"
+            )
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineError(f"{trt.__name__} {trt.__version__} must build the graph, but says: {'; '.join(log.errors)}")

@@ -1,5 +1,6 @@
 """The Triton configurations of one recogniser, as messages of Triton's own schema."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def build_configs(
     if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
         acoustic.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
     if target.provider == "tensorrt":
-        use_tensorrt_provider(acoustic, target.precision, sizes.hop_samples)
+        use_tensorrt_provider(acoustic, sizes.hop_samples)
     if target.format == "tensorrt":
         use_tensorrt_engine(acoustic, len(choose_profiles(sizes.max_batch_size)))
     ctc = build_ctc(f"{name}_ctc", sizes, decoding)
@@ -131,7 +132,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
     )
 
 
-def use_tensorrt_provider(config: pb.ModelConfig, precision: str, hop_samples: int) -> None:
+def use_tensorrt_provider(config: pb.ModelConfig, hop_samples: int) -> None:
     """Set ONNX Runtime's TensorRT provider up for the shaped graph, in place; without a GPU it runs on the CPU.
 
     One profile for all batches: shapes outside it would have an engine built while clients wait.
@@ -141,7 +142,7 @@ def use_tensorrt_provider(config: pb.ModelConfig, precision: str, hop_samples: i
     *num_mels, _ = config.input[0].dims
     shapes = shapes_of(profile, config.max_batch_size, num_mels[0] if num_mels else None, hop_samples)
     parameters = {
-        "precision_mode": precision.upper(),
+        "precision_mode": "FP32",  # the graph's own types are kept; FP16 would let float32 parts run in float16
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": ENGINE_CACHE,
     }
@@ -150,6 +151,16 @@ def use_tensorrt_provider(config: pb.ModelConfig, precision: str, hop_samples: i
             f"{name}:{'x'.join(map(str, three[position]))}" for name, three in shapes.items()
         )
     config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt", parameters=parameters)
+
+
+def name_cached_engines(config: pb.ModelConfig, graph: bytes) -> None:
+    """Have ONNX Runtime keep the engines of this graph under a name of their own, in place.
+
+    Its own names are of the graph's structure: another network's engine, with the same layers, would be taken for this
+    one's (microsoft/onnxruntime#6455).
+    """
+    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+        accelerator.parameters["trt_engine_cache_prefix"] = f"{config.name}_{hashlib.sha256(graph).hexdigest()[:16]}"
 
 
 def use_tensorrt_engine(config: pb.ModelConfig, num_profiles: int) -> None:

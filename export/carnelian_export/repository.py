@@ -17,7 +17,7 @@ from carnelian_training.replacement import written
 from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.acoustic import write_acoustic
-from carnelian_export.model_configs import AUDIO_DECODE, SUFFIXES, read_config
+from carnelian_export.model_configs import AUDIO_DECODE, SUFFIXES, name_cached_engines, read_config, to_text
 from carnelian_export.stages import CALIBRATION, VERSION, Decoding, RepositoryError, write_stages
 from carnelian_export.target import Target
 
@@ -84,8 +84,11 @@ def write_model(
             write_stages(staged, name, config, decoding or Decoding(), target)
             _check_release(repository, staged, name)
             acoustic = staged / f"{name}_acoustic"
-            max_batch_size = read_config(acoustic / "config.pbtxt").max_batch_size
-            difference = write_acoustic(acoustic / VERSION, network, config, target, max_batch_size)
+            configuration = read_config(acoustic / "config.pbtxt")
+            difference = write_acoustic(acoustic / VERSION, network, config, target, configuration.max_batch_size)
+            if target.provider == "tensorrt":
+                name_cached_engines(configuration, (acoustic / VERSION / "model.onnx").read_bytes())
+                (acoustic / "config.pbtxt").write_text(to_text(configuration))
             _flush(staged)
         with _held(repository):
             _check_release(repository, staged, name)  # again: another export may have ended meanwhile

@@ -14,6 +14,7 @@ from carnelian_export.parity import ParityError, compare, make_inputs, run, scor
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
 from carnelian_export.repository import write_model
 from carnelian_export.target import Target, TargetError
+from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
@@ -153,13 +154,25 @@ def test_onnxruntimes_provider_gets_the_shaped_graph_and_one_profile_for_all_bat
     acoustic = read_config(folder / "config.pbtxt")
     (accelerator,) = acoustic.optimization.execution_accelerators.gpu_execution_accelerator
     assert (acoustic.backend, accelerator.name) == ("onnxruntime", "tensorrt")
-    assert accelerator.parameters["precision_mode"] == "FP16"
+    assert accelerator.parameters["precision_mode"] == "FP32"  # which lets the graph's own types stand
     assert accelerator.parameters["trt_profile_max_shapes"].startswith(
         f"FEATURES:{(192_000 + 32) * 64},FEATURES_SHAPE:32x2,"
     )
     made = [name for tensor in acoustic.batch_input for name in tensor.target_name]
     graph = onnx.load(folder / "1" / "model.onnx").graph
     assert {*(tensor.name for tensor in acoustic.input), *made} == {tensor.name for tensor in graph.input}
+
+
+def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config):
+    prefixes = set()
+    for seed in (0, 1, 1):
+        torch.manual_seed(seed)
+        write_model(tmp_path, "tiny", config, build_model(config).eval(), target=Target(provider="tensorrt"))
+        acoustic = read_config(tmp_path / "tiny_acoustic" / "config.pbtxt")
+        (accelerator,) = acoustic.optimization.execution_accelerators.gpu_execution_accelerator
+        prefixes.add(accelerator.parameters["trt_engine_cache_prefix"])
+    assert len(prefixes) == 2
+    assert all(prefix.startswith("tiny_acoustic_") for prefix in prefixes)
 
 
 def fits(batch, shapes):
