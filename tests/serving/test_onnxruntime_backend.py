@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import psutil
 import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
+from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers, open_session
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores, thread_count
 from carnelian_serving.launcher import Server
@@ -157,6 +158,19 @@ def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> No
     assert gpu_providers(config, "0", PROVIDERS[2:]) == []
 
 
+@pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider' is not in available")
+@pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA is there")
+def test_a_gpu_instance_does_not_run_on_the_cpu_because_cuda_cannot_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("A", "B")]
+    graph = helper.make_graph([helper.make_node("Neg", ["A"], ["B"])], "neg", tensors[:1], tensors[1:])
+    onnx.save(helper.make_model(graph, ir_version=10), path)
+    on_cpu, on_gpu = ("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"device_id": "0"})
+    assert open_session(path, onnxruntime.SessionOptions(), [on_cpu]).get_providers() == ["CPUExecutionProvider"]
+    with pytest.raises(ConfigError, match="must run on ONNX Runtime's CUDAExecutionProvider, but that cannot be"):
+        open_session(path, onnxruntime.SessionOptions(), [on_gpu, on_cpu])
+
+
 @pytest.mark.parametrize(("number", "word"), [("0", "EXHAUSTIVE"), ("1", "HEURISTIC"), ("2", "DEFAULT")])
 def test_the_search_for_convolutions_is_a_parameter_too(number: str, word: str) -> None:
     config = read(parameters={CONVOLUTION_SEARCH: {"string_value": number}})
@@ -178,7 +192,7 @@ def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_the
         "device_id": "0",
         "trt_fp16_enable": "True",
         "trt_max_workspace_size": "9",
-        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_enable": "True",
     }
 
 

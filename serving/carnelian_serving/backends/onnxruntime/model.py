@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Rows, check_output, execute
 from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers
+from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, Provider, gpu_providers, open_session
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_serving.backends.threads import count_cores, thread_count
@@ -169,7 +169,7 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
         device_id: Of the GPU.
 
     Raises:
-        ConfigError: The model file is missing, or a parameter has no meaning.
+        ConfigError: The model file is missing, a parameter has no meaning, or the GPU's provider cannot be loaded.
     """
     path = find_model(config.folder, config.model_filename)
     if not path.is_file():
@@ -188,11 +188,11 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     options.enable_mem_pattern = config.boolean("enable_mem_pattern", True)
     if config.graph_level in GRAPH_LEVELS:
         options.graph_optimization_level = GRAPH_LEVELS[config.graph_level]
-    providers: list[Any] = ["CPUExecutionProvider"]
+    providers: list[Provider] = [("CPUExecutionProvider", {})]
     if instance_kind == "GPU":
         providers = [*gpu_providers(config, device_id, onnxruntime.get_available_providers()), *providers]
     limit_spinning(options)
-    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+    return open_session(path, options, providers)
 
 
 def give_back_freed_memory() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import onnxruntime
 
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig
 
@@ -11,8 +14,29 @@ CONVOLUTION_SEARCH = "cudnn_conv_algo_search"
 CONVOLUTION_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 """ONNX Runtime's words for the parameter's 0, 1 and 2."""
 
+Provider = tuple[str, dict[str, str]]
+"""Its name and its options."""
 
-def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+
+def open_session(
+    path: Path, options: onnxruntime.SessionOptions, providers: Sequence[Provider]
+) -> onnxruntime.InferenceSession:
+    """Open a session whose first provider is the first of these: ONNX Runtime would go on without it, in silence.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    wanted, found = providers[0][0], session.get_providers()[0]
+    if found != wanted:
+        raise ConfigError(
+            f"{path} must run on ONNX Runtime's {wanted}, but that cannot be loaded, and {found} would take its place: "
+            "install the CUDA, cuDNN and TensorRT that the log asks for, or set `KIND_CPU`"
+        )
+    return session
+
+
+def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[Provider]:
     """Choose the providers of a GPU instance, as the native backend does, with their options.
 
     Args:
@@ -48,7 +72,8 @@ def _tensorrt_options(config: ModelConfig) -> dict[str, str]:
     options = {}
     for key, value in config.gpu_accelerators["tensorrt"].items():
         if key.startswith("trt_"):
-            options[key] = value
+            # The native backend takes 1 for true as well, ONNX Runtime's Python package does not.
+            options[key] = {"1": "True", "0": "False"}.get(value, value) if key.endswith("_enable") else value
         elif key == "max_workspace_size_bytes":
             options["trt_max_workspace_size"] = value
         elif key == "precision_mode" and value in ("FP32", "FP16"):
