@@ -34,6 +34,8 @@ Array = npt.NDArray[np.float32]
 Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
 Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
+MOST_VERSIONS = 64
+"""Of a function that PyTorch compiles: of each engine, precision and kind of shape."""
 
 
 class EngineError(RuntimeError):
@@ -68,6 +70,9 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
     if name.startswith("compiled"):
         lowered = lower(network, dtype).to(device)
         mode = "reduce-overhead" if name in GPU_ONLY else None
+        # All engines are versions of the same functions. PyTorch would compile 8 and run the others as they are.
+        torch._dynamo.config.recompile_limit = MOST_VERSIONS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
         compiled = cast("Forward", torch.compile(lowered, mode=mode))
         return _run_torch(lambda batch, ends: compiled(batch.to(dtype), ends), device)
     if name == "plain":

@@ -8,6 +8,7 @@ seconds, summed over the threads of a process, are kept beside wall seconds: wit
 would show on an idle machine.
 """
 
+import gc
 import itertools
 import multiprocessing
 import random
@@ -83,6 +84,8 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Resu
     ):
         if processes == 1:
             _take_turns(config, list(group), work)
+            gc.collect()
+            torch.cuda.empty_cache()  # or this process would keep it from the next cell's, which share the GPU
         else:
             for result in group:
                 _take_together(config, result, work)
