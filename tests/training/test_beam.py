@@ -93,6 +93,28 @@ def test_a_hot_phrase_that_is_only_begun_takes_nothing_from_what_follows(said, p
     assert hot.text in (plain.text, said)
 
 
+def test_a_hot_phrase_with_an_unlikely_letter_is_written_where_it_is_said():
+    options = {"hotwords": '["aba"]', "hotword_boost": "50"}
+    assert (
+        decode(clear_clip("ab bb a", LABELS), **options).text == "aba bb a"
+    )  # and not "aba", of the first and the last
+
+
+@pytest.mark.parametrize("said", ["     ab", "ab     ", "  a   b  "])
+def test_spaces_around_words_are_no_part_of_them(said):
+    labels = [" ", "a", "b"]
+    clip = clear_clip(said, labels)[::2]  # without blanks between
+    (greedy,) = Decoder(labels, 0.02).decode([clip], [Options()])
+    assert decode(clip).text == greedy.text
+    assert decode(clip).words == greedy.words
+
+
+def test_an_impossible_space_is_no_error():
+    with np.errstate(divide="ignore"):
+        clip = np.log(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32))
+    assert [decode(clip).text, decode(clip).words[0].start] == ["a", 0.02]
+
+
 def test_a_hot_phrase_within_another_one_counts_once_while_that_one_is_spelled():
     labels = [" ", *"iobrt"]
     hotwords = build_hotwords(["i", "i robot"], 6.0, labels)

@@ -17,12 +17,15 @@ def least_frames(text: str) -> int:
     return len(text) + sum(first == second for first, second in pairwise(text))
 
 
-def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> tuple[Frames, Frames]:
+def align(
+    log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], space: int | None = None
+) -> tuple[Frames, Frames]:
     """Find the likeliest alignment of a text, by Viterbi's algorithm.
 
     Args:
         log_probs: [frames, labels + 1] float32; the last label is the blank.
         labels: [characters] int64, at least one; there must be frames enough for them.
+        space: the label that may come before and after the text, and repeatedly within it, and changes nothing there.
 
     Returns:
         First frame of each character and the frame after its last, [characters] int64.
@@ -34,6 +37,10 @@ def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> 
     skips = np.full(len(states), -np.inf)
     skips[3::2] = np.where(labels[1:] != labels[:-1], 0.0, -np.inf)
     emitted = log_probs[:, states].astype(np.float64)  # [frames, states]
+    if space is not None:
+        beside = np.concatenate(([True], labels == space)) | np.concatenate((labels == space, [True]))
+        free = 2 * beside.nonzero()[0]  # blanks that may be spaces as well
+        emitted[:, free] = np.maximum(emitted[:, free], log_probs[:, [space]])
     steps = np.zeros(emitted.shape, np.int8)
     scores = np.full((3, len(states)), -np.inf)  # having stayed, come from the state before, or from two before
     scores[0, :2] = emitted[0, :2]
@@ -74,7 +81,7 @@ def time_words(
         return Hypothesis("", (), geometric_mean(log_probs[:, -1]), tuple(readings))
     numbers = {label: i for i, label in enumerate(labels)}
     codes = np.array([numbers[character] for character in text])
-    begin, end = align(log_probs, codes)
+    begin, end = align(log_probs, codes, numbers[" "])
     scores = np.array([log_probs[b:e, code].max() for b, e, code in zip(begin, end, codes, strict=True)])
     words, _ = make_words(text, begin, end, scores, frame_s, calibration, decoder)
     return Hypothesis(text, tuple(words), mean_confidence(words), tuple(readings))

@@ -53,6 +53,8 @@ def beam_search(
     rows = log_probs.astype(np.float64)
     likely = rows[:, :-1] >= np.minimum(rows.max(axis=1, keepdims=True, initial=-np.inf), options.token_threshold)
     for row, is_candidate in zip(rows, likely, strict=True):
+        if scoring.has_hotwords:
+            is_candidate |= beam.finds_worth_it(row)
         beam.advance(row, is_candidate.nonzero()[0])
 
     readings: dict[str, Alternative] = {}
@@ -88,6 +90,7 @@ class _Beam:
         self._prefixes = prefixes
         self._space = prefixes.scoring.space
         self._width, self._threshold = options.beam_width, options.beam_threshold
+        self._least_expected = options.token_threshold - options.hotword_boost
         self.nodes: Integers = np.array([ROOT])
         self.blank, self.label = np.zeros(1), np.full(1, -np.inf)
         self.recombinations, self._is_listing = Recombinations(prefixes), options.depth > 1
@@ -97,6 +100,14 @@ class _Beam:
     def total(self) -> Floats:
         """[alive] log-probability of all alignments."""
         return np.logaddexp(self.blank, self.label)
+
+    def finds_worth_it(self, row: Floats) -> npt.NDArray[np.bool_]:
+        """[labels]; whether a hot phrase goes on with it, and a word's boost makes up for how unlikely it is.
+
+        Else a phrase that is begun would wait, in blanks, for the next frame that lets its last letter pass, and take
+        the words until there with it.
+        """
+        return self._prefixes.expected_labels(self.nodes) & (row[:-1] >= self._least_expected)
 
     def advance(self, row: Floats, candidates: Integers) -> None:
         """Take in a frame.

@@ -25,6 +25,8 @@ class Hotwords:
     partial: npt.NDArray[np.float64]
     """[states]; boost for the longest prefix that ends here, as long as the search is here."""
     start: int
+    depth: npt.NDArray[np.int32]
+    """[states]; labels of the longest prefix that ends here, the space before it included."""
 
     @cached_property
     def is_expected(self) -> npt.NDArray[np.bool_]:
@@ -45,7 +47,7 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
     """
     labels = list(labels)
     if not phrases:
-        return Hotwords(np.zeros((1, len(labels)), np.int32), np.zeros(1), np.zeros(1), 0)
+        return Hotwords(np.zeros((1, len(labels)), np.int32), np.zeros(1), np.zeros(1), 0, np.zeros(1, np.int32))
     space = labels.index(" ")
     spelled = [f" {phrase} " for phrase in phrases]
     next_state, ends = build_tree(encode(spelled, labels), len(labels))
@@ -61,8 +63,10 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
     for parents, _, children in reversed(levels):
         np.maximum.at(ahead, parents, np.maximum(share, ahead)[children])
     partial = np.zeros(len(next_state))
+    depths = np.zeros(len(next_state), np.int32)
     for depth, (_, _, children) in enumerate(levels):
         partial[children] = ahead[children] * depth  # the first level is the space before a phrase
+        depths[children] = depth + 1
 
     # Where a prefix goes on as no phrase does, go on from its longest suffix that is a prefix too.
     fallback = np.zeros(len(next_state), np.int32)
@@ -74,7 +78,7 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
         complete[children] += complete[fallback[children]]
         partial[children] = np.maximum(partial[children], partial[fallback[children]])
         goto[children] = np.where(next_state[children] >= 0, next_state[children], goto[fallback[children]])
-    return Hotwords(goto, complete, partial, int(goto[0, space]))
+    return Hotwords(goto, complete, partial, int(goto[0, space]), depths)
 
 
 def _levels(tree: Table) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Table]]:

@@ -165,6 +165,15 @@ class Prefixes:
             language += scoring.options.lm_weight * np.array([model.end(context) for context in contexts.tolist()])
         return language, boost
 
+    def expected_labels(self, nodes: Integers) -> npt.NDArray[np.bool_]:
+        """[labels]; whether a hot phrase that one of `nodes` has begun goes on with it."""
+        hotwords = self.scoring.hotwords
+        states = np.unique(self._hot[nodes])
+        states = states[hotwords.depth[states] > 1]  # a space alone begins none
+        is_longer = hotwords.depth[hotwords.next_state[states]] > hotwords.depth[states][:, None]
+        expected: npt.NDArray[np.bool_] = is_longer.any(axis=0)
+        return expected
+
     def futures(self, nodes: Integers) -> tuple[Integers, ...]:
         """What decides how prefixes can go on, and what that is worth.
 
