@@ -114,6 +114,8 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop.milestones=[-100, 5]", r"`milestones` must be steps, at least 1, but hold \[-100\]"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
+        ("name=2001-99-99", r"'name=2001-99-99': .* month must be in 1\.\.12"),
+        ("name=!!timestamp x", "cannot be read as YAML"),
         ("labels=[]", "`labels` must hold one character at least"),
         ("data.min_duration_s=20", "`min_duration_s` must be at most `max_duration_s`, 16.7, but is 20"),
         ("augment.frequency_masks=-1", "`frequency_masks` must be finite and at least 0, but is -1"),
@@ -172,6 +174,9 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_bytes("name: é".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"broken\.yaml: cannot be read as YAML"):
+        load_config(broken)
+    broken.write_text("a: &a [*a]")
+    with pytest.raises(ConfigError, match=r"broken\.yaml: no anchor .* may hold its own alias"):
         load_config(broken)
     broken.write_text("a: [")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):

@@ -86,6 +86,9 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         (json.dumps(LINE | {"audio_filepath": "a\0b.wav"}), "the path of a sound file, found 'a\\x00b.wav'"),
         (json.dumps(LINE | {"speaker": "\ud83d"}), "half of a pair, '\\ud83d'"),
         (json.dumps(LINE | {"text": None}), "a string (empty without one), found None"),
+        (json.dumps(LINE | {"duration": 10**400}), "`duration` must be a positive number of seconds, found 1000"),
+        ('{"take": ' + "1" * 5000 + "}", "does not parse: Exceeds the limit"),
+        ('{"a":' * 100_000, "does not parse: maximum recursion depth exceeded"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, found):

@@ -18,6 +18,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, found, marks[key])
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError) as error:  # of a date with a month 99, of `!!int x`
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
 
 def load(text: str) -> Any:
     """Plain values out of YAML.

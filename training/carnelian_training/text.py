@@ -43,7 +43,10 @@ MAX_DIGITS = 15
 """Longer runs of digits are no amount that anybody reads out; a sentence with one is refused."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bb\u02bc`\u00b4\u2032", "'"))
-_ABBREVIATION = re.compile(rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?=[\s,;:'\")-]|$)", flags=re.IGNORECASE)
+# A letter may follow at once if it is a capital: Mr.Smith.
+_ABBREVIATION = re.compile(
+    rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
+)
 # A number beside letters or other digits (A4, 5kg, 5'6, .5) stays, and the sentence is refused for its digits.
 _NUMBER = re.compile(
     r"(?<![^\W_])(?<!\.)(?<!\d')(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
@@ -54,7 +57,7 @@ _NUMBER = re.compile(
 _NUMBERED = re.compile(r"(?:(?<=[\w,;:]\s)|(?<=\())No\.\s?(?=\d)")  # not an answer, which begins a sentence
 _MINUS = re.compile("(?<![^\\s(\\[\"'“‘])(?<!\\d\\s)[-\u2212](?=[$£€]?\\d)")  # noqa: RUF001
 _TIME = re.compile(
-    r"(?<![\w:.,])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?:\s?(?P<half>[ap]\.?m)\b|(?![\w:]))(?!\.\d)",
+    r"(?<![\w:.,])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?:\s?(?P<half>[ap]\.?m)\b|(?!\w|:\d))(?!\.\d)",
     re.IGNORECASE,
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
@@ -127,8 +130,9 @@ def _spell_abbreviation(match: re.Match[str]) -> str:
     found = match[1] or match[2]
     said = ABBREVIATIONS[found.lower()]
     said = said.capitalize() if found[0].isupper() else said
-    # The period of an abbreviation also ends the sentence when nothing follows.
-    return said + "." if match.end() == len(match.string) and match[0].endswith(".") else said
+    if match.end() == len(match.string):  # the period of an abbreviation also ends the sentence
+        return said + "." if match[0].endswith(".") else said
+    return f"{said} " if match.string[match.end()].isalpha() else said
 
 
 def _spell_time(match: re.Match[str]) -> str:

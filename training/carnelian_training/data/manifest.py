@@ -6,7 +6,7 @@ The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools
 
 import json
 import logging
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +128,7 @@ def _opened(path: Path) -> BinaryIO:
 def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits; too deep
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
@@ -158,4 +158,4 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
