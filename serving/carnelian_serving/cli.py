@@ -64,7 +64,10 @@ def serve(
     """
     for option in triton_options or ():
         if not option.startswith("--"):
-            raise typer.BadParameter(f"an option of tritonserver must begin with --, but {option!r} does not")
+            raise typer.BadParameter(
+                f"an option of tritonserver must begin with --, but {option!r} does not; a folder of models is "
+                "given as --repository"
+            )
     for number in STOP_SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
