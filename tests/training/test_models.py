@@ -241,3 +241,16 @@ def test_a_batch_of_one_frame_can_be_learnt_from():
     assert out.isfinite().all()
     assert not norm.running_mean.any()
     assert (norm.running_var == 1).all()
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns of how it uses itself
+def test_compiling_takes_in_all_but_what_depends_on_the_data():
+    network = QuartzNet(QuartzNetConfig(stages=(StageConfig(filters=8, kernel=3, repeat=3),)), 5).train()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    # A batch that is not folded, and on a GPU: there, only the search for the real frames is no graph.
+    compiled = torch.compile(network, dynamic=True, backend="eager")
+    compiled(torch.randn(17, 64, 50), torch.arange(34, 51))[0].sum().backward()
+    reasons = [reason for reason in counters["graph_break"] if "get_num_threads" not in reason]  # of a CPU's kernels
+    assert all("nonzero" in reason for reason in reasons), reasons
+    assert counters["stats"]["calls_captured"] > 30

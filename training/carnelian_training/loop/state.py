@@ -31,6 +31,9 @@ from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+MOST_VERSIONS = 64
+"""Of a function that PyTorch compiles."""
+
 
 @dataclass
 class State:
@@ -245,6 +248,8 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
         raise RuntimeError(
             "`loop.compile` needs a C++ compiler, but none was found: install g++, set CXX, or set the option to false"
         )
+    # Each kernel and width is a version of a sub-block's function. Beyond 8, PyTorch would run the others as they are.
+    torch._dynamo.config.recompile_limit = MOST_VERSIONS
     network: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
     return network
 

@@ -4,8 +4,6 @@ Everything works on [batch, channels, 1, frames]: ONNX Runtime's and oneDNN's ke
 are several times faster than those for 1-D convolutions, above all with channels last.
 """
 
-from functools import cached_property
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,6 +26,8 @@ class Mask:
 
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid
+        self._rows: Tensor | None = None
+        self._has_rows = False
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, frames: int) -> "Mask":
@@ -38,11 +38,13 @@ class Mask:
         """Zero the padding of `x` [batch, channels, 1, frames]. NaN in the padding goes too, so no product."""
         return torch.where(self.valid, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
-    @cached_property
+    @property
     def rows(self) -> Tensor | None:
         """Which of the batch * frames rows are a clip's, [rows] int64 in order; None if all are."""
-        rows = self.valid.flatten().nonzero().squeeze(1)
-        return None if len(rows) == self.valid.numel() else rows
+        if not self._has_rows:  # no `cached_property`: below Python 3.12 its lock ends what `torch.compile` can take in
+            rows = self.valid.flatten().nonzero().squeeze(1)
+            self._rows, self._has_rows = None if len(rows) == self.valid.numel() else rows, True
+        return self._rows
 
     def strided(self, stride: int) -> "Mask":
         """The mask after a "same" convolution with this stride; every clip must start at a multiple of it."""
@@ -161,5 +163,6 @@ class MaskedBatchNorm(nn.BatchNorm2d):
         assert variance is not None
         if self.shared:
             return shared_batch_norm(rows, self.weight, self.bias, mean, variance, momentum, self.eps)
-        enough = len(rows) > 1  # a process without clips, or next to none, has no statistics
+        # A process without clips, or next to none, has no statistics. `>` would give `torch.compile` no bool.
+        enough = len(rows) not in (0, 1)
         return F.batch_norm(rows, mean, variance, self.weight, self.bias, enough, momentum, self.eps)
