@@ -38,14 +38,16 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         clips = read_features(target.int8_clips, config)
         onnx.save(quantise(stack, clips.calibration), path)
         return check_distributions(path, network, clips.comparison)
-    export = export_shaped if target.provider == "tensorrt" else export_ragged
-    onnx.save(export(network, DTYPES[target.precision]), path)
+    dtype = DTYPES[target.precision]
+    is_shaped = target.provider == "tensorrt"
+    graph = export_shaped(network, dtype, config.features.hop_samples) if is_shaped else export_ragged(network, dtype)
+    onnx.save(graph, path)
     return check_parity(path, network, target.precision)
 
 
 def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, hop_samples: int) -> float:
     dtype = DTYPES[target.precision]
-    graph = export_shaped(network, dtype)
+    graph = export_shaped(network, dtype, hop_samples)
     difference = _check_graph(network, target.precision, graph)
     profiles = choose_profiles(max_batch_size)
     num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None

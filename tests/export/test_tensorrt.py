@@ -175,6 +175,13 @@ def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config)
     assert all(prefix.startswith("tiny_acoustic_") for prefix in prefixes)
 
 
+def test_a_row_has_room_for_the_longest_clip_and_no_more(network):
+    session = open_session(export_shaped(network, torch.float32, hop_samples=160))
+    for frames, rows in ((6001, 6001), (7000, 6001)):  # 60 s, and what no feature stage lets through
+        log_probs, _ = run(session, [np.zeros((64, frames), np.float32)], [frames])
+        assert log_probs.shape[1] == network.config.output_frames(rows)
+
+
 def fits(batch, shapes):
     return all(
         least[axis] <= size <= most[axis]

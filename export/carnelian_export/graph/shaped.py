@@ -25,9 +25,10 @@ MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLE_RATE_HZ)
 class ShapedAcoustic(nn.Module):
     """:class:`carnelian_export.graph.to_onnx.RaggedAcoustic` with two more inputs, of which only the shapes count."""
 
-    def __init__(self, network: StackNetwork) -> None:
+    def __init__(self, network: StackNetwork, most_frames: int) -> None:
         super().__init__()
         self.network = network
+        self.most_frames = most_frames
         self.spacing = find_spacing(network)
 
     def forward(
@@ -62,9 +63,11 @@ class ShapedAcoustic(nn.Module):
         body = packed.to(next(self.network.parameters()).dtype)
         with moved_apart(self.network, self.spacing, starts, starts_apart, real, time_apart, Mask):
             log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
-        longest = strided(longest_row(longest_request, request_sizes, rows) // mels, config.stride)  # type: ignore[arg-type]
+        # No row is longer than a clip may be, so TensorRT need not find room for a batch that is one row.
+        longest = min_of(longest_row(longest_request, request_sizes, rows) // mels, self.most_frames)
+        longest = strided(longest, config.stride)  # type: ignore[arg-type, assignment]
         ends, first = strided(real, config.stride), starts_apart // config.stride
-        unpacked = to_rows(log_probs, torch.arange(longest), ends, first)  # type: ignore[call-overload]
+        unpacked = to_rows(log_probs, torch.arange(longest), ends, first)
         return unpacked, strided(counted, config.stride).int()
 
 
@@ -81,8 +84,7 @@ class ShapedWaveforms(nn.Module):
         """Score a ragged batch, as :class:`ShapedAcoustic` does; `features` are samples and `shapes` [rows, 1]."""
         samples = shapes[:, 0].long()
         counted, real = count(lengths, samples)
-        # No row is longer than a clip may be, so TensorRT need not find room for a batch that is one row.
-        longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)
+        longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)  # as above
         time = torch.arange(longest)
         inside = time < real[:, None]
         index = torch.where(inside, sum_before(samples)[:, None] + time, features.shape[0])
@@ -129,17 +131,20 @@ def pack(
     return padded[torch.where(valid, index, features.shape[0])], valid
 
 
-def build_shaped(network: CtcNetwork, dtype: torch.dtype) -> nn.Module:
-    """The network as a module with :data:`SHAPED_INPUTS` that computes in `dtype`."""
+def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> nn.Module:
+    """The network as a module with :data:`SHAPED_INPUTS` that computes in `dtype`.
+
+    `hop_samples` lie between two frames of its features; rows have room for the frames of :data:`MAX_AUDIO_S`.
+    """
     lowered = lower(network, dtype)
     if isinstance(lowered, StackNetwork):
-        return ShapedAcoustic(lowered)
+        return ShapedAcoustic(lowered, MOST_SAMPLES // hop_samples + 1)
     assert isinstance(lowered, Wav2Vec2)
     return ShapedWaveforms(lowered)
 
 
-def export_shaped(network: CtcNetwork, dtype: torch.dtype) -> onnx.ModelProto:
-    """The graph of a TensorRT `<model>_acoustic` stage, with :data:`SHAPED_INPUTS`."""
+def export_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> onnx.ModelProto:
+    """The graph of a TensorRT `<model>_acoustic` stage, see :func:`build_shaped`."""
     if isinstance(network, StackNetwork):
         mels = network.config.num_mels
         shapes = torch.tensor([[mels, 40], [mels, 64]], dtype=torch.int32)
@@ -153,4 +158,4 @@ def export_shaped(network: CtcNetwork, dtype: torch.dtype) -> onnx.ModelProto:
         sizes.int(),
         torch.zeros(int(sizes.max())),
     )
-    return trace(build_shaped(network, dtype), dict(zip(SHAPED_INPUTS, values, strict=True)))
+    return trace(build_shaped(network, dtype, hop_samples), dict(zip(SHAPED_INPUTS, values, strict=True)))
