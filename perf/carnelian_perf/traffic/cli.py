@@ -56,16 +56,16 @@ def batching(
     check_model_and_clips(repository, model, manifest)
     out = raw_file_path(out, f"{model}_batching.json")
 
-    from carnelian_export.graph.to_onnx import export_padded
     from carnelian_training.checkpoint import load_model
 
     from carnelian_perf.clips import cut_clips, load_clips
     from carnelian_perf.traffic.batching import Plan, measure
+    from carnelian_perf.traffic.graph import build_padded
 
     plan = Plan(
         repository=repository,
         model=model,
-        padded=export_padded(load_model(checkpoint)[1]),
+        padded=build_padded(*load_model(checkpoint)),
         clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
         source=describe_clips(manifest),
         concurrency=concurrency,
@@ -111,19 +111,19 @@ def mixed(
         check_file("--checkpoint", checkpoint)
         with served_repository(repository, model, random_weights) as (served, name):
             check_model_and_clips(served, name, manifest)
-            from carnelian_export.graph.to_onnx import export_padded
             from carnelian_training.checkpoint import load_model
 
             from carnelian_perf.clips import cut_clips, load_clips
             from carnelian_perf.networks import load_network
+            from carnelian_perf.traffic.graph import build_padded
             from carnelian_perf.traffic.mixed import Plan, measure
 
             # A YAML's random weights are the same each time.
-            network = (load_network(random_weights) if random_weights else load_model(checkpoint))[1]
+            loaded = load_network(random_weights) if random_weights else load_model(checkpoint)
             plan = Plan(
                 repository=served,
                 model=name,
-                padded=export_padded(network),
+                padded=build_padded(*loaded),
                 clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
                 source=describe_clips(manifest),
                 target_ms=target,

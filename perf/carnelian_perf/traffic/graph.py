@@ -5,8 +5,12 @@ ragged batches, and any of them with one more output, which tells how many frame
 """
 
 import onnx
+from carnelian_export.graph.to_onnx import export_padded
+from carnelian_training.config import Config
+from carnelian_training.models.network import CtcNetwork, StackNetwork
 from onnx import TensorProto, compose, helper, parser
 
+from carnelian_perf.clips import HOP_SAMPLES
 from carnelian_perf.load import PROCESSED_FRAMES
 
 # Rows of any lengths, flat and in order -> [rows, num_mels, frames], zero after each row's end.
@@ -40,6 +44,20 @@ unflatten (float[total] FEATURES, int32[rows, 2] FEATURES_SHAPE) => (float[rows,
     PADDED = Gather (with_zero, position)
 }
 """
+
+
+def build_padded(config: Config, network: CtcNetwork) -> onnx.ModelProto:
+    """The network for batches that somebody else has padded.
+
+    Raises:
+        ValueError: It has no features of 10 ms, in which clips and padding are counted.
+    """
+    if not isinstance(network, StackNetwork) or config.features.hop_samples != HOP_SAMPLES:
+        raise ValueError(
+            f"the model must be a Jasper or QuartzNet with features every {HOP_SAMPLES} samples, in which clips and "
+            f"padding are counted, but is a {config.model.name} with {config.features.hop_samples}"
+        )
+    return export_padded(network)
 
 
 def pad_inside(padded: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,9 +1,14 @@
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from carnelian_perf.load import PROCESSED_FRAMES
-from carnelian_perf.traffic.graph import count_frames, pad_inside
+from carnelian_perf.networks import load_network
+from carnelian_perf.traffic.graph import build_padded, count_frames, pad_inside
+
+CONFIGS = Path(__file__).parents[3] / "training" / "configs"
 
 FRAMES = (301, 77, 120)  # odd ones do not divide by the stride
 TOLERANCE = 1e-4  # log-probabilities; float32 sums in another order
@@ -72,3 +77,9 @@ def test_counting_changes_no_other_output(padded, padded_feeds):
 def test_graph_without_a_convolution_is_refused():
     with pytest.raises(ValueError, match="first convolution"):
         count_frames(onnx.ModelProto())
+
+
+def test_a_network_of_samples_is_refused_by_name():
+    config, network = load_network(CONFIGS / "wav2vec2_small.yaml", ("pretraining=null",))
+    with pytest.raises(ValueError, match=r"must be a Jasper or QuartzNet .* but is a wav2vec2 with 1"):
+        build_padded(config, network)
