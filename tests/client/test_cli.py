@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -139,6 +140,20 @@ def test_a_full_disk_costs_no_earlier_transcript(transcribe, endpoint, clip, tmp
     assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
     assert (out / "clip.txt").read_text() == f"{clip.stat().st_size} bytes\n"
     assert sorted(path.name for path in out.iterdir() if not path.is_symlink()) == ["earlier.txt"]
+
+
+def test_a_transcript_keeps_its_mode_and_a_pipe_stays_one(transcribe, endpoint, clip, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "clip.txt").touch(0o600)
+    assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
+    assert stat.S_IMODE((out / "clip.txt").stat().st_mode) == 0o600
+    (out / "clip.txt").unlink()
+    os.mkfifo(out / "clip.txt")
+    reader = os.open(out / "clip.txt", os.O_RDONLY | os.O_NONBLOCK)
+    assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
+    assert os.read(reader, 100).decode() == f"{clip.stat().st_size} bytes\n"
+    os.close(reader)
 
 
 def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(endpoint, wav, tmp_path):
