@@ -19,6 +19,7 @@ that `carnelian-serve` runs at once, four: all have met a long clip before the s
 MAX_PENDING_REQUESTS = 128
 """Before the stages behind the features: as many clips as four batches, or some seconds of work on two cores."""
 ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root
+ENGINE_PREFIX = "trt_engine_cache_prefix"
 SOURCES = Path(__file__).parent / "models"
 AUDIO_DECODE = "audio_decode"  # one for all recognisers
 
@@ -160,7 +161,7 @@ def name_cached_engines(config: pb.ModelConfig, graph: bytes) -> None:
     one's (microsoft/onnxruntime#6455).
     """
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
-        accelerator.parameters["trt_engine_cache_prefix"] = f"{config.name}_{hashlib.sha256(graph).hexdigest()[:16]}"
+        accelerator.parameters[ENGINE_PREFIX] = f"{config.name}_{hashlib.sha256(graph).hexdigest()[:16]}"
 
 
 def use_tensorrt_engine(config: pb.ModelConfig, num_profiles: int) -> None:

@@ -17,7 +17,14 @@ from carnelian_training.replacement import written
 from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.acoustic import write_acoustic
-from carnelian_export.model_configs import AUDIO_DECODE, SUFFIXES, name_cached_engines, read_config, to_text
+from carnelian_export.model_configs import (
+    AUDIO_DECODE,
+    ENGINE_PREFIX,
+    SUFFIXES,
+    name_cached_engines,
+    read_config,
+    to_text,
+)
 from carnelian_export.stages import CALIBRATION, VERSION, Decoding, RepositoryError, write_stages
 from carnelian_export.target import Target
 
@@ -103,7 +110,7 @@ def write_model(
 
 @contextmanager
 def _held(repository: Path) -> Iterator[None]:
-    """Have other exports wait, which exchange folders one by one too. The folder itself is locked: no file is left."""
+    """Have other exports on this machine wait. The folder itself is locked, so that no file is left in it."""
     handle = os.open(repository, os.O_RDONLY)
     try:
         try:
@@ -218,6 +225,8 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
 def _settings(model: Path) -> dict[str, str]:
     """What a stage was deployed with, by name: parameters, and the fields that are not part of its interface."""
     config = read_config(model / "config.pbtxt")
+    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+        accelerator.parameters.pop(ENGINE_PREFIX, None)  # it follows from the weights
     found = {name: parameter.string_value or "''" for name, parameter in config.parameters.items()}
     for field, value in config.ListFields():
         if field.name not in ("name", "input", "output", "parameters"):

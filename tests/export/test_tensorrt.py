@@ -163,7 +163,7 @@ def test_onnxruntimes_provider_gets_the_shaped_graph_and_one_profile_for_all_bat
     assert {*(tensor.name for tensor in acoustic.input), *made} == {tensor.name for tensor in graph.input}
 
 
-def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config):
+def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config, caplog):
     prefixes = set()
     for seed in (0, 1, 1):
         torch.manual_seed(seed)
@@ -173,6 +173,7 @@ def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config)
         prefixes.add(accelerator.parameters["trt_engine_cache_prefix"])
     assert len(prefixes) == 2
     assert all(prefix.startswith("tiny_acoustic_") for prefix in prefixes)
+    assert "set up otherwise" not in caplog.text
 
 
 def test_a_row_has_room_for_the_longest_clip_and_no_more(network):
