@@ -93,9 +93,9 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder, which is made, and goes again if nothing was written.
+    """Keep other sweeps on this machine out of a folder, which is made, and goes again if nothing was written.
 
-    The system lets others in if this process is killed.
+    The system lets others in if this process is killed. The folder itself is locked, so that no file is left in it.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,9 +112,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
             LOGGER.warning("nothing keeps other sweeps out of %s: %s", folder, error.strerror)
         yield
     finally:
-        os.close(handle)
         if is_new and not any(folder.iterdir()):
             folder.rmdir()
+        os.close(handle)
 
 
 def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result]:
