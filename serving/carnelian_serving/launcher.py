@@ -228,7 +228,6 @@ class Server:
         try:
             if self._process is not None:
                 self._end(self._process)
-                self._process = None
         finally:
             self._log.close()
             self._regions.remove()
@@ -256,6 +255,7 @@ class Server:
                 while time.monotonic() < deadline:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
+            self._process = None  # not before, so that a second call goes on where this one is interrupted
 
     def _crashed_instances(self) -> list[Crash]:
         return [] if self._stubs is None else self._stubs.crashed()

@@ -43,6 +43,7 @@ class ServerLog:
         self._reader: threading.Thread | None = None
         self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self._num_left_out = 0
+        self._telling = threading.Lock()
         self._writer = threading.Thread(target=self._hand_on, daemon=True)
         self.crash_signal: int | None = None
         """The number of the signal of its own that tritonserver tells of."""
@@ -60,7 +61,7 @@ class ServerLog:
         self._reader.start()
 
     def close(self) -> None:
-        """Wait until all is read and handed on."""
+        """Wait until all is read and handed on, if whoever gets the lines takes them in :data:`READER_END_S`."""
         if self._reader is None or self._stream is None:
             return
         self._reader.join(READER_END_S)
@@ -74,13 +75,14 @@ class ServerLog:
 
     def tell(self, line: str) -> None:
         """Hand a line on, in its turn."""
-        if self._num_left_out and self._waiting.qsize() <= MOST_WAITING // 2:
-            self._waiting.put_nowait(self._count_left_out())
-        if not self._num_left_out:
-            with contextlib.suppress(queue.Full):
-                self._waiting.put_nowait(line)
-                return
-        self._num_left_out += 1
+        with self._telling:
+            if self._num_left_out and self._waiting.qsize() <= MOST_WAITING // 2:
+                self._waiting.put_nowait(self._count_left_out())
+            if not self._num_left_out:
+                with contextlib.suppress(queue.Full):
+                    self._waiting.put_nowait(line)
+                    return
+            self._num_left_out += 1
 
     def _count_left_out(self) -> str:
         count, self._num_left_out = self._num_left_out, 0

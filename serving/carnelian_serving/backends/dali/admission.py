@@ -25,7 +25,9 @@ LIMIT, STAGES = "max_pending_requests", "pending_models"
 PARAMETERS = (LIMIT, STAGES)
 
 _TIMEOUT_S = 1.0
+"""For the metrics: the models' own process answers in milliseconds."""
 _PAUSE_S = 2.0
+"""Until they are asked for again, if they did not come in time."""
 
 
 def read_admission(config: ModelConfig) -> Admission | None:
@@ -75,7 +77,7 @@ class Admission:
         """Make the answer to a request that does not pass: UNAVAILABLE, as that of a queue that is full."""
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(
-                f"Exceeds maximum queue size: {self._limit} requests wait already for {' and '.join(self._stages)} "
+                f"Exceeds maximum queue size: {self._limit} requests may wait already for {' and '.join(self._stages)} "
                 f"(`{LIMIT}` of {self._model!r}); send it again later, or fewer at a time",
                 pb_utils.TritonError.UNAVAILABLE,
             )

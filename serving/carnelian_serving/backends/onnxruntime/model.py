@@ -169,7 +169,8 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
         device_id: Of the GPU.
 
     Raises:
-        ConfigError: The model file is missing, a parameter has no meaning, or the GPU's provider cannot be loaded.
+        ConfigError: The model file is missing, a parameter has no meaning, or the GPU's provider is
+            there but cannot be loaded. An ONNX Runtime that was built without one runs on the CPU.
     """
     path = find_model(config.folder, config.model_filename)
     if not path.is_file():

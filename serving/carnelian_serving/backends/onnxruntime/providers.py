@@ -14,6 +14,13 @@ CONVOLUTION_SEARCH = "cudnn_conv_algo_search"
 CONVOLUTION_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 """ONNX Runtime's words for the parameter's 0, 1 and 2."""
 
+_BOOLEANS = {
+    *("trt_detailed_build_log", "trt_dump_subgraphs", "trt_dump_ep_context_model", "trt_engine_hw_compatible"),
+    *("trt_force_sequential_engine_build", "trt_force_timing_cache", "trt_layer_norm_fp32_fallback"),
+    "trt_int8_use_native_calibration_table",
+}
+"""Options that are yes or no, besides those whose names end in `_enable`."""
+
 Provider = tuple[str, dict[str, str]]
 """Its name and its options."""
 
@@ -73,7 +80,8 @@ def _tensorrt_options(config: ModelConfig) -> dict[str, str]:
     for key, value in config.gpu_accelerators["tensorrt"].items():
         if key.startswith("trt_"):
             # The native backend takes 1 for true as well, ONNX Runtime's Python package does not.
-            options[key] = {"1": "True", "0": "False"}.get(value, value) if key.endswith("_enable") else value
+            is_boolean = key.endswith("_enable") or key in _BOOLEANS
+            options[key] = {"1": "True", "0": "False"}.get(value, value) if is_boolean else value
         elif key == "max_workspace_size_bytes":
             options["trt_max_workspace_size"] = value
         elif key == "precision_mode" and value in ("FP32", "FP16"):
