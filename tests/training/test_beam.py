@@ -11,6 +11,7 @@ import pytest
 from carnelian_training.ctc import Decoder, OptionError, Options
 from carnelian_training.ctc.alignment import align
 from carnelian_training.ctc.hotwords import build_hotwords
+from carnelian_training.ctc.prefixes import ROOT, Prefixes, Scoring
 
 LABELS = [" ", "a", "b"]
 BLANK = len(LABELS)
@@ -113,6 +114,15 @@ def test_an_impossible_space_is_no_error():
     with np.errstate(divide="ignore"):
         clip = np.log(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32))
     assert [decode(clip).text, decode(clip).words[0].start] == ["a", 0.02]
+
+
+def test_hot_phrases_that_overlap_expect_the_letters_of_both():
+    labels = [" ", "a", "b", "c"]
+    prefixes = Prefixes(Scoring(Options(), build_hotwords(["a b", "b c"], 6.0, labels), None, space=0), capacity=10)
+    nodes = np.array([ROOT])
+    for character, expected in (("a", {" "}), (" ", {"b"}), ("b", {" "}), (" ", {"c"})):
+        nodes = prefixes.append(nodes, np.array([labels.index(character)]))
+        assert {labels[i] for i in prefixes.expected_labels(nodes).nonzero()[0]} == expected
 
 
 def test_a_hot_phrase_within_another_one_counts_once_while_that_one_is_spelled():
@@ -269,7 +279,7 @@ def test_a_minute_of_equal_probabilities_ends():
 
 def test_alignments_give_every_character_frames_of_its_own():
     clip = random_clip(12, seed=1)
-    begin, end = align(clip, np.array([1, 1, 0, 2]))
+    begin, end = align(clip, np.array([1, 1, 0, 2]), space=0)
     assert (begin < end).all()
     assert (end[:-1] <= begin[1:]).all()
     assert begin[1] > end[0]  # a blank between equal ones

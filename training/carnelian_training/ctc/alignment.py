@@ -17,9 +17,7 @@ def least_frames(text: str) -> int:
     return len(text) + sum(first == second for first, second in pairwise(text))
 
 
-def align(
-    log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], space: int | None = None
-) -> tuple[Frames, Frames]:
+def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], space: int) -> tuple[Frames, Frames]:
     """Find the likeliest alignment of a text, by Viterbi's algorithm.
 
     Args:
@@ -37,10 +35,9 @@ def align(
     skips = np.full(len(states), -np.inf)
     skips[3::2] = np.where(labels[1:] != labels[:-1], 0.0, -np.inf)
     emitted = log_probs[:, states].astype(np.float64)  # [frames, states]
-    if space is not None:
-        beside = np.concatenate(([True], labels == space)) | np.concatenate((labels == space, [True]))
-        free = 2 * beside.nonzero()[0]  # blanks that may be spaces as well
-        emitted[:, free] = np.maximum(emitted[:, free], log_probs[:, [space]])
+    beside = np.concatenate(([True], labels == space)) | np.concatenate((labels == space, [True]))
+    free = 2 * beside.nonzero()[0]  # blanks that may be spaces as well
+    emitted[:, free] = np.maximum(emitted[:, free], log_probs[:, [space]])
     steps = np.zeros(emitted.shape, np.int8)
     scores = np.full((3, len(states)), -np.inf)  # having stayed, come from the state before, or from two before
     scores[0, :2] = emitted[0, :2]

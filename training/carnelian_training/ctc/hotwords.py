@@ -1,7 +1,8 @@
 """Hot words: phrases that a caller expects, favoured while they are being spelled out.
 
 An Aho-Corasick automaton over the labels recognises each phrase between spaces. A prefix of a phrase is worth its share
-of the boost, so that the beam keeps it; what turns out to be another word loses that again. Nothing else changes.
+of the boost, so that the beam keeps it; what turns out to be another word loses that again. Its letters may be
+less likely than others, and its words unknown.
 """
 
 from collections.abc import Iterator, Sequence

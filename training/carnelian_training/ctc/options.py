@@ -44,9 +44,11 @@ class Options:
     beam_width: int = 100
     """Prefixes kept from frame to frame."""
     beam_threshold: float = 12.0
-    """A prefix is dropped if its score is further than this below the best one's."""
+    """A prefix is dropped if its score is further than this below the best one's, hot phrases that are only begun not
+    counted."""
     token_threshold: float = -5.0
-    """A label extends prefixes only in frames where its log-probability is above this."""
+    """A label extends prefixes only in frames where its log-probability is above this; `hotword_boost` below it, where
+    a hot phrase goes on with it."""
     lm_weight: float = 0.5
     """Times the language model's log-probability."""
     word_score: float = 1.0

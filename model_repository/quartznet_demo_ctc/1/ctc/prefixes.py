@@ -168,10 +168,9 @@ class Prefixes:
     def expected_labels(self, nodes: Integers) -> npt.NDArray[np.bool_]:
         """[labels]; whether a hot phrase that one of `nodes` has begun goes on with it."""
         hotwords = self.scoring.hotwords
-        states = np.unique(self._hot[nodes])
-        states = states[hotwords.depth[states] > 1]  # a space alone begins none
-        is_longer = hotwords.depth[hotwords.next_state[states]] > hotwords.depth[states][:, None]
-        expected: npt.NDArray[np.bool_] = is_longer.any(axis=0)
+        # After a space and a letter; a phrase that only begins with this label has less.
+        goes_on = hotwords.depth[hotwords.next_state[np.unique(self._hot[nodes])]] > 2
+        expected: npt.NDArray[np.bool_] = goes_on.any(axis=0)
         return expected
 
     def futures(self, nodes: Integers) -> tuple[Integers, ...]:
