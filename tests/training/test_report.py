@@ -165,6 +165,18 @@ def test_what_a_resumed_run_will_record_again_is_dropped(tiny_config, tmp_path):
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+def test_an_evaluation_that_comes_again_is_recorded_once(tiny_config, tmp_path):
+    lines = [
+        {"step": 1, "loss": 1.0},
+        {"step": 1, "dev_wer": 0.5},
+        {"step": 2, "loss": 1.0},
+        {"step": 2, "dev_wer": 0.4},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Report(tmp_path, tiny_config, 2, 1)  # killed between the record and the checkpoint that knows of it
+    assert read_metrics(tmp_path / "metrics.jsonl") == lines[:3]
+
+
 def test_other_processes_write_nothing(tiny_config, tmp_path, heard):
     report = Report(tmp_path, tiny_config, 0, enabled=False)
     log_three_steps(report)

@@ -43,6 +43,16 @@ def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_con
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
+def test_an_evaluation_that_fails_between_checkpoints_costs_no_training(tiny_config, changed, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a dev clip went away")
+
+    monkeypatch.setattr("carnelian_training.loop.recognition.evaluate", fail)
+    with pytest.raises(RuntimeError, match="went away"):
+        train(changed(tiny_config, loop={"checkpoint_every_steps": 1000}), tmp_path)
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["tiny-00000003.pt"]
+
+
 def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_config, changed, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("a dev clip went away")

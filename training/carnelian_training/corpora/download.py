@@ -2,6 +2,7 @@
 
 import hashlib
 import http.client
+import io
 import threading
 import urllib.error
 import urllib.request
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 from tqdm import tqdm
 
@@ -56,6 +56,8 @@ def _fetch(url: str, partial: Path, stop: threading.Event) -> None:
     failures = 0
     with tqdm(unit="B", unit_scale=True, desc=partial.stem, disable=None) as progress:
         while True:
+            if stop.is_set():
+                raise CancelledError
             before = _size(partial)
             try:
                 if _append(url, partial, progress, stop):
@@ -110,8 +112,8 @@ def _check(path: Path, md5: str, stop: threading.Event) -> None:
         raise ValueError(f"{path} must have the MD5 {md5}, but has {digest.hexdigest()}: fetch it again")
 
 
-def _blocks(file: IO[bytes], stop: threading.Event) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
+def _blocks(file: http.client.HTTPResponse | io.BufferedReader, stop: threading.Event) -> Iterator[bytes]:
+    while block := file.read1(BLOCK_BYTES):  # what has come, for a slow server takes its time for a whole block
         if stop.is_set():
             raise CancelledError
         yield block

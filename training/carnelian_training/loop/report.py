@@ -37,10 +37,13 @@ class Report:
         config: the run's configuration.
         step: where the run goes on from. Records of later steps, which an interrupted run left, are dropped: the
             run will take those steps again.
+        evaluated_step: that of its last evaluation, by default `step`; later ones are dropped, and come again, too.
         enabled: False makes every method do nothing.
     """
 
-    def __init__(self, directory: Path, config: RunConfig, step: int, *, enabled: bool = True) -> None:
+    def __init__(
+        self, directory: Path, config: RunConfig, step: int, evaluated_step: int | None = None, *, enabled: bool = True
+    ) -> None:
         self.directory = directory
         self.config = config
         self.enabled = enabled
@@ -48,7 +51,7 @@ class Report:
         self._restart()
         if not enabled:
             return
-        _drop_after(directory / METRICS, step)
+        _drop_after(directory / METRICS, step, step if evaluated_step is None else evaluated_step)
         self.tensorboard = TensorBoard(directory / "tensorboard", step)
         if sys.stderr.isatty():
             self.bar = tqdm(total=config.loop.steps, initial=step, unit="step", dynamic_ncols=True)
@@ -169,9 +172,14 @@ class Report:
         self.tensorboard.add_scalars(record.pop("step"), record)
 
 
-def _drop_after(path: Path, step: int) -> None:
+def _drop_after(path: Path, step: int, evaluated_step: int) -> None:
+    """Drop records of later steps, and of an evaluation that the checkpoint does not know and that comes again."""
     if not path.exists():
         return
-    kept = [record for record in read_metrics(path) if record["step"] <= step]
+    kept = [
+        record
+        for record in read_metrics(path)
+        if record["step"] <= (evaluated_step if any(name.startswith("dev_") for name in record) else step)
+    ]
     with replaced(path) as partial:
         partial.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")

@@ -249,7 +249,7 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
             "`loop.compile` needs a C++ compiler, but none was found: install g++, set CXX, or set the option to false"
         )
     # Each kernel and width is a version of a sub-block's function. Beyond 8, PyTorch would run the others as they are.
-    torch._dynamo.config.recompile_limit = MOST_VERSIONS
+    torch._dynamo.config.cache_size_limit = MOST_VERSIONS  # an alias of what it is called from PyTorch 2.7 on
     network: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
     return network
 

@@ -10,7 +10,7 @@ import math
 import signal
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +66,8 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
         source: The file that `config` was read from, which stays as it is even if it is `<name>.yaml` of the folder.
 
     Raises:
-        ValueError: There is nothing to train on, or the folder's checkpoints do not fit the configuration.
+        ValueError: There is nothing to train on, another run works in the folder, or its checkpoints do not fit the
+            configuration.
         RuntimeError: A dev clip is bad, all training clips are, or too many steps in a row were not finite.
         SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
     """
@@ -83,7 +84,7 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
         task.prepare(state)
         if process.leads:
             write_config(config, directory, source)
-        report = Report(directory, config, state.step, enabled=process.leads)
+        report = Report(directory, config, state.step, state.evaluated_step, enabled=process.leads)
         if is_due:
             evaluate_and_keep_best(state, task, config, directory, report)
             write_checkpoint(state, config, directory)
@@ -105,8 +106,14 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
             if is_written:
                 write_checkpoint(state, config, directory)  # an evaluation may take hours, fail or be killed
             if is_due:
-                with report.paused():
-                    evaluate_and_keep_best(state, task, config, directory, report)
+                try:
+                    with report.paused():
+                        evaluate_and_keep_best(state, task, config, directory, report)
+                except Exception:
+                    if process.size == 1 and not is_written:  # the others may not have failed, and all have to write
+                        with suppress(OSError):  # what failed first is what is told
+                            write_checkpoint(state, config, directory)
+                    raise
             if is_due and is_written:
                 write_checkpoint(state, config, directory)  # once more, with what the evaluation found
             if stop or state.step >= config.loop.steps:

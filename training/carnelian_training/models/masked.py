@@ -26,8 +26,7 @@ class Mask:
 
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid
-        self._rows: Tensor | None = None
-        self._has_rows = False
+        self._rows: tuple[Tensor | None] | None = None
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, frames: int) -> "Mask":
@@ -41,10 +40,10 @@ class Mask:
     @property
     def rows(self) -> Tensor | None:
         """Which of the batch * frames rows are a clip's, [rows] int64 in order; None if all are."""
-        if not self._has_rows:  # no `cached_property`: below Python 3.12 its lock ends what `torch.compile` can take in
+        if self._rows is None:  # no `cached_property`: below Python 3.12 its lock ends what `torch.compile` can take in
             rows = self.valid.flatten().nonzero().squeeze(1)
-            self._rows, self._has_rows = None if len(rows) == self.valid.numel() else rows, True
-        return self._rows
+            self._rows = (None if len(rows) == self.valid.numel() else rows,)
+        return self._rows[0]
 
     def strided(self, stride: int) -> "Mask":
         """The mask after a "same" convolution with this stride; every clip must start at a multiple of it."""

@@ -21,7 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -116,6 +116,7 @@ def synthesise(
     total_s = 0.0
     left_out: Counter[str] = Counter()
     with (
+        _kept_on_failure(manifest, clips, known),
         closing(_make_clips(utterances, out, workers)) as made,
         tqdm(total=round(target_s), unit="s", desc="speech", disable=not sys.stderr.isatty()) as progress,
     ):
@@ -138,6 +139,18 @@ def synthesise(
     if total_s < target_s:
         logger.warning("the texts are used up: %.2f of %.2f hours; add more with --text", total_s / 3600, hours)
     return clips
+
+
+@contextmanager
+def _kept_on_failure(manifest: Path, clips: list[Clip], known: int) -> Iterator[None]:
+    """Write the manifest if this context fails, with what there is by then, unless it had more before."""
+    try:
+        yield
+    except BaseException:
+        if len(clips) > known:
+            with suppress(OSError):  # a full disk, perhaps, which is what failed
+                write_manifest(manifest, clips)
+        raise
 
 
 def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: int) -> Iterator[Utterance]:
