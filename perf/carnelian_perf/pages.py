@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-NUMBER = re.compile(r"[*+-]*\d")
-"""How a cell with a number begins, a bold one too."""
+NUMBER = re.compile(r"[*+-]*\d[\d.,]*(?![\d.,]| [a-z]{3})")
+"""How a cell with a number begins, a bold one too, but not one of words ("16 clients")."""
 
 
 def page(title: str, measurement: RawFile, parts: Iterable[str], notes: Sequence[str] = ()) -> str:
