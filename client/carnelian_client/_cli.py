@@ -147,15 +147,15 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
 
 def _replace(target: Path, content: bytes) -> None:
     """Write a file whole or not at all: an earlier transcript stays where the disk has no room for this one."""
-    target = Path(os.path.realpath(target))  # a link stays one
     if target.exists() and not target.is_file():  # a pipe, /dev/null
         target.write_bytes(content)
         return
+    target = Path(os.path.realpath(target))  # a link stays one
     partial = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with partial.open("wb") as file:
             if target.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+                partial.chmod(stat.S_IMODE(target.stat().st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
