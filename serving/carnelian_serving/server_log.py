@@ -68,8 +68,10 @@ class ServerLog:
         if not self._reader.is_alive():
             self._stream.close()
         with contextlib.suppress(queue.Full):
-            if self._num_left_out:
-                self._waiting.put(self._count_left_out(), timeout=READER_END_S)
+            with self._telling:
+                left_out = self._count_left_out() if self._num_left_out else None
+            if left_out is not None:
+                self._waiting.put(left_out, timeout=READER_END_S)
             self._waiting.put(None, timeout=READER_END_S)
             self._writer.join(READER_END_S)
 
