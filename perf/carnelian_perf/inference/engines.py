@@ -72,7 +72,7 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
         mode = "reduce-overhead" if name in GPU_ONLY else None
         # All engines are versions of the same functions. PyTorch would compile 8 and run the others as they are.
         torch._dynamo.config.cache_size_limit = MOST_VERSIONS
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        torch._dynamo.config.fail_on_cache_limit_hit = True
         compiled = cast("Forward", torch.compile(lowered, mode=mode))
         return _run_torch(lambda batch, ends: compiled(batch.to(dtype), ends), device)
     if name == "plain":
