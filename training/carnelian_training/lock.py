@@ -4,10 +4,13 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+MOST_ATTEMPTS = 100
+"""In a row that found the file removed; others come and go, or it is a link that leads nowhere."""
 
 
 @contextmanager
@@ -31,17 +34,27 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 
 def _lock(path: Path, refusal: str) -> int:
-    while True:
+    for _ in range(MOST_ATTEMPTS):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A file, and one that may be written to: NFS makes ranges of bytes of these locks, which folders do not have.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        with suppress(FileNotFoundError):  # whoever held it has removed it meanwhile, and perhaps the folder
+            # A file, and one that may be written to: NFS makes ranges of bytes of these locks, which folders do not
+            # have.
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                _take(handle, path, refusal)
+                if os.path.samestat(os.fstat(handle), path.stat()):
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
             os.close(handle)
-            raise ValueError(refusal) from None
-        except OSError as error:
-            logger.warning("nothing keeps others out of %s: %s", path.parent, error.strerror)
-        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-            return handle
-        os.close(handle)  # whoever held it has removed it meanwhile
+    raise ValueError(refusal)
+
+
+def _take(handle: int, path: Path, refusal: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(refusal) from None
+    except OSError as error:
+        logger.warning("nothing keeps others out of %s: %s", path.parent, error.strerror)

@@ -1,7 +1,7 @@
 """The folder of a run, which one run works in at a time."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -31,8 +31,9 @@ def held(directory: Path) -> Iterator[None]:
             yield
         finally:
             if is_new and [path.name for path in directory.iterdir()] == [LOCK]:
-                (directory / LOCK).unlink()
-                directory.rmdir()
+                with suppress(OSError):  # another run has just come
+                    (directory / LOCK).unlink()
+                    directory.rmdir()
 
 
 def write_config(config: RunConfig, directory: Path, source: Path | None) -> None:

@@ -111,7 +111,7 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                         evaluate_and_keep_best(state, task, config, directory, report)
                 except Exception:
                     if process.size == 1 and not is_written:  # the others may not have failed, and all have to write
-                        with suppress(OSError):  # what failed first is what is told
+                        with suppress(Exception):  # what failed first is what is told
                             write_checkpoint(state, config, directory)
                     raise
             if is_due and is_written:
