@@ -1,11 +1,9 @@
 """Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import logging
-import os
 import shlex
 import tempfile
 import urllib.request
@@ -24,6 +22,7 @@ from carnelian_perf.load import LoadError, StageStatistics, is_one_server, read_
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
+from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.results import RESULT, Result, read_grid_of, write_grid
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
@@ -87,34 +86,8 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
             in the folder.
     """
     program = perf_analyzer.find_perf_analyzer()
-    with _alone_in(out):
+    with alone_in(out):
         return _run_alone(grid, out, retry, program)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other sweeps on this machine out of a folder, which is made, and goes again if nothing was written.
-
-    The system lets others in if this process is killed. The folder itself is locked, so that no file is left in it.
-    """
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise GridError(
-                f"{folder} must be the folder of one sweep, but another one works in it: wait for that, or name "
-                "another (--out)"
-            ) from None
-        except OSError as error:  # a file system without locks
-            LOGGER.warning("nothing keeps other sweeps out of %s: %s", folder, error.strerror)
-        yield
-    finally:
-        if is_new and not any(folder.iterdir()):
-            folder.rmdir()
-        os.close(handle)
 
 
 def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result]:
