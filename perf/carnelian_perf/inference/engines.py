@@ -21,6 +21,7 @@ from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_training.config import Config
+from carnelian_training.loop.state import MOST_VERSIONS
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.wav2vec2 import Wav2Vec2
@@ -34,8 +35,6 @@ Array = npt.NDArray[np.float32]
 Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
 Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
-MOST_VERSIONS = 64
-"""Of a function that PyTorch compiles: of each engine, precision and kind of shape."""
 
 
 class EngineError(RuntimeError):
