@@ -29,7 +29,7 @@ class TensorBoard:
 
     def __init__(self, directory: Path, step: int) -> None:
         # TensorBoard goes by the name, and reads the files of a folder in the order of their times.
-        self.path = directory / f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}"
+        self.path = directory / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._works = True
         start = SessionLog(status=SessionLog.START)
         self._write(Event(file_version="brain.Event:2"), Event(step=step + 1, session_log=start))
