@@ -1,0 +1,253 @@
+import contextlib
+import hashlib
+import http.server
+import re
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from carnelian_training.cli import main
+from carnelian_training.corpora import download, librispeech
+from carnelian_training.data.loading import load
+from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.plan import Item
+from carnelian_training.features import FeatureSettings
+from carnelian_training.lock import locked
+from carnelian_training.replacement import WriteError
+
+NOISE = np.random.default_rng(0).standard_normal(48000).astype(np.float32) * 0.1
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder with Range requests, and hangs up in the middle where it is told to."""
+
+    cut_after: int | None = None
+    resumes = True
+    is_endless = False
+    requests: list[str]
+
+    def do_GET(self):
+        file = Path(self.translate_path(self.path))
+        self.requests.append(self.headers.get("Range", ""))
+        if not file.exists():
+            self.send_error(404)
+            return
+        content = file.read_bytes()
+        asked = re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) if self.resumes else None
+        start = int(asked[1]) if asked else 0
+        if start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while self.is_endless:
+                self.wfile.write(b"0" * 10)
+                time.sleep(0.01)
+        end = len(content) if type(self).cut_after is None else start + type(self).cut_after
+        type(self).cut_after = None
+        self.wfile.write(content[start:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    """OpenSLR's layout with two tiny parts; the handler's class and the address."""
+    handler = type("OpenSlr", (Handler,), {"requests": []})
+    root = tmp_path / "server"
+    for resource, part in ((12, "dev-clean"), (31, "train-clean-5")):
+        chapter = tmp_path / "source" / "LibriSpeech" / part / "84" / "121123"
+        chapter.mkdir(parents=True)
+        for i, text in enumerate(("GO", "DON'T GO")):
+            soundfile.write(chapter / f"84-121123-000{i}.flac", NOISE[: 16000 * (i + 1)], 16000)
+            with (chapter / "84-121123.trans.txt").open("a") as file:
+                file.write(f"84-121123-000{i} {text}\n")
+        (root / str(resource)).mkdir(parents=True)
+        with tarfile.open(root / str(resource) / f"{part}.tar.gz", "w:gz") as tar:
+            tar.add(tmp_path / "source" / "LibriSpeech" / part, f"LibriSpeech/{part}")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: handler(*args, directory=str(root)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield handler, f"http://127.0.0.1:{server.server_port}", root
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def checksums(server, monkeypatch):
+    """The tiny parts' own; those of OpenSLR stand in the code."""
+    _, _, root = server
+    for path in root.rglob("*.tar.gz"):
+        md5 = hashlib.md5(path.read_bytes()).hexdigest()
+        monkeypatch.setitem(librispeech.PARTS, path.name.removesuffix(".tar.gz"), (int(path.parent.name), md5))
+
+
+@pytest.mark.usefixtures("checksums")
+def test_librispeech_is_fetched_unpacked_and_listed_once(server, tmp_path, call):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    command = ("prepare", "librispeech", out, "--part", "dev-clean", "--part", "train-clean-5", "--url", url)
+    assert call(main, *command)[0] == 0
+    clips = read_manifest(out / "dev-clean.jsonl")
+    assert [(clip.text, clip.duration) for clip in clips] == [("go", 1.0), ("don't go", 2.0)]
+    assert clips[0].audio_filepath == out / "LibriSpeech/dev-clean/84/121123/84-121123-0000.flac"
+    assert clips[0].extra == {"speaker": "84", "source": "dev-clean"}
+    (batch,) = load([[Item(clip) for clip in clips]], FeatureSettings(), 1)
+    assert batch.lengths.tolist() == [101, 201]
+    locks = {".dev-clean.lock", ".train-clean-5.lock"}
+    assert {path.name for path in out.iterdir()} - locks == {"LibriSpeech", "dev-clean.jsonl", "train-clean-5.jsonl"}
+    handler.requests.clear()
+    assert call(main, *command)[0] == 0
+    assert handler.requests == []
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
+    handler, url, _ = server
+    handler.cut_after = 1000
+    librispeech.prepare(tmp_path / "out", ["dev-clean"], url=url)
+    assert handler.requests == ["", "bytes=1000-"]
+    assert len(read_manifest(tmp_path / "out" / "dev-clean.jsonl")) == 2
+
+
+@pytest.mark.usefixtures("checksums")
+@pytest.mark.parametrize(("num_bytes", "resumes"), [(700, True), (700, False), (None, True)])
+def test_a_partial_file_of_an_earlier_run_is_gone_on_with(server, tmp_path, num_bytes, resumes):
+    handler, url, root = server
+    handler.resumes = resumes
+    out = tmp_path / "out"
+    out.mkdir()
+    content = (root / "12" / "dev-clean.tar.gz").read_bytes()[:num_bytes]
+    (out / "dev-clean.fetched.tar.gz.partial").write_bytes(content)
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [f"bytes={len(content)}-"]
+    assert len(read_manifest(out / "dev-clean.jsonl")) == 2
+
+
+def test_a_wrong_checksum_is_refused_and_leaves_nothing_to_unpack(server, tmp_path, call):
+    _, url, _ = server  # its archive is not OpenSLR's
+    command = ("prepare", "librispeech", tmp_path / "out", "--part", "dev-clean", "--url", url)
+    status, _, err = call(main, *command)
+    assert status == 1
+    assert "must have the MD5 42e2234ba48799c1f50f24a7926300a1, but has" in err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".dev-clean.lock"]
+
+
+@pytest.mark.usefixtures("checksums")
+def test_an_archive_that_is_there_is_used_and_stays(server, tmp_path):
+    handler, url, root = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.tar.gz").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == []
+    assert (out / "dev-clean.tar.gz").exists()
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_server_without_the_file_is_not_asked_again(server, tmp_path):
+    handler, url, root = server
+    (root / "12" / "dev-clean.tar.gz").unlink()
+    with pytest.raises(OSError, match="answers 404"):
+        librispeech.prepare(tmp_path / "out", ["dev-clean"], url=url)
+    assert len(handler.requests) == 1
+
+
+def test_a_dead_server_is_given_up_and_the_message_says_how_to_go_on(tmp_path, monkeypatch):
+    stop = threading.Event()
+    monkeypatch.setattr(stop, "wait", lambda _: None)
+    with pytest.raises(OSError, match=r"gave up after 5 attempts .* from byte 0"):
+        download.download("http://127.0.0.1:9/x", tmp_path / "x", "0", stop)
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_file_that_cannot_be_opened_is_no_fault_of_the_server(server, tmp_path):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.fetched.tar.gz.partial").symlink_to(tmp_path / "not mounted" / "x")
+    with pytest.raises(WriteError, match=r"partial could not be written: .*No such file"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [""]
+
+
+@pytest.mark.usefixtures("checksums")
+def test_the_failure_of_a_part_stops_the_others_at_once(server, tmp_path, monkeypatch):
+    """And Ctrl-C likewise."""
+    handler, url, _ = server
+    monkeypatch.setattr(download, "BLOCK_BYTES", 10)
+    handler.is_endless = True
+    with pytest.raises(OSError, match="answers 404"):
+        librispeech.prepare(tmp_path / "out", ["train-clean-5", "dev-other"], url=url)
+    assert handler.requests.count("") == 2  # of which one is refused
+    assert not (tmp_path / "out" / "LibriSpeech").exists()
+
+
+@pytest.mark.usefixtures("checksums")
+def test_one_process_prepares_a_part(server, tmp_path):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    out.mkdir()
+    with locked(out / ".dev-clean.lock", ""), pytest.raises(ValueError, match=r"another one does so in .*: wait for"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == []
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_part_that_is_named_twice_is_prepared_once(server, tmp_path):
+    handler, url, _ = server
+    assert len(librispeech.prepare(tmp_path / "out", ["dev-clean", "dev-clean"], url=url)) == 1
+    assert handler.requests == [""]
+
+
+@pytest.mark.usefixtures("checksums")
+def test_an_interrupted_unpacking_is_made_up_for_and_leaves_no_archive(server, tmp_path, monkeypatch):
+    def fail(self, path, *_, **__):
+        (path / "LibriSpeech").mkdir(parents=True)
+        raise OSError(28, "No space left on device")
+
+    handler, url, _ = server
+    out = tmp_path / "out"
+    with monkeypatch.context() as failing:
+        failing.setattr(tarfile.TarFile, "extractall", fail)
+        with pytest.raises(WriteError, match="No space left"):
+            librispeech.prepare(out, ["dev-clean"], url=url)
+    assert {path.name for path in out.iterdir()} == {".dev-clean.lock", "dev-clean.fetched.tar.gz"}
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [""]
+    assert {path.name for path in out.iterdir()} == {".dev-clean.lock", "LibriSpeech", "dev-clean.jsonl"}
+
+
+@pytest.mark.usefixtures("checksums")
+def test_a_disk_without_room_is_no_fault_of_the_server(server, room, tmp_path):
+    handler, url, _ = server
+    out = tmp_path / "out"
+    with room(1000), pytest.raises(WriteError, match=r"dev-clean.*\.partial could not be written, and keeps"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == [""]
+    librispeech.prepare(out, ["dev-clean"], url=url)
+    assert handler.requests == ["", "bytes=1000-"]
+    assert len(read_manifest(out / "dev-clean.jsonl")) == 2
+
+
+@pytest.mark.usefixtures("checksums")
+def test_an_archive_that_finds_no_room_is_named(server, room, tmp_path):
+    _, url, root = server
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "dev-clean.tar.gz").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
+    with room(1000), pytest.raises(WriteError, match=r"dev-clean\.unpacking could not be written: File too large"):
+        librispeech.prepare(out, ["dev-clean"], url=url)
+
+
+def test_an_unknown_part_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="but not train-clean-1000"):
+        librispeech.prepare(tmp_path, ["train-clean-1000"])
