@@ -9,7 +9,6 @@ import kenlm
 import numpy as np
 import pytest
 from carnelian_training.ctc import Decoder, OptionError, Options
-from carnelian_training.ctc.alignment import align
 from carnelian_training.ctc.hotwords import build_hotwords
 from carnelian_training.ctc.prefixes import ROOT, Prefixes, Scoring
 
@@ -275,14 +274,6 @@ def test_a_minute_of_equal_probabilities_ends():
     clip = np.log(np.full((3000, 4), 0.25, np.float32))
     hypothesis = decode(clip, beam_width="10")
     assert math.isfinite(hypothesis.alternatives[0].score)
-
-
-def test_alignments_give_every_character_frames_of_its_own():
-    clip = random_clip(12, seed=1)
-    begin, end = align(clip, np.array([1, 1, 0, 2]), space=0)
-    assert (begin < end).all()
-    assert (end[:-1] <= begin[1:]).all()
-    assert begin[1] > end[0]  # a blank between equal ones
 
 
 def test_ten_thousand_hot_words():

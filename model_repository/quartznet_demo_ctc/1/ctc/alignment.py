@@ -10,6 +10,12 @@ from .calibration import Calibration
 from .hypothesis import Alternative, Hypothesis, geometric_mean, make_words, mean_confidence
 
 Frames = npt.NDArray[np.int64]
+MARGIN = 200.0
+"""How far below the best state others are followed: some forty characters that the recogniser does not believe in. So
+what a long clip takes grows with its length, not with the square of it."""
+
+LOOK_EVERY = 16
+"""Frames between two looks at which states are followed."""
 
 
 def least_frames(text: str) -> int:
@@ -31,28 +37,59 @@ def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], spa
     blank = log_probs.shape[1] - 1
     states = np.full(2 * len(labels) + 1, blank)  # a blank before, between and after the characters
     states[1::2] = labels
+    beside = np.concatenate(([True], labels == space)) | np.concatenate((labels == space, [True]))
+    states[::2][beside] = blank + 1  # blanks that may be spaces as well
+    either = np.maximum(log_probs[:, [blank]], log_probs[:, [space]])
+    emitted = np.concatenate((log_probs, either), axis=1).astype(np.float64)
     # A blank may be left out between different characters.
     skips = np.full(len(states), -np.inf)
     skips[3::2] = np.where(labels[1:] != labels[:-1], 0.0, -np.inf)
-    emitted = log_probs[:, states].astype(np.float64)  # [frames, states]
-    beside = np.concatenate(([True], labels == space)) | np.concatenate((labels == space, [True]))
-    free = 2 * beside.nonzero()[0]  # blanks that may be spaces as well
-    emitted[:, free] = np.maximum(emitted[:, free], log_probs[:, [space]])
-    steps = np.zeros(emitted.shape, np.int8)
+    path = _viterbi(emitted, states, skips, MARGIN)
+    if path is None:
+        path = _viterbi(emitted, states, skips, np.inf)
+    assert path is not None
+    characters = 2 * np.arange(len(labels)) + 1
+    return np.searchsorted(path, characters), np.searchsorted(path, characters, side="right")
+
+
+def _viterbi(
+    emitted: npt.NDArray[np.float64], states: Frames, skips: npt.NDArray[np.float64], margin: float
+) -> Frames | None:
+    """Find the likeliest path through all states; None if the margin is finite and its end lies beyond.
+
+    Args:
+        emitted: [frames, symbols] log-probabilities.
+        states: [states] the symbol of each.
+        skips: [states] what coming from two before adds.
+        margin: how far below a frame's best state others are followed.
+
+    Returns:
+        [frames] the state in each, never falling.
+    """
     scores = np.full((3, len(states)), -np.inf)  # having stayed, come from the state before, or from two before
-    scores[0, :2] = emitted[0, :2]
-    for frame in range(1, len(emitted)):
-        scores[1, 1:] = scores[0, :-1]
-        scores[2, 2:] = scores[0, :-2] + skips[2:]
-        steps[frame] = scores.argmax(axis=0)
-        scores[0] = scores.max(axis=0) + emitted[frame]
+    scores[0, :2] = emitted[0, states[:2]]
+    low, high = 0, 2
+    steps = [(0, np.zeros(2, np.int8))]
+    for frame, row in enumerate(emitted[1:], start=1):
+        high = min(high + 2, len(states))
+        scores[1, low + 1 : high] = scores[0, low : high - 1]
+        np.add(scores[0, low : high - 2], skips[low + 2 : high], out=scores[2, low + 2 : high])
+        reached = scores[:, low:high]
+        steps.append((low, reached.argmax(axis=0).astype(np.int8)))
+        reached[0] = reached.max(axis=0) + row[states[low:high]]
+        if frame % LOOK_EVERY == 0:
+            followed = (reached[0] >= reached[0].max() - margin).nonzero()[0]
+            left, low, high = high, low + int(followed[0]), low + int(followed[-1]) + 1
+            scores[0, high:left], scores[1:, low : low + 2] = -np.inf, -np.inf
+    if scores[0, -2:].max() == -np.inf and margin < np.inf:
+        return None
     state = len(states) - (1 if scores[0, -1] >= scores[0, -2] else 2)
     path = np.empty(len(emitted), np.int64)
     for frame in range(len(emitted) - 1, -1, -1):
         path[frame] = state
-        state -= int(steps[frame, state])
-    characters = 2 * np.arange(len(labels)) + 1
-    return np.searchsorted(path, characters), np.searchsorted(path, characters, side="right")
+        first, taken = steps[frame]
+        state -= int(taken[state - first])
+    return path
 
 
 def time_words(
