@@ -120,7 +120,8 @@ def test_hot_phrases_that_overlap_expect_the_letters_of_both():
     prefixes = Prefixes(Scoring(Options(), build_hotwords(["a b", "b c"], 6.0, labels), None, space=0), capacity=10)
     nodes = np.array([ROOT])
     for character, expected in (("a", {" "}), (" ", {"b"}), ("b", {" "}), (" ", {"c"})):
-        nodes = prefixes.append(nodes, np.array([labels.index(character)]))
+        extensions = prefixes.extend(nodes, np.array([labels.index(character)]), np.zeros((1, 1)), -np.inf)
+        nodes = prefixes.append(extensions, np.array([0]), np.array([0]))
         assert {labels[i] for i in prefixes.expected_labels(nodes).nonzero()[0]} == expected
 
 

@@ -94,7 +94,7 @@ class _Beam:
         self.nodes: Integers = np.array([ROOT])
         self.blank, self.label = np.zeros(1), np.full(1, -np.inf)
         self.recombinations, self._is_listing = Recombinations(prefixes), options.depth > 1
-        prefixes.slot[ROOT] = 0
+        self._enter()
 
     @property
     def total(self) -> Floats:
@@ -116,17 +116,14 @@ class _Beam:
             row: [labels + 1] log-probabilities.
             candidates: labels that may extend prefixes.
         """
-        prefixes = self._prefixes
-        last = prefixes.label[self.nodes]
+        prefixes, last = self._prefixes, self._last
+        children, parents, via = self._children, self._parents, self._via
         total = self.total
         stay_blank = total + row[-1]
         # Spaces at the start of a clip, which the root stands for, and repeated ones change nothing.
-        stay_label = np.where(last == self._space, total, self.label) + row[last]
-        slots = prefixes.slot[prefixes.parent[self.nodes]]
-        children = (slots >= 0).nonzero()[0]  # those whose parents are alive may come from them, too
+        stay_label = np.where(self._ends_in_space, total, self.label) + row[last]
         if children.size:
-            parents, via = slots[children], last[children]
-            source = np.where(last[parents] == via, self.blank[parents], total[parents]) + row[via]
+            source = np.where(self._is_repeat, self.blank[parents], total[parents]) + row[via]
             stay_label[children] = np.logaddexp(stay_label[children], source)
         if not candidates.size:
             self.blank, self.label = stay_blank, stay_label
@@ -137,26 +134,26 @@ class _Beam:
         # A hot phrase that is nearly spelled loses its points in one frame if another word is said. Measured by a best
         # score with them, all that goes on from there would be dropped, and the text would end before that word.
         best = (stay_total + prefixes.settled[self.nodes]).max()
-        repeats = last[:, None] == candidates
-        acoustic = np.where(repeats, self.blank[:, None], total[:, None]) + row[candidates]  # [alive, candidates]
-        acoustic[repeats & (candidates == self._space)] = -np.inf
+        acoustic = np.where(last[:, None] == candidates, self.blank[:, None], total[:, None]) + row[candidates]
+        for column in (candidates == self._space).nonzero()[0]:
+            acoustic[self._ends_in_space, column] = -np.inf
         if children.size:
-            taken = np.zeros((len(last), len(row)), np.bool_)
-            taken[parents, via] = True
-            acoustic[taken[:, candidates]] = -np.inf
-        extra, settled = prefixes.extension_scores(self.nodes, candidates, acoustic, best - self._threshold)
-        scores = acoustic + extra
-        floor = max(best, (acoustic + settled).max()) - self._threshold
-        new = (scores >= floor).ravel().nonzero()[0]
-        new_scores = scores.ravel()[new]
-        surplus = len(stay) + len(new) - self._width
+            known, columns = (via[:, None] == candidates).nonzero()
+            acoustic[parents[known], columns] = -np.inf
+        extensions = prefixes.extend(self.nodes, candidates, acoustic, best - self._threshold)
+        scores = (acoustic + extensions.score).ravel()
+        floor = max(best, (acoustic + extensions.settled).max()) - self._threshold
+        is_new, is_old = scores >= floor, stay >= floor
+        surplus = np.count_nonzero(is_new) + len(stay) - self._width
         if surplus > 0:
-            everything = np.concatenate((stay, new_scores))
-            floor = max(floor, np.partition(everything, surplus)[surplus])
-        old = (stay >= floor).nonzero()[0][: self._width]
-        new = new[new_scores >= floor][: self._width - len(old)]
-        rows, columns = np.divmod(new, len(candidates))
-        added = prefixes.append(self.nodes[rows], candidates[columns])
+            floor = max(floor, np.partition(np.concatenate((stay, scores[is_new])), surplus)[surplus])
+            is_new, is_old = scores >= floor, stay >= floor
+        old = is_old.nonzero()[0][: self._width]
+        new = is_new.nonzero()[0][: self._width - len(old)]
+        if not new.size and len(old) == len(stay):
+            self.blank, self.label = stay_blank, stay_label
+            return
+        added = prefixes.append(extensions, *np.divmod(new, len(candidates)))
 
         prefixes.slot[self.nodes] = -1
         self.nodes = np.concatenate((self.nodes[old], added))
@@ -164,7 +161,18 @@ class _Beam:
         self.label = np.concatenate((stay_label[old], acoustic.ravel()[new]))
         if surplus > 0:
             self._recombine()
+        self._enter()
+
+    def _enter(self) -> None:
+        """Take in which prefixes are alive now."""
+        prefixes = self._prefixes
         prefixes.slot[self.nodes] = np.arange(len(self.nodes))
+        self._last = prefixes.label[self.nodes]
+        self._ends_in_space = self._last == self._space
+        slots = prefixes.slot[prefixes.parent[self.nodes]]
+        self._children = (slots >= 0).nonzero()[0]  # those whose parents are alive may come from them, too
+        self._parents, self._via = slots[self._children], self._last[self._children]
+        self._is_repeat = self._last[self._parents] == self._via
 
     def _recombine(self) -> None:
         prefixes, acoustic = self._prefixes, self.total

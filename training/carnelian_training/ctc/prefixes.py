@@ -1,6 +1,6 @@
 """The prefixes of a beam search, as a tree, and what each is worth besides its acoustic score."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,23 @@ class Scoring:
             self.begun[-1] += options.unknown_score
 
 
+class Extensions(NamedTuple):
+    """Prefixes extended by one label: [prefixes, labels], but for the first two."""
+
+    nodes: Integers
+    """[prefixes]."""
+    labels: Integers
+    """[labels]."""
+    hot: Integers
+    """States of the hot words' automaton, if there are any."""
+    states: Integers
+    """States of the vocabulary's tree, if there is a language model."""
+    score: Floats
+    """`Prefixes.score` of each."""
+    settled: Floats
+    """`Prefixes.settled` of each."""
+
+
 class Prefixes:
     """A tree of label sequences; a prefix is a number, its place in these arrays.
 
@@ -52,100 +69,79 @@ class Prefixes:
             capacity: how many there may be in the end; memory is taken as they come.
         """
         self.scoring = scoring
-        self.parent, self.label, self.slot, self._tree, self._hot, self._context, self._next_context = np.empty(
-            (7, capacity), np.int32
-        )
+        self._integers, self._floats = np.empty((7, capacity), np.int32), np.empty((5, capacity))
+        self.parent, self.label, self.slot, self._tree, self._hot, self._context, self._next_context = self._integers
         # What language model and word scores, and hot words, add for good; the former of the word that ends here.
-        self.score, self.settled, self._language, self._boost, self._word = np.empty((5, capacity))
+        self.score, self.settled, self._language, self._boost, self._word = self._floats
         context = scoring.language_model.start() if scoring.language_model else 0
-        for array, value in (
-            (self.parent, NOBODY),
-            (self.label, scoring.space),
-            (self.slot, -1),
-            (self._tree, 0),
-            (self._hot, scoring.hotwords.start),
-            (self._context, context),
-            (self._next_context, context),
-            (self.score, 0.0),
-            (self.settled, 0.0),
-            (self._language, 0.0),
-            (self._boost, 0.0),
-            (self._word, 0.0),
-        ):
-            array[: ROOT + 1] = value
+        self._integers[:, : ROOT + 1] = np.array(
+            [[NOBODY, scoring.space, -1, 0, scoring.hotwords.start, context, context]]
+        ).T
+        self._floats[:, : ROOT + 1] = 0.0
         self.count = ROOT + 1
 
-    def extension_scores(
-        self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float
-    ) -> tuple[Floats, Floats]:
-        """`score` and `settled` of prefixes extended by one label.
+    def extend(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> "Extensions":
+        """Rate prefixes extended by one label.
 
         Args:
             nodes: [prefixes].
             labels: [labels].
             acoustic: [prefixes, labels] acoustic scores of the extensions, -inf of those nobody asks for.
             floor: what scores less in all need not be rated.
-
-        Returns:
-            [prefixes, labels] each.
         """
-        scoring = self.scoring
-        scores = np.broadcast_to((self._language[nodes] + self._boost[nodes])[:, None], acoustic.shape).copy()
-        expected = np.zeros_like(acoustic, np.bool_)
-        provisional = np.zeros(1)
+        scoring, model = self.scoring, self.scoring.language_model
+        kept = (self._language[nodes] + self._boost[nodes])[:, None] + np.zeros(len(labels))
+        hot = states = np.zeros((1, 1), np.int32)
+        expected: Any = np.False_
+        provisional: Any = 0.0
         if scoring.has_hotwords:
             hot = scoring.hotwords.next_state[self._hot[nodes][:, None], labels]
             expected, provisional = scoring.hotwords.is_expected[hot], scoring.hotwords.partial[hot]
-            scores += scoring.hotwords.complete[hot] + provisional
-        if scoring.language_model is None:
-            return scores, scores - provisional
-        kept = scores[:, labels == scoring.space]
-        states = scoring.language_model.tree[self._tree[nodes][:, None], labels]
-        scores += scoring.begun[states]
+            kept += scoring.hotwords.complete[hot]
+        if model is None:
+            return Extensions(nodes, labels, hot, states, kept + provisional, kept)
+        states = model.tree[self._tree[nodes][:, None], labels]
+        settled = kept + scoring.begun[states]
         if scoring.has_hotwords:
-            waived = expected & (states < 0) & (labels != scoring.space)
-            for changed in (scores, provisional):
-                changed[waived] -= scoring.options.unknown_score
+            provisional[expected & (states < 0) & (labels != scoring.space)] -= scoring.options.unknown_score
         for column in (labels == scoring.space).nonzero()[0]:
             # The language model takes its time and can only take away, so it is asked where that is not settled.
-            most = acoustic[:, column] + kept[:, 0] + max(scoring.options.word_score, 0.0)
+            most = (acoustic + kept + provisional)[:, column] + max(scoring.options.word_score, 0.0)
             rows = (most >= floor).nonzero()[0]
-            scores[:, column] = -np.inf
-            scores[rows, column] = kept[rows, 0] + self._end_words(nodes[rows], expected[rows, column])
-        return scores, scores - provisional
+            settled[:, column] = -np.inf
+            known = expected[rows, column] if scoring.has_hotwords else expected
+            settled[rows, column] = kept[rows, column] + self._end_words(nodes[rows], known)
+        return Extensions(nodes, labels, hot, states, settled + provisional, settled)
 
-    def append(self, nodes: Integers, labels: Integers) -> Integers:
+    def append(self, extensions: "Extensions", rows: Integers, columns: Integers) -> Integers:
         """Add prefixes that are others and one label more.
 
         Args:
-            nodes: [new] what they extend.
-            labels: [new] by what.
+            extensions: of prefixes by labels.
+            rows: [new] which prefix.
+            columns: [new] which label.
 
         Returns:
             [new] the new ones.
         """
         scoring = self.scoring
-        new = np.arange(self.count, self.count + len(nodes))
-        self.count += len(nodes)
-        hot = scoring.hotwords.next_state[self._hot[nodes], labels]
-        is_space = labels == scoring.space
-        self.parent[new], self.label[new], self._hot[new] = nodes, labels, hot
-        self._boost[new] = self._boost[nodes] + scoring.hotwords.complete[hot]
-        self._language[new], self._tree[new], self._context[new] = self._language[nodes], 0, self._context[nodes]
-        provisional, begun = scoring.hotwords.partial[hot], np.zeros(len(nodes))
+        new = slice(self.count, self.count + len(rows))
+        parents, labels = extensions.nodes[rows], extensions.labels[columns]
+        self._integers[:, new], self._floats[:, new] = self._integers[:, parents], self._floats[:, parents]
+        self.parent[new], self.label[new] = parents, labels
+        self.score[new], self.settled[new] = extensions.score[rows, columns], extensions.settled[rows, columns]
+        if scoring.has_hotwords:
+            self._hot[new] = extensions.hot[rows, columns]
+            self._boost[new] += scoring.hotwords.complete[self._hot[new]]
         if scoring.language_model:
-            expected = scoring.hotwords.is_expected[hot]
-            states = scoring.language_model.tree[self._tree[nodes], labels]
-            begun = np.where(is_space, 0.0, scoring.begun[states])
-            provisional[expected & (states < 0) & ~is_space] -= scoring.options.unknown_score
-            self._tree[new] = np.where(is_space, 0, states)
-            self._language[new[is_space]] += self._end_words(nodes[is_space], expected[is_space])
-            self._context[new[is_space]] = self._next_context[nodes[is_space]]
-        self._word[new] = np.nan
-        self._next_context[new] = self._context[new]
-        self.settled[new] = self._language[new] + self._boost[new] + begun
-        self.score[new] = self.settled[new] + provisional
-        return new
+            self._tree[new] = extensions.states[rows, columns]
+            spaces = self.count + (labels == scoring.space).nonzero()[0]
+            if spaces.size:
+                self._tree[spaces], self._context[spaces] = 0, self._next_context[spaces]
+                self._language[spaces] = self.settled[spaces] - self._boost[spaces]
+            self._next_context[new], self._word[new] = self._context[new], np.nan
+        self.count += len(rows)
+        return np.arange(new.start, new.stop)
 
     def finish(self, nodes: Integers) -> tuple[Floats, Floats]:
         """End the clip: language model's and word scores, and boosts of hot words, of whole texts.
@@ -196,7 +192,7 @@ class Prefixes:
             node = int(self.parent[node])
         return labels[::-1]
 
-    def _end_words(self, nodes: Integers, is_expected: npt.NDArray[np.bool_]) -> Floats:
+    def _end_words(self, nodes: Integers, is_expected: npt.NDArray[np.bool_] | np.bool_) -> Floats:
         """What language model and word scores give for the words that end in `nodes`."""
         scoring, model = self.scoring, self.scoring.language_model
         assert model is not None
