@@ -94,7 +94,7 @@ def test_the_test_pod_has_its_own_resources(render: Render) -> None:
 
 def test_pods_of_jobs_have_the_common_annotations(render: Render) -> None:
     for job in render("commonAnnotations.example\\.com/owner=speech", case="jobs").all("Job"):
-        assert job["spec"]["template"]["metadata"]["annotations"] == {"example.com/owner": "speech"}
+        assert job["spec"]["template"]["metadata"]["annotations"]["example.com/owner"] == "speech"
 
 
 def test_jobs_are_off_by_default(render: Render) -> None:
@@ -140,6 +140,43 @@ def test_jobs_have_no_part_in_the_serving_pods_priority(render: Render) -> None:
     assert rendered.pod["priorityClassName"] == "interactive"
     for job in rendered.all("Job"):
         assert "priorityClassName" not in job["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("job", ["training", "perf"])
+def test_pods_of_jobs_take_what_serving_pods_take(job: str, render: Render) -> None:
+    given = {
+        "podAnnotations.example\\.com/a": "b",
+        "priorityClassName": "batch",
+        "runtimeClassName": "nvidia",
+        "extraEnv[0].name": "NCCL_SOCKET_IFNAME",
+        "extraEnv[0].value": "eth1",
+        "extraEnvFrom[0].secretRef.name": "tracking",
+        "extraVolumes[0].name": "cache",
+        "extraVolumeMounts[0].name": "cache",
+        "extraVolumeMounts[0].mountPath": "/cache",
+    }
+    name = {"training": "-quartznet", "perf": "-sweep"}[job]
+    values = (f"{job}.{path}={value}" for path, value in given.items())
+    template = render(*values, case="jobs").one("Job", name)["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    assert template["metadata"]["annotations"]["example.com/a"] == "b"
+    assert (pod["priorityClassName"], pod["runtimeClassName"]) == ("batch", "nvidia")
+    assert {"name": "NCCL_SOCKET_IFNAME", "value": "eth1"} in container["env"]
+    assert container["envFrom"] == [{"secretRef": {"name": "tracking"}}]
+    assert pod["volumes"][-1]["name"] == container["volumeMounts"][-1]["name"] == "cache"
+    assert container["volumeMounts"][-1]["mountPath"] == "/cache"
+
+
+@pytest.mark.parametrize("name", ["POD_IP", "ORT_DISABLE_TELEMETRY"])
+def test_variables_that_training_sets_itself_are_refused(name: str, refusal: Callable[..., str]) -> None:
+    said = refusal(f"training.extraEnv[0].name={name}", case="jobs")
+    assert f"training.extraEnv has {name}, which the chart sets itself" in said
+
+
+@pytest.mark.parametrize("job", ["training", "perf"])
+def test_variables_of_jobs_that_are_given_twice_are_refused(job: str, refusal: Callable[..., str]) -> None:
+    twice = [f"{job}.extraEnv[{i}].name=A" for i in range(2)]
+    assert f"{job}.extraEnv has A twice" in refusal(*twice, case="jobs")
 
 
 def test_training_pods_find_each_other_by_name(render: Render) -> None:

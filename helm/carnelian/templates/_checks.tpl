@@ -23,18 +23,14 @@
 {{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
 {{- end -}}
 {{- /* Which of two a container gets depends on who applies the manifest. */ -}}
-{{- $own := list -}}
-{{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $own = list "AUTHORIZATION" -}}{{- end -}}
-{{- range include "carnelian.ownEnv" . | fromYamlArray -}}{{- $own = append $own .name -}}{{- end -}}
-{{- $given := list -}}
-{{- range .Values.extraEnv -}}
-{{- if has .name $own -}}
-{{- fail (printf "extraEnv has %s, which the chart sets itself; remove it" .name) -}}
+{{- $own := include "carnelian.ownEnv" . | fromYamlArray -}}
+{{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}
+{{- include "carnelian.checkEnv" (list "extraEnv" .Values.extraEnv $own) -}}
+{{- if .Values.training.enabled -}}
+{{- include "carnelian.checkEnv" (list "training.extraEnv" .Values.training.extraEnv (include "carnelian.trainingEnv" . | fromYamlArray)) -}}
 {{- end -}}
-{{- if has .name $given -}}
-{{- fail (printf "extraEnv has %s twice; remove one" .name) -}}
-{{- end -}}
-{{- $given = append $given .name -}}
+{{- if .Values.perf.enabled -}}
+{{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv list) -}}
 {{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
@@ -135,5 +131,22 @@
 {{- end -}}
 {{- if le (int .Values.progressDeadlineSeconds) (int .Values.probes.startup.timeoutSeconds) -}}
 {{- fail (printf "progressDeadlineSeconds is %v, but a pod may take probes.startup.timeoutSeconds, %v, to start; raise it" .Values.progressDeadlineSeconds .Values.probes.startup.timeoutSeconds) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* No variable twice; takes (list "value" given own). */}}
+{{- define "carnelian.checkEnv" -}}
+{{- $value := index . 0 -}}
+{{- $names := list -}}
+{{- range index . 2 -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $given := list -}}
+{{- range index . 1 -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s has %s, which the chart sets itself; remove it" $value .name) -}}
+{{- end -}}
+{{- if has .name $given -}}
+{{- fail (printf "%s has %s twice; remove one" $value .name) -}}
+{{- end -}}
+{{- $given = append $given .name -}}
 {{- end -}}
 {{- end -}}

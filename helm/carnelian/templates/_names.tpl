@@ -73,15 +73,42 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* What pods of Jobs share with the serving ones. */}}
-{{- define "carnelian.jobPod" -}}
-serviceAccountName: {{ include "carnelian.serviceAccountName" . | quote }}
-automountServiceAccountToken: false
+{{/* What every pod has; takes (list $ values), the latter being what the user says of this one. */}}
+{{- define "carnelian.pod" -}}
+{{- $root := index . 0 -}}
+serviceAccountName: {{ include "carnelian.serviceAccountName" $root | quote }}
 enableServiceLinks: false
 securityContext:
-  {{- toYaml .Values.podSecurityContext | nindent 2 }}
-{{- with .Values.image.pullSecrets }}
+  {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
+{{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with index . 1 }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The `metadata` of a Job's pods; takes (list $ values labels). */}}
+{{- define "carnelian.jobPodMetadata" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- merge (dict) (index . 2) (include "carnelian.selector" $root | fromYaml) (default dict $root.Values.commonLabels) | toYaml | nindent 2 }}
+{{- with merge (dict) (default dict (index . 1).podAnnotations) (default dict $root.Values.commonAnnotations) }}
+annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
