@@ -164,6 +164,11 @@ def test_notes_of_every_case_are_whole(case: str, notes: Callable[..., str]) -> 
         (("tls.secretName=t",), "has to name speech-carnelian.asr.svc"),
         (("tls.secretName=t", "tls.mutual=true"), "--ca ca.crt --cert client.crt --key client.key\n"),
         (("ingress.grpc.enabled=true", "ingress.grpc.host=a.example.com"), "--url a.example.com:443 --tls"),
+        (("ingress.grpc.enabled=true", "ingress.grpc.host=*.example.com"), "--url NAME.example.com:443 --tls"),
+        (
+            ("gateway.parentRefs[0].name=a", "gateway.grpc.enabled=true", "gateway.grpc.hostnames={*.example.com}"),
+            "--url NAME.example.com:443 --tls",
+        ),
         (("service.type=LoadBalancer",), "get service speech-carnelian\n"),
         (("autoscaling.mode=hpa",), "jsonpath='{.data.rules\\.yaml}'"),
         (("autoscaling.mode=hpa",), "nothing here scrapes"),

@@ -144,8 +144,25 @@ def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render
     assert not set(grpc["hostnames"]) & set(http["hostnames"])
 
 
-def test_routes_with_a_common_host_name_are_refused(refusal: Refusal) -> None:
-    assert "give each its own" in refusal("gateway.http.hostnames[0]=speech.example.com", case="google")
+@pytest.mark.parametrize(
+    ("grpc", "http"),
+    [
+        ("speech.example.com", "speech.example.com"),
+        ("*.example.com", "api.speech.example.com"),
+        ("speech.example.com", "*.example.com"),
+        ("*.example.com", "*.speech.example.com"),
+        ("*.speech.example.com", "*.example.com"),
+    ],
+)
+def test_routes_with_a_common_host_name_are_refused(grpc: str, http: str, refusal: Refusal) -> None:
+    names = (f"gateway.grpc.hostnames[0]={grpc}", f"gateway.http.hostnames[0]={http}")
+    assert "give each its own" in refusal(*names, case="google")
+
+
+@pytest.mark.parametrize("http", ["speech.example.com", "*.speech.example.org", "*.a-speech.example.com"])
+def test_a_wildcard_is_of_the_names_below_it_alone(http: str, render: Render) -> None:
+    names = ("gateway.grpc.hostnames[0]=*.speech.example.com", f"gateway.http.hostnames[0]={http}")
+    assert render(*names, case="google").one("HTTPRoute")["spec"]["hostnames"] == [http]
 
 
 def test_routes_and_policies_are_off_by_default(render: Render) -> None:

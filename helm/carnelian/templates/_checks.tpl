@@ -60,7 +60,13 @@
 {{- end -}}
 {{- with .Values.gateway -}}
 {{- $shared := or (not .grpc.hostnames) (not .http.hostnames) -}}
-{{- range .http.hostnames -}}{{- $shared = or $shared (has . $.Values.gateway.grpc.hostnames) -}}{{- end -}}
+{{- range $grpc := .grpc.hostnames -}}
+{{- range $http := $.Values.gateway.http.hostnames -}}
+{{- /* *.a.b is every name below a.b, of any depth. */ -}}
+{{- $below := or (and (hasPrefix "*." $grpc) (hasSuffix (trimPrefix "*" $grpc) $http)) (and (hasPrefix "*." $http) (hasSuffix (trimPrefix "*" $http) $grpc)) -}}
+{{- $shared = or $shared (eq $grpc $http) $below -}}
+{{- end -}}
+{{- end -}}
 {{- if and .grpc.enabled .http.enabled $shared -}}
 {{- fail "gateway.grpc.hostnames and gateway.http.hostnames overlap, but a Gateway accepts one kind of route for a host name; give each its own" -}}
 {{- end -}}
