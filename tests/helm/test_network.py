@@ -43,8 +43,20 @@ def test_a_load_balancer_lets_in_what_it_is_told(render: Render) -> None:
     rendered = render(case="closed")
     spec = rendered.one("Service", "carnelian")["spec"]
     assert spec["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+    assert spec["loadBalancerClass"] == "service.k8s.aws/nlb"
+    assert spec["externalTrafficPolicy"] == "Local"
     # The policy sees the same addresses.
     assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in rendered.one("NetworkPolicy")["spec"]["ingress"][0]["from"]
+
+
+def test_services_of_clients_have_the_addresses_that_they_are_told(render: Render) -> None:
+    rendered = render(case="closed")
+    for name in ("carnelian", "-headless"):
+        spec = rendered.one("Service", name)["spec"]
+        assert spec["ipFamilyPolicy"] == "PreferDualStack"
+        assert spec["ipFamilies"] == ["IPv6", "IPv4"]
+    default = render().one("Service", "carnelian")["spec"]
+    assert not {"ipFamilies", "ipFamilyPolicy", "loadBalancerClass", "externalTrafficPolicy"} & set(default)
 
 
 def test_http_need_not_be_exposed(render: Render) -> None:
@@ -231,6 +243,8 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
         (("gateway.http.enabled=true",), "name a Gateway"),
         (("ingress.http.host=-x",), "ingress"),
         (("service.loadBalancerSourceRanges={10.0.0.0/8}",), "use networkPolicy.clients"),
+        (("service.loadBalancerClass=a/b",), "set it to LoadBalancer"),
+        (("service.externalTrafficPolicy=Local",), "set NodePort or LoadBalancer"),
         (
             ("gateway.parentRefs[0].name=a", "gateway.http.enabled=true", "gateway.grpc.enabled=true"),
             "give each its own",

@@ -35,6 +35,12 @@
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
 {{- end -}}
+{{- if and .Values.service.loadBalancerClass (ne .Values.service.type "LoadBalancer") -}}
+{{- fail (printf "service.loadBalancerClass is set, but service.type is %s; set it to LoadBalancer" .Values.service.type) -}}
+{{- end -}}
+{{- if and .Values.service.externalTrafficPolicy (eq .Values.service.type "ClusterIP") -}}
+{{- fail "service.externalTrafficPolicy is set, but service.type is ClusterIP, which nothing outside reaches; set NodePort or LoadBalancer" -}}
+{{- end -}}
 {{- if and .Values.service.exposeHttp (eq (int .Values.service.grpcPort) (int .Values.service.httpPort)) -}}
 {{- fail (printf "service.grpcPort and service.httpPort are both %v, but a Service has a port once; give each its own" .Values.service.grpcPort) -}}
 {{- end -}}
