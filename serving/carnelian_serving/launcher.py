@@ -42,7 +42,7 @@ from carnelian_serving.shared_memory import (
 )
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
-from carnelian_serving.triton_options import check_options, keeps_metrics
+from carnelian_serving.triton_options import check_options, keeps_metrics, trim_key
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -322,7 +322,7 @@ class Server:
         if self._models:
             command.append("--model-control-mode=explicit")
             command.extend(f"--load-model={name}" for name in self._models)
-        return [*command, *self._triton_options]
+        return [*command, *map(trim_key, self._triton_options)]
 
     def _wait_until_ready(self) -> None:
         process = self._running()

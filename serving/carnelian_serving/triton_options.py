@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from carnelian_serving.errors import ServerError
 
+RESTRICTIONS = ("--grpc-restricted-protocol", "--http-restricted-api")
 READ_OPTIONS = (
-    *("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs", "--http-restricted-api", "--log-file"),
+    *("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs", *RESTRICTIONS, "--log-file"),
     *("--allow-http", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
@@ -33,6 +34,25 @@ def check_options(triton_options: Sequence[str]) -> None:
                 f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
                 "`--http-address=127.0.0.1` keeps others from it"
             )
+
+
+def trim_key(option: str) -> str:
+    """Return an option, the key of restricted protocols without white space around it.
+
+    No header carries that, and the Secret that a key comes from often ends its line, being made of a file.
+
+    Raises:
+        ServerError: No header could carry what is left.
+    """
+    name, _, value = option.partition("=")
+    restricted, equals, key = value.partition("=")
+    if name not in RESTRICTIONS or not equals:
+        return option
+    key = key.strip()
+    if not (key and key.isascii() and key.isprintable()):
+        found = "has other characters" if key else "is empty"
+        raise ServerError(f"the key of `{name}={restricted}` must be one line of ASCII text, but {found}")
+    return f"{name}={restricted}={key}"
 
 
 def keeps_metrics(triton_options: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from carnelian_serving.environment import KEPT_MEMORY
 from carnelian_serving.limits import THREAD_STACK_BYTES
+from carnelian_serving.triton_options import trim_key
 from packaging.requirements import Requirement
 
 try:
@@ -205,6 +206,15 @@ def test_the_chart_starts_triton_as_carnelian_serve_does(
     assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
     own = {name: "1" for name in KEPT_MEMORY}  # of the image or of extraEnv
     assert start_tritonserver(command, **own)[3:] == [*own.values()]
+
+
+def test_the_chart_trims_a_key_as_carnelian_serve_does(
+    render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
+) -> None:
+    server = render("runtime=native").server
+    command = [word.replace("/dev/shm", "/nowhere") for word in server["command"]]
+    given = [argument.replace("$(CARNELIAN_ADMIN_KEY)", "k $HOME *\n") for argument in server["args"]]
+    assert start_tritonserver([*command, *given])[0] == " ".join(map(trim_key, given))
 
 
 @pytest.mark.parametrize(("limits", "files"), [("-Sn 1024; ulimit -Hn 2000", 2000), ("-Sn 70000", 70000)])

@@ -32,7 +32,7 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
-from carnelian_serving.triton_options import check_options
+from carnelian_serving.triton_options import check_options, trim_key
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -136,7 +136,8 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
 
 
 def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
-    options = ["--http-restricted-api=model-repository:a-header=secret", "--metrics-config=summary_latencies=true"]
+    # A Secret made of a file often ends its line, which no header can.
+    options = ["--http-restricted-api=model-repository:a-header=secret\n", "--metrics-config=summary_latencies=true"]
     with Server(
         cut_repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=7, triton_options=options
     ) as server:
@@ -203,6 +204,25 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
 def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
     with pytest.raises(ServerError, match=option.partition("=")[0].removesuffix("-secs")):
         check_options([option, "--http-restricted-api=trace:key=1"])
+
+
+@pytest.mark.parametrize(
+    ("option", "passed_on"),
+    [
+        ("--grpc-restricted-protocol=trace:key= two words=\r\n", "--grpc-restricted-protocol=trace:key=two words="),
+        ("--http-restricted-api=trace", "--http-restricted-api=trace"),
+        ("--log-file= x ", "--log-file= x "),
+    ],
+)
+def test_keys_lose_the_white_space_around_them_alone(option: str, passed_on: str) -> None:
+    assert trim_key(option) == passed_on
+
+
+@pytest.mark.parametrize("key", ["", "\n", "two\nlines", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
+    with pytest.raises(ServerError, match="the key of `--grpc-restricted-protocol=trace:key` must be") as refused:
+        trim_key(f"--grpc-restricted-protocol=trace:key={key}")
+    assert not key.strip() or key not in str(refused.value)
 
 
 @pytest.mark.parametrize("option", ["--http-address", "--metrics-address"])

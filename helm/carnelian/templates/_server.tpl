@@ -5,7 +5,8 @@
 - carnelian-serve
 {{- else -}}
 {{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, limits.py, allocator.py and
-shared_memory.py. Each connection is an open file: without one left, Triton writes an error to its log without end. */ -}}
+shared_memory.py. Each connection is an open file: without one left, Triton writes an error to its log without end. The key of a Secret made
+of a file often ends its line, which no header can: the arguments lose such ends. */ -}}
 - sh
 - -c
 - |
@@ -14,6 +15,7 @@ shared_memory.py. Each connection is an open file: without one left, Triton writ
   [ "$(ulimit -n)" -ge 65536 ] || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
   export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-33554432}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-268435456}"
   export DALI_MALLOC_POOL_THRESHOLD="${DALI_MALLOC_POOL_THRESHOLD-0}"
+  for argument; do shift; set -- "$@" "$(printf %s "$argument")"; done
   exec tritonserver "$@"
 - tritonserver
 {{- end -}}
