@@ -205,6 +205,20 @@ def test_every_query_of_the_dashboard_is_of_one_release(dashboard: dict[str, Any
                 assert selector.startswith('namespace="$namespace",release="$release"'), panel["title"]
 
 
+def test_the_dashboard_counts_what_is_turned_away_as_the_alert_does(
+    dashboard: dict[str, Any], alerts: list[dict[str, Any]]
+) -> None:
+    (expression,) = (
+        target["expr"]
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        if target["legendFormat"].startswith("turned away")
+    )
+    (alert,) = (alert for alert in alerts if alert["alert"] == "CarnelianRejecting")
+    expression = expression.replace("$namespace", "speech").replace("$release", "speech-eu-carnelian")
+    assert alert["expr"].startswith(f"({expression.replace('$__rate_interval', '5m')}) / ")
+
+
 def test_every_panel_has_data_of_a_live_server(dashboard: dict[str, Any], prometheus: Any) -> None:
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
