@@ -231,6 +231,15 @@ def named(manifest: Any) -> Iterator[tuple[str, Any]]:
             yield from named(item)
 
 
+def test_a_checksum_of_digits_stays_text(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+    download = {"url": "https://models.example.com/a.tar", "sha256": "12" * 32}
+    values = {"modelRepository": {"source": "download", "download": download}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    done = call_helm("template", "speech", str(chart), "--values", str(tmp_path / "values.yaml"))
+    (deployment,) = (m for m in yaml.safe_load_all(done.stdout) if m and m["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["initContainers"][0]["args"][1] == "12" * 32
+
+
 def test_names_of_digits_stay_text(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
     values = {
         "modelRepository": {"source": "pvc", "pvc": {"claimName": "1", "subPath": "20261121"}},

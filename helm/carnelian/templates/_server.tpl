@@ -173,8 +173,8 @@ of a file often ends its line, which no header can: the arguments lose such ends
   command: [python3, /scripts/download.py]
   args:
     - {{ .Values.modelRepository.download.url | quote }}
-    - {{ .Values.modelRepository.download.sha256 }}
-    - {{ .Values.modelRepository.path }}
+    - {{ .Values.modelRepository.download.sha256 | quote }}
+    - {{ .Values.modelRepository.path | quote }}
   {{- $secret := .Values.modelRepository.download.secretName }}
   {{- if or $secret .Values.extraEnv }}
   env:
