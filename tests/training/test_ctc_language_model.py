@@ -99,6 +99,24 @@ def test_published_language_models_of_librispeech_load_as_they_are(tmp_path, nam
     assert {word for word in ("a", "ab", "a'b", "'b") if model.rate(word)[1]} == set()
 
 
+def test_without_an_unknown_word_it_is_as_likely_as_the_least_likely_one(tmp_path, arpa, caplog):
+    known, path = tmp_path / "known.arpa", tmp_path / "lm.arpa"
+    known.write_text(arpa.read_text().replace("-2.0\t<unk>", "-0.9\t<unk>"))
+    path.write_text(arpa.read_text().replace("ngram 1=5", "ngram 1=4").replace("-2.0\t<unk>\t0\n", ""))
+    clip = np.log(np.random.default_rng(4).dirichlet(np.ones(len(LABELS) + 1), 8)).astype(np.float32)
+    wanted = Options(decoder="ngram", n_best=20, hotwords=("bb",), hotword_boost=8.0)
+    expected, found = (Decoder(LABELS, 0.02, language_model=lm).decode([clip], [wanted])[0] for lm in (known, path))
+    assert [reading.text for reading in found.alternatives] == [reading.text for reading in expected.alternatives]
+    assert [reading.language for reading in found.alternatives] == pytest.approx(
+        [reading.language for reading in expected.alternatives], abs=1e-4
+    )
+    assert "bb" in found.text.split()
+    rates = [LanguageModel(lm, LABELS).rate("a bb") for lm in (path, known)]
+    assert rates[0] == pytest.approx(rates[1], abs=1e-4)
+    assert f"{path} has no <unk>" in caplog.text
+    assert f"{known} has no <unk>" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "content", [b"no language model", gzip.compress(b"no", mtime=0), gzip.compress(b"x")[:10] + b"!" * 20]
 )

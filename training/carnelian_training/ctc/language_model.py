@@ -4,6 +4,7 @@ KenLM answers; what is kept here is its vocabulary as a prefix tree, and the ans
 """
 
 import gzip
+import logging
 import math
 import mmap
 import shutil
@@ -18,7 +19,11 @@ import numpy as np
 
 from .prefix_tree import build_tree, encode
 
+logger = logging.getLogger(__name__)
+
 LN_10 = math.log(10)
+NEVER = -99.0
+"""Decimal logarithm that SRILM writes for 0; KenLM puts -100 in place of an <unk> that a file does not have."""
 MAX_ANSWERS = 1_000_000
 """Kept at a time, with the contexts they belong to; about 200 MB."""
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
@@ -65,11 +70,19 @@ class LanguageModel:
         nowhere, after = kenlm.State(), kenlm.State()
         self._model.NullContextWrite(nowhere)
         self.best = np.full(len(self.tree), -np.inf)
-        self.best[ends] = [self._model.BaseScore(nowhere, word, after) * LN_10 for word in self._words]
+        scores = [self._model.BaseScore(nowhere, word, after) for word in self._words]
+        self.best[ends] = np.multiply(scores, LN_10)
         parents, via = np.nonzero(self.tree >= 0)
         for parent, child in zip(parents[::-1], self.tree[parents, via][::-1], strict=True):  # deepest first
             self.best[parent] = max(self.best[parent], self.best[child])
-        self.best[-1] = self._model.BaseScore(nowhere, "<unk>", after) * LN_10
+        unknown = self._model.BaseScore(nowhere, "<unk>", after)
+        self._unknown_offset = 0.0  # natural logarithm
+        if unknown <= NEVER:
+            # Else no hot word that the model does not know could be heard, whatever its boost.
+            least = min((score for score in scores if score > NEVER), default=unknown)
+            self._unknown_offset = (least - unknown) * LN_10
+            logger.warning("%s has no <unk>: unknown words get the probability of its least likely one", path)
+        self.best[-1] = unknown * LN_10 + self._unknown_offset
         self._forget()
 
     def _forget(self) -> None:
@@ -90,8 +103,8 @@ class LanguageModel:
         answer = self._answers.get((context, word))
         if answer is None:
             after = kenlm.State()
-            spelled = self._words[word] if word >= 0 else "<unk>"
-            log_prob = self._model.BaseScore(self._states[context], spelled, after) * LN_10
+            spelled, offset = (self._words[word], 0.0) if word >= 0 else ("<unk>", self._unknown_offset)
+            log_prob = self._model.BaseScore(self._states[context], spelled, after) * LN_10 + offset
             number = self._numbers.setdefault(after, len(self._states))
             if number == len(self._states):
                 self._states.append(after)
@@ -101,7 +114,8 @@ class LanguageModel:
     def rate(self, text: str) -> tuple[float, int]:
         """Natural log-probability of a whole text, its end included, and how many of its words are unknown."""
         scores = list(self._model.full_scores(self._from_labels(text)))
-        return sum(log_prob for log_prob, _, _ in scores) * LN_10, sum(is_unknown for _, _, is_unknown in scores)
+        unknown = sum(is_unknown for _, _, is_unknown in scores)
+        return sum(log_prob for log_prob, _, _ in scores) * LN_10 + unknown * self._unknown_offset, unknown
 
     def end(self, context: int) -> float:
         """Natural log-probability of the sentence's end."""
