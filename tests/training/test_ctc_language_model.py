@@ -3,6 +3,7 @@
 import gzip
 import math
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -115,6 +116,23 @@ def test_without_an_unknown_word_it_is_as_likely_as_the_least_likely_one(tmp_pat
     assert rates[0] == pytest.approx(rates[1], abs=1e-4)
     assert f"{path} has no <unk>" in caplog.text
     assert f"{known} has no <unk>" not in caplog.text
+
+
+def test_many_labels_take_their_table_once(tmp_path):
+    labels = [" ", *map(chr, range(0x4E00, 0x5600))]
+    words = [first + second for first, second in zip(labels[1:1001], labels[1000:2000], strict=True)]
+    unigrams = "".join(f"-1.0\t{word}\t0\n" for word in ["<unk>", "<s>", "</s>", *words])
+    counts = f"ngram 1={len(words) + 3}\nngram 2=1\n"
+    path = tmp_path / "lm.arpa"
+    path.write_text(f"\\data\\\n{counts}\n\\1-grams:\n{unigrams}\n\\2-grams:\n-1.0\t<s> {words[0]}\n\n\\end\\\n")
+    tracemalloc.start()
+    try:
+        model = LanguageModel(path, labels)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert model.tree.shape == (1 + 2 * 1000 + 1, len(labels))
+    assert peak < 1.2 * model.tree.nbytes
 
 
 @pytest.mark.parametrize(

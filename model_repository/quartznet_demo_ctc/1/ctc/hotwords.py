@@ -51,7 +51,8 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
         return Hotwords(np.zeros((1, len(labels)), np.int32), np.zeros(1), np.zeros(1), 0, np.zeros(1, np.int32))
     space = labels.index(" ")
     spelled = [f" {phrase} " for phrase in phrases]
-    next_state, ends = build_tree(encode(spelled, labels), len(labels))
+    tree, _, ends = build_tree(encode(spelled, labels), len(labels))
+    next_state = tree[:-1]
     lengths = np.array([len(phrase) for phrase in phrases])
     boosts = np.array([boost * len(phrase.split()) for phrase in phrases])
 

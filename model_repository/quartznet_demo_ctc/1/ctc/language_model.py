@@ -37,8 +37,8 @@ class LanguageModel:
     """Costs of words after words, as natural log-probabilities, for words spelled in the recogniser's labels.
 
     Attributes:
-        tree: [states, labels] int32; the vocabulary, see :func:`build_tree`. The last state is what -1 means as an
-            index: the beginning of no word.
+        tree: [states, labels] int32; the vocabulary, see :func:`build_tree`. The last state is the beginning of no
+            word.
         word: [states] int32; the word that ends in a state, or -1.
         best: [states] float64; log-probability of the likeliest unigram that begins so.
     """
@@ -63,8 +63,7 @@ class LanguageModel:
             codes = encode([to_labels(word) for word in self._words], labels)
         except ValueError as error:
             raise LanguageModelError(f"{path} does not fit the recogniser: {error}") from error
-        tree, ends = build_tree(codes, len(labels))
-        self.tree = np.append(tree, np.full((1, len(labels)), -1, np.int32), axis=0)
+        self.tree, parents, ends = build_tree(codes, len(labels))
         self.word = np.full(len(self.tree), -1, np.int32)
         self.word[ends] = np.arange(len(ends))
         nowhere, after = kenlm.State(), kenlm.State()
@@ -72,9 +71,8 @@ class LanguageModel:
         self.best = np.full(len(self.tree), -np.inf)
         scores = [self._model.BaseScore(nowhere, word, after) for word in self._words]
         self.best[ends] = np.multiply(scores, LN_10)
-        parents, via = np.nonzero(self.tree >= 0)
-        for parent, child in zip(parents[::-1], self.tree[parents, via][::-1], strict=True):  # deepest first
-            self.best[parent] = max(self.best[parent], self.best[child])
+        for state in range(len(parents) - 1, 0, -1):  # deepest first
+            self.best[parents[state]] = max(self.best[parents[state]], self.best[state])
         unknown = self._model.BaseScore(nowhere, "<unk>", after)
         self._unknown_offset = 0.0  # natural logarithm
         if unknown <= NEVER:

@@ -29,7 +29,7 @@ def encode(words: Sequence[str], labels: Sequence[str]) -> Table:
     return codes
 
 
-def build_tree(codes: Table, num_labels: int) -> tuple[Table, Table]:
+def build_tree(codes: Table, num_labels: int) -> tuple[Table, Table, Table]:
     """Share the prefixes of words.
 
     Args:
@@ -37,20 +37,23 @@ def build_tree(codes: Table, num_labels: int) -> tuple[Table, Table]:
         num_labels: how many labels there are.
 
     Returns:
-        [states, num_labels] int32, the state after each label or -1, state 0 being the empty prefix, in order of
-        depth; and [words] int32, the state of each word.
+        [states + 1, num_labels] int32, the state after each label or -1, state 0 being the empty prefix, in order of
+        depth, and the last row that of no prefix, which -1 finds as an index; [states] int32, the state before each,
+        0 of the first; and [words] int32, the state of each word.
     """
-    states = np.zeros(len(codes), np.int32)
-    levels, num_states = [np.full((1, num_labels), -1, np.int32)], 1
-    first = 0  # state of the level that is being extended
+    ends = np.zeros(len(codes), np.int32)
+    levels, num_states = [np.zeros(0, np.int64)], 1  # where in the table the states of each length stand
     for column in codes.T:
         rows = np.flatnonzero(column >= 0)
         if not rows.size:
             break
-        edges, positions = np.unique(states[rows].astype(np.int64) * num_labels + column[rows], return_inverse=True)
-        children = num_states + np.arange(len(edges), dtype=np.int32)
-        levels[-1][edges // num_labels - first, edges % num_labels] = children
-        states[rows] = children[positions]
-        levels.append(np.full((len(edges), num_labels), -1, np.int32))
-        first, num_states = num_states, num_states + len(edges)
-    return np.concatenate(levels), states
+        places, positions = np.unique(ends[rows].astype(np.int64) * num_labels + column[rows], return_inverse=True)
+        ends[rows] = num_states + positions
+        levels.append(places)
+        num_states += len(places)
+    places = np.concatenate(levels)
+    tree = np.full((num_states + 1, num_labels), -1, np.int32)  # made once: it is large where there are many labels
+    tree.ravel()[places] = np.arange(1, num_states)
+    parents = np.zeros(num_states, np.int32)
+    parents[1:] = places // num_labels
+    return tree, parents, ends
