@@ -5,7 +5,7 @@ import subprocess
 import kenlm
 import pytest
 from carnelian_training.cli import main
-from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError
+from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError, read_ngrams
 from carnelian_training.data.manifest import Clip, write_manifest
 from carnelian_training.language_models.ngram import find_tool
 from carnelian_training.language_models.perplexity import score_words_by_ngrams
@@ -83,6 +83,15 @@ def test_a_vocabulary_has_a_size(text, tmp_path, build):
     assert model.order == 2
     assert "the" in model
     assert "eleven" not in model
+
+
+@needs_kenlm
+def test_words_that_are_pruned_are_not_counted(text, tmp_path, build):
+    assert build(text, tmp_path / "lm.klm", "--prune", "150")[0] == 0
+    vocabulary = read_ngrams(tmp_path / "lm.klm")[1]
+    assert "the" in vocabulary
+    assert "eleven" not in vocabulary
+    assert json.loads((tmp_path / "lm.json").read_text())["vocabulary"] == len(vocabulary)
 
 
 @needs_kenlm

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from carnelian_training.ctc.language_model import read_ngrams
 from carnelian_training.language_models.sentences import divide
 from carnelian_training.replacement import replaced
 from carnelian_training.synthesis.texts import Source
@@ -94,7 +95,7 @@ def build_ngram(
         prune=pruning,
         sentences=len(text.used),
         words=sum(counts.values()),
-        vocabulary=len(known),
+        vocabulary=len(read_ngrams(target)[1]),  # less than `known` where single words are pruned
         labels=labels,
         refused=text.refused,
         excluded=text.excluded,
