@@ -153,6 +153,11 @@ def test_an_empty_line_at_the_end_does_not_join_sentences(tmp_path):
     assert list(read_text(choose_sources([str(tmp_path / "text.txt")]), " einorsy")) == ["yes sir", "no sir"]
 
 
+def test_a_byte_order_mark_takes_no_sentence(tmp_path):
+    (tmp_path / "text.txt").write_text("\ufeffyes sir\nno sir\n", encoding="utf-8")
+    assert list(read_text(choose_sources([str(tmp_path / "text.txt")]))) == ["yes sir", "no sir"]
+
+
 @needs_kenlm
 def test_the_perplexity_is_of_every_sentence_that_was_kept_out(tmp_path, build):
     text = tmp_path / "text.txt"

@@ -149,7 +149,7 @@ def read_text_file(path: Path) -> Iterator[str]:
         ValueError: The file is not text in UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8").strip()  # an empty line at the end divides nothing
+        text = path.read_text(encoding="utf-8-sig").strip()  # an empty line at the end divides nothing
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from error
     return iter(text.split("\n\n") if "\n\n" in text else text.splitlines())
