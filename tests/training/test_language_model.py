@@ -315,7 +315,7 @@ def test_fine_tuning_another_size_is_refused_by_name(tree, trained):
     other["model"] = tree["model"] | {"feed_forward": 3}
     run = run_from_dict(other, "here")
     with pytest.raises(
-        CheckpointError, match=r"does not fit `model`.*\n  `model.feed_forward` is 3, in the checkpoint"
+        CheckpointError, match=r"does not fit this run's network.*\n  `model.feed_forward` is 3, in the checkpoint"
     ):
         start_from_checkpoint(build_network(run), run)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.checkpoint import build_model, load, load_model, save
+import yaml
+from carnelian_training.checkpoint import build_model, build_network, load, load_model, save
 from carnelian_training.config import LABELS, config_from_dict, load_config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
@@ -386,3 +387,21 @@ def test_fine_tuning_takes_no_labels_from_pre_training(config, tmp_path):
     (tmp_path / "fine.yaml").write_text(f"name: fine\ninit: {{checkpoint: {tmp_path / 'pre.pt'}}}\n")
     tuned = load_config(tmp_path / "fine.yaml")
     assert (tuned.labels, tuned.model) == (LABELS, config.model)
+
+
+def test_pre_training_goes_on_with_the_checkpoints_settings(config, changed, tmp_path):
+    """Those that the YAML left out were the defaults', and `model` was blamed for sizes that did not fit."""
+    save(tmp_path / "pre.pt", config, build_network(config).state_dict(), results={})
+    spans = "augment: {spans: {time_probability: 0.5}}"
+    text = f"name: more\ninit: {{checkpoint: {tmp_path / 'pre.pt'}}}\n{spans}\npretraining: {{negatives: 7}}\n"
+    (tmp_path / "more.yaml").write_text(text)
+    assert load_config(tmp_path / "more.yaml").pretraining == changed(config, pretraining={"negatives": 7}).pretraining
+    own = yaml.safe_dump(config_to_dict(load_config(tmp_path / "more.yaml")) | {"pretraining": {"negatives": 7}})
+    (tmp_path / "own.yaml").write_text(own)
+    assert load_config(tmp_path / "own.yaml") == load_config(tmp_path / "more.yaml")
+    wider = load_config(tmp_path / "more.yaml", ("pretraining.codes=32",))
+    with pytest.raises(CheckpointError, match=r"\n  `pretraining.codes` is 32, in the checkpoint 16\n"):
+        finetune.start_from_checkpoint(build_network(wider), wider)
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(config_to_dict(wider)))
+    (tmp_path / "pre.pt").unlink()
+    assert load_config(tmp_path / "whole.yaml") == wider

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from carnelian_training import config_errors, strict_yaml
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.features import FeatureSettings
+from carnelian_training.models.pretraining import PretrainingConfig
 
 T = TypeVar("T")
 
@@ -81,9 +82,10 @@ def _place(node: Any, key: str, path: str, override: str) -> str | int:
 
 
 def inherit(tree: dict[str, Any]) -> None:
-    """Fill in what a fine-tuning's YAML leaves out of `model`, `labels` and `features` from its checkpoint, in place.
+    """Fill in what a YAML leaves out of `model`, `labels` and `features` from its `init.checkpoint`, in place.
 
-    A section without its `name` is laid over the checkpoint's; one with its `name` stands alone.
+    A section without its `name` is laid over the checkpoint's, as is `pretraining`; one with its `name` stands alone.
+    A YAML without `pretraining` is of a fine-tuning and gets none.
 
     Raises:
         CheckpointError: `init.checkpoint` cannot be read.
@@ -103,6 +105,8 @@ def inherit(tree: dict[str, Any]) -> None:
                 tree[section] = source[section]
             elif isinstance(tree[section], dict) and "name" not in tree[section]:
                 tree[section] = _laid_over(source[section], tree[section], section)
+        if isinstance(tree.get("pretraining"), dict) and source.get("pretraining"):
+            tree["pretraining"] = source["pretraining"] | tree["pretraining"]
         if "text" in source and isinstance(text := tree.setdefault("text", {}), dict):
             for key in ("tokens", "labels"):
                 text.setdefault(key, source["text"].get(key))
@@ -110,11 +114,13 @@ def inherit(tree: dict[str, Any]) -> None:
 
 def _is_whole(tree: dict[str, Any]) -> bool:
     """Whether nothing is left to a checkpoint, as in a run's own YAML, which goes on where that file is gone."""
-    model, features, text = (tree.get(key) for key in ("model", "features", "text"))
+    model, features, text, pretraining = (tree.get(key) for key in ("model", "features", "text", "pretraining"))
     if not (isinstance(model, dict) and "name" in model):
         return False
     if isinstance(text, dict):
         return {"tokens", "labels"} <= text.keys()
+    if isinstance(pretraining, dict) and not {field.name for field in fields(PretrainingConfig)} <= pretraining.keys():
+        return False
     log_mel = {field.name for field in fields(FeatureSettings)}
     return "labels" in tree and isinstance(features, dict) and ("name" in features or log_mel <= features.keys())
 

@@ -20,6 +20,9 @@ RunConfig = Config | LanguageModelConfig
 OF_TRAINING = ("dropout", "layer_drop", "extractor_gradient")
 """Fields of `model` whose names end so change no output of a trained network."""
 
+SIZES_OF_PRETRAINING = tuple(f"pretraining.{name}" for name in ("groups", "codes", "code_width", "width"))
+"""They shape weights; the rest of `pretraining` does not."""
+
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
 
 
@@ -55,10 +58,11 @@ def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
 
 
 def model_differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields of `model` by which two networks compute something else: dotted path -> the value in each."""
-    ours, theirs = (flat(config_to_dict(config)["model"], "model") for config in (one, other))
-    return {
-        key: (ours.get(key), theirs.get(key))
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key) and not key.endswith(OF_TRAINING)
-    }
+    """The fields by which two networks compute something else: dotted path -> the value in each.
+
+    Those of `model`, and the sizes in `pretraining` where both have it.
+    """
+    ours, theirs = (flat(config_to_dict(config)) for config in (one, other))
+    keys = [key for key in ours | theirs if key.startswith("model.") and not key.endswith(OF_TRAINING)]
+    keys += [key for key in SIZES_OF_PRETRAINING if key in ours and key in theirs]
+    return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}

@@ -31,8 +31,8 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     frame at the same time. A language model takes over everything, its tokenizer too.
 
     Raises:
-        CheckpointError: The file cannot be read, or its body is another: what differs in `model` is named, and tensors
-            that do not fit.
+        CheckpointError: The file cannot be read, or its body is another: what differs in `model` or `pretraining` is
+            named, and tensors that do not fit.
         ConfigError: Batch statistics shall stay as in a checkpoint, and there is none.
     """
     path = config.init.checkpoint
@@ -93,7 +93,7 @@ def _check_fits(
     if mistakes := _misfits(wanted, found):
         lines = [*differences, *mistakes[:MOST_NAMED]]
         lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
-        raise CheckpointError("\n".join([f"{path} does not fit `model`; all but its head must:", *lines]))
+        raise CheckpointError("\n".join([f"{path} does not fit this run's network; all but its head must:", *lines]))
     if differences:
         lines = [f"`model` differs from that of {path}, whose weights then compute something else:", *differences]
         logger.warning("\n".join(lines))
@@ -111,7 +111,7 @@ def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[
 
 
 def _differences(source: RunConfig, config: RunConfig) -> list[str]:
-    """The fields of `model` that the checkpoint has otherwise, but for those of its head."""
+    """The fields of `model` and `pretraining` that the checkpoint has otherwise, but for those of the head."""
     return [
         f"  `{key}` is {ours!r}, in the checkpoint {theirs!r}"
         for key, (ours, theirs) in model_differences(config, source).items()

@@ -13,7 +13,7 @@ from carnelian_training.config_tree import config_to_dict, flat
 from carnelian_training.loop.plot import read_metrics
 from carnelian_training.loop.report import METRICS
 from carnelian_training.loop.state import State, checkpoint_every_steps
-from carnelian_training.run_config import OF_TRAINING, RunConfig
+from carnelian_training.run_config import OF_TRAINING, SIZES_OF_PRETRAINING, RunConfig
 from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a
 # What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
 FIXED = (
     *("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay"),
-    *("pretraining.groups", "pretraining.codes", "pretraining.code_width", "pretraining.width"),
+    *SIZES_OF_PRETRAINING,
 )
 # Exceptions to these.
 FREE = (
