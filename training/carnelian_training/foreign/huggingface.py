@@ -197,7 +197,7 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> list[str
     assert isinstance(config.model, Wav2Vec2Config)
     if config.model.hourglass is not None:
         raise CheckpointError("`model.hourglass` must be none, for `transformers` has no such layers")
-    if config.pretraining is None and {" ", WORD_DELIMITER} <= set(config.labels):
+    if config.pretraining is None and WORD_DELIMITER in config.labels:
         raise CheckpointError(f"`labels` must not hold {WORD_DELIMITER!r}, which stands for the space in such folders")
     if stale := [name for name in _READ_FIRST if (path / name).exists()]:
         raise CheckpointError(
