@@ -107,6 +107,25 @@ def test_an_alphabet_without_a_space_may_have_a_delimiter_without_a_row(hf_folde
     assert sources.read(hf_folder)[0].labels == ("中", *LABELS[1:])
 
 
+def test_words_are_apart_by_spaces(hf_folder):
+    """Japanese models may write them together; theirs were heard with spaces."""
+    changed(hf_folder / "tokenizer_config.json", replace_word_delimiter_char="")
+    with pytest.raises(CheckpointError, match=r"`replace_word_delimiter_char` must be ' ', but is ''"):
+        sources.read(hf_folder)
+    changed(hf_folder / "vocab.json", **{"|": None, "中": 4})
+    assert sources.read(hf_folder)[0].labels == ("中", *LABELS[1:])
+
+
+def test_capitals_among_small_letters_become_small_if_the_tokenizer_says_so(hf_folder):
+    changed(hf_folder / "vocab.json", Z=None, é=9)
+    assert sources.read(hf_folder)[0].labels == (" ", "E", "T", "A", "'", "é")
+    changed(hf_folder / "tokenizer_config.json", do_lower_case=True)
+    assert sources.read(hf_folder)[0].labels == (" ", "e", "t", "a", "'", "é")
+    changed(hf_folder / "vocab.json", é=None, e=9)
+    with pytest.raises(CheckpointError, match=r"folds two tokens into \['e'\]"):
+        sources.read(hf_folder)
+
+
 def test_vocabularies_are_folded_to_characters():
     tokens = {"[PAD]": 4, "|": 0, "Ä": 1, "ß": 2, "[UNK]": 3}
     alphabet = fold(tokens, 4, "here")

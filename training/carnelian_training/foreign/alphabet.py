@@ -24,7 +24,9 @@ class Alphabet:
     """Of each label, and of the blank last."""
 
 
-def fold(tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WORD_DELIMITER) -> Alphabet:
+def fold(
+    tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WORD_DELIMITER, *, lower: bool = False
+) -> Alphabet:
     """Fold a vocabulary: the delimiter of words is a space, special tokens are left out, capitals alone become small.
 
     Args:
@@ -32,6 +34,7 @@ def fold(tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WOR
         blank: the blank's row.
         where: opens messages.
         delimiter: of words.
+        lower: whether capitals become small beside small letters too.
 
     Raises:
         CheckpointError: A token is a word piece, or two are one label.
@@ -45,7 +48,7 @@ def fold(tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WOR
     labels = [token for token, _ in kept]
     # Letters like ß and ª have no capital of one character.
     has_small = any(label.islower() and len(label.upper()) == 1 and label.upper() != label for label in labels)
-    if any(label.isupper() for label in labels) and not has_small:
+    if any(label.isupper() for label in labels) and (lower or not has_small):
         small = TURKISH if TURKISH.keys() <= set(labels) else {}
         labels = [small.get(label, label.lower() if len(label.lower()) == 1 else label) for label in labels]
     twice = sorted({label for label in labels if labels.count(label) > 1})

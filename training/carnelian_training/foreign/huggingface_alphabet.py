@@ -17,7 +17,8 @@ def read_alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
     """The labels of `vocab.json` and of the tokens that were added to it, and the blank, in a head of `num_rows`.
 
     Raises:
-        CheckpointError: The files contradict each other or the head, or have more than characters.
+        CheckpointError: The files contradict each other or the head, or have more than characters, or write words
+            apart by something else than a space.
     """
     file = path / "vocab.json"
     tokens = read_json(file)
@@ -39,8 +40,13 @@ def read_alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
     blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
     if tokens.get(delimiter, 0) >= num_rows:  # of an alphabet without one: transformers 5 adds it to every tokenizer
         del tokens[delimiter]
+    written = tokenizer.get("replace_word_delimiter_char", " ")
+    if delimiter in tokens and written != " ":
+        raise CheckpointError(
+            f"{path}: `replace_word_delimiter_char` must be ' ', but is {written!r}: here words are apart by spaces"
+        )
     kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
-    alphabet = fold(kept, blank, str(file), delimiter)
+    alphabet = fold(kept, blank, str(file), delimiter, lower=bool(tokenizer.get("do_lower_case")))
     counts = Counter(alphabet.rows)
     places = zip([*alphabet.labels, "the blank"], alphabet.rows, strict=True)
     if wrong := {label: row for label, row in places if counts[row] > 1 or row not in range(num_rows)}:
