@@ -49,7 +49,7 @@ class Transcript:
     words: tuple[Word, ...]
     confidence: float
     duration_s: float
-    """Length of the clip as the server decoded it, in whole frames of the model."""
+    """Length of the clip as the server decoded it, in whole frames of the model: up to 0.1 s off."""
     model: str
     model_version: str
     request_id: str
