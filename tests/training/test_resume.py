@@ -155,6 +155,11 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     (tmp_path / "tiny-00000002.pt").write_bytes(rotten)
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
     assert "does not have its checksum" in caplog.text
+    rotten = bytearray(whole)
+    rotten[whole.index(b"data.pkl", whole.index(b"PK\x01\x02"))] = 0xE3  # in the archive's directory: no UTF-8
+    (tmp_path / "tiny-00000002.pt").write_bytes(rotten)
+    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert "tiny-00000002.pt is damaged: 'utf-8' codec can't decode" in caplog.text
     (tmp_path / "tiny-00000001.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of 2 checkpoints"):
         newest(tmp_path, config)

@@ -64,7 +64,7 @@ def _is_program(path: Path) -> bool:
     """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
     try:
         return "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records()
-    except RuntimeError:  # no zip archive
+    except (RuntimeError, UnicodeDecodeError):  # no zip archive, or damaged where it names its parts
         return False
 
 
