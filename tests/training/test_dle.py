@@ -264,6 +264,12 @@ def test_a_yaml_of_something_else_is_refused_by_name(tmp_path, change, message):
         sources.read(path, dle_config=tmp_path / "dle.yaml")
 
 
+def test_a_file_that_is_no_yaml_is_refused(tmp_path):
+    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+    with pytest.raises(CheckpointError, match=r"dle\.pt: cannot be read as YAML: 'utf-8' codec"):
+        sources.read(path, dle_config=path)
+
+
 def test_a_toml_is_refused(tmp_path):
     path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
     with pytest.raises(CheckpointError, match=r"jasper10x5dr\.toml must be YAML, but is TOML"):

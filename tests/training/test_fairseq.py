@@ -47,6 +47,9 @@ def test_a_dictionary_can_be_given(tmp_path):
     (tmp_path / "dict.ltr.txt").write_text("| 9\n")
     with pytest.raises(CheckpointError, match="as many symbols as the head, 10, not 5"):
         sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")
+    (tmp_path / "dict.ltr.txt").write_bytes(b"\xe9 9\n")
+    with pytest.raises(CheckpointError, match=r"dict\.ltr\.txt cannot be read as a dictionary: 'utf-8' codec"):
+        sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")
 
 
 def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):

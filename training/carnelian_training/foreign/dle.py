@@ -118,8 +118,8 @@ def _read_yaml(yaml_file: Path) -> Options:
             f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none"
         )
     try:
-        tree = yaml.safe_load(yaml_file.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        tree = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CheckpointError(f"{yaml_file}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
         raise CheckpointError(f"{yaml_file}: must hold a mapping, but holds {type(tree).__name__}")

@@ -238,7 +238,10 @@ def _literal(expression: str, where: str) -> Any:
 def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alphabet:
     """Of the given file, else of the dictionary in the checkpoint, else LibriSpeech's."""
     dictionary = unpickling.plain((content.get("task_state") or {}).get("target_dictionary"))
-    text = content.get("output_labels") if labels is None else labels.read_text(encoding="utf-8-sig")
+    try:
+        text = content.get("output_labels") if labels is None else labels.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{labels} cannot be read as a dictionary: {error}") from error
     if isinstance(text, str):  # NVIDIA's files hold the dictionary's
         lines = text.splitlines()
         symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line.strip())]
