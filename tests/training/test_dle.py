@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from carnelian_training import checkpoint
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.foreign import sources, unpickling
 from carnelian_training.models.jasper import JasperConfig
@@ -170,6 +171,21 @@ def test_log_probabilities_are_those_of_the_original_layers(name, tmp_path, capl
     assert told.model == dataclasses.replace(config.model, stages=stages)
     assert told.labels[-1] == "é"
     assert told.features == config.features
+
+
+def test_kernels_of_quartznet_are_scaled_and_rounded_up_as_dle_does(tmp_path):
+    def told(name: str, kernel: int, **others):
+        path = yaml_of(name, tmp_path / "dle.yaml")
+        tree = yaml.safe_load(path.read_text())
+        tree[name]["encoder"]["blocks"][0] |= {"kernel_size": [kernel], **others}
+        path.write_text(yaml.safe_dump(tree))
+        return sources.read(saved(tmp_path / "dle.pt", trained(name), None), dle_config=path)[0].model.stages[0].kernel
+
+    assert told("quartznet", 4) == told("quartznet", 9, kernel_size_factor=0.5) == told("jasper", 5) == 5
+    with pytest.raises(ConfigError, match="`kernel` must be odd"):
+        told("jasper", 4)
+    with pytest.raises(CheckpointError, match="`kernel_size_factor` is not known"):
+        told("jasper", 5, kernel_size_factor=1.0)
 
 
 @pytest.mark.parametrize(("dither", "guard"), [(0.0, 1e-20), (1e-4, 1e-8), ("1e-4", 1e-8)])

@@ -86,7 +86,7 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
     if yaml_file is None:
         logger.warning("%s says nothing about labels, strides and dropout; taking those of the published models", where)
         return {
-            "model": model_tree(_blocks(found), 64, "kernel_size", where),
+            "model": model_tree(_blocks(found), 64, "kernel_size", where, scales_kernels=False),
             "labels": list(LABELS),
             "features": FEATURES,
         }
@@ -108,7 +108,13 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
         logger.warning(
             "%s: `use_conv_masks` is false, so DLE lets padding into a clip's end; here it never does", where
         )
-    model = model_tree(encoder.get("blocks"), features["num_mels"], "kernel_size", f"{where}, `encoder.blocks`")
+    model = model_tree(
+        encoder.get("blocks"),
+        features["num_mels"],
+        "kernel_size",
+        f"{where}, `encoder.blocks`",
+        scales_kernels=family == "quartznet",
+    )
     return {"model": model, "labels": tree.get("labels"), "features": features}
 
 

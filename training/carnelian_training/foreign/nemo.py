@@ -155,7 +155,9 @@ def config_tree(tree: Options, where: str) -> Options:
     labels = decoder.get("vocabulary") or tree.get("labels")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise CheckpointError(f"{where}: `decoder.vocabulary` must be a list of characters, but is {labels!r}")
-    model = model_tree(encoder.get("jasper"), features["num_mels"], "kernel", f"{where}, `encoder.jasper`")
+    model = model_tree(
+        encoder.get("jasper"), features["num_mels"], "kernel", f"{where}, `encoder.jasper`", scales_kernels=True
+    )
     return {"model": model, "labels": labels, "features": features}
 
 

@@ -19,7 +19,7 @@ FIXED: Options = {
 IGNORED = {"se_reduction_ratio", "se_context_size", "se_interpolation_mode", "norm_groups"}
 
 
-def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str) -> Options:
+def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str, *, scales_kernels: bool) -> Options:
     """The `model` section of a configuration.
 
     Args:
@@ -27,13 +27,15 @@ def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str) -> Optio
         num_mels: of the features.
         kernel_key: what the toolkit calls a kernel's size.
         where: opens messages.
+        scales_kernels: the toolkit multiplies kernels by `kernel_size_factor` and makes even ones odd, all but DLE's
+            Jasper.
 
     Raises:
         CheckpointError: There are none, or one is of a kind that does not exist here; the option is named.
     """
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise CheckpointError(f"{where} must be a list of blocks, but is {blocks!r}")
-    stages = [_stage(block, kernel_key, f"{where}, block {i}") for i, block in enumerate(blocks)]
+    stages = [_stage(block, kernel_key, scales_kernels, f"{where}, block {i}") for i, block in enumerate(blocks)]
     is_dense = any(block.get("residual_dense") for block in blocks)
     if is_dense and any(block.get("residual") and not block.get("residual_dense") for block in blocks):
         raise CheckpointError(f"{where}: all residual blocks must be `residual_dense`, or none, but some are")
@@ -44,9 +46,9 @@ def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str) -> Optio
     return tree | {"dense": is_dense} if name == "jasper" else tree
 
 
-def _stage(block: Options, kernel_key: str, where: str) -> Options:
+def _stage(block: Options, kernel_key: str, scales_kernels: bool, where: str) -> Options:
     carried = {"filters", "repeat", kernel_key, "stride", "dilation", "dropout", "residual", "residual_dense"}
-    carried |= {"separable", "kernel_size_factor"}
+    carried |= {"separable", "kernel_size_factor"} if scales_kernels else {"separable"}
     check(block, fixed=FIXED, carried=carried, ignored=IGNORED, where=where)
     missing = {"filters", "repeat", kernel_key, "stride", "dilation", "residual"} - block.keys()
     if missing:
@@ -54,11 +56,13 @@ def _stage(block: Options, kernel_key: str, where: str) -> Options:
     stride, repeat = (single(block[name], f"{where}, `{name}`") for name in ("stride", "repeat"))
     if stride > 1 and repeat > 1:
         raise CheckpointError(f"{where}: `stride` must be 1 where `repeat` is above 1, but is {stride}")
-    factor = single(block.get("kernel_size_factor", 1.0), f"{where}, `kernel_size_factor`")
-    kernel = int(single(block[kernel_key], f"{where}, `{kernel_key}`") * factor)
+    kernel = int(single(block[kernel_key], f"{where}, `{kernel_key}`"))
+    if scales_kernels:
+        kernel = int(kernel * single(block.get("kernel_size_factor", 1.0), f"{where}, `kernel_size_factor`"))
+        kernel += kernel % 2 == 0
     return {
         "filters": block["filters"],
-        "kernel": kernel + 1 if kernel_key == "kernel" and kernel % 2 == 0 else kernel,  # as NeMo rounds
+        "kernel": kernel,
         "repeat": repeat,
         "stride": stride,
         "dilation": single(block["dilation"], f"{where}, `dilation`"),
