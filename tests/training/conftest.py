@@ -135,6 +135,7 @@ def bad_clips(tmp_path):
     clips["truncated"].audio_filepath.write_bytes(data[: len(data) // 2])
     add("empty", noise[:0], 2.0)
     add("silent", np.zeros_like(noise), 2.0)
+    add("offset", np.full_like(noise, 0.5), 2.0)
     for name, value in (("nan", np.nan), ("infinite", np.inf)):
         add(name, np.where(np.arange(32000) == 5000, np.float32(value), noise), 2.0)
     add("longer", noise, 1.0)

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_speed_shortens_a_clip():
 
 def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplog):
     good = read_manifest(CLIPS)
-    mixed = [clip for pair in zip(bad_clips.values(), [*good, *good], strict=False) for clip in pair]
+    mixed = [clip for pair in zip(bad_clips.values(), itertools.cycle(good), strict=False) for clip in pair]
     items = [Item(clip, 1.05) for clip in mixed]
     first, alone, second = load(
         [items, items[:1], [Item(clip) for clip in good]], FeatureSettings(), 1, skip=Limits.of(tiny_config)
@@ -61,6 +62,7 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
         "truncated": "Requested",
         "empty": "no samples",
         "silent": "silent: root mean square",
+        "offset": "silent: root mean square",
         "nan": "no finite numbers",
         "infinite": "no finite numbers",
         "longer": "lasts 2.00 s, but its manifest says 1.00 s",

@@ -41,6 +41,7 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
         "truncated.wav": "Requested 32000 samples but got",
         "empty.wav": "no samples",
         "silent.wav": "silent: root mean square 0.0e+00",
+        "offset.wav": "silent: root mean square 0.0e+00 of full scale, a constant offset apart",
         "nan.wav": "samples that are no finite numbers",
         "longer.wav": "lasts 2.00 s, but its manifest says 1.00 s; a stretch of a longer file has an `offset`, be it 0",
         "dense.wav": "longer than CTC can align: it needs 224 output frames, the clip has 87",
@@ -49,7 +50,7 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
         "music.wav": "20 s, outside 0.2 to 16.7 s",
         "good.flac at 0.25 s": "characters outside the labels: 'é'",
         "good.flac at 7.5 s": "begins 7.5 s into a file that lasts 1.00 s",
-        "line 18": "`duration` must be a positive number of seconds, found None",
+        "line 19": "`duration` must be a positive number of seconds, found None",
     }
     lines = out.splitlines()
     for clip, words in expected.items():

@@ -130,6 +130,15 @@ def decode(data: DataNode, rate_hz: Any) -> DataNode:
     return signal
 
 
+def level(signal: DataNode) -> DataNode:
+    """Build the measure of how much there is to hear: the root mean square of a signal without its constant offset.
+
+    Its ends are left out, for there the offset of a signal that was resampled rings.
+    """
+    inner = fn.slice(signal, rel_start=0.02, rel_end=0.98, axes=[0])
+    return fn.reductions.std_dev(inner, fn.reductions.mean(inner))
+
+
 def decoding_error(clip: Clip) -> str | None:
     """Why a clip cannot be decoded, in the words of the file system or of DALI; None if it can."""
 

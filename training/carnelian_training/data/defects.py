@@ -122,9 +122,10 @@ def sound_defect(clip: Clip, heard: Heard) -> str | None:
     return None
 
 
-def silence_defect(heard: Heard) -> str | None:
-    """Nothing to hear."""
-    return f"silent: root mean square {heard.rms:.1e} of full scale" if heard.rms < SILENT_RMS else None
+def silence_defect(level: float) -> str | None:
+    """Nothing to hear, by the root mean square of the samples without their constant offset."""
+    silent = f"silent: root mean square {level:.1e} of full scale, a constant offset apart"
+    return silent if level < SILENT_RMS else None
 
 
 def duration_tolerance_s(clip: Clip) -> float:

@@ -20,7 +20,7 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
 from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_disturbances
-from carnelian_training.data.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words
+from carnelian_training.data.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words, level
 from carnelian_training.data.defects import (
     Heard,
     Limits,
@@ -165,7 +165,7 @@ def _pipeline(
     num_threads: int,
     prefetch: int,
 ) -> Pipeline:
-    """Build the graph: items -> features, their frames, samples as decoded, level as decoded, level as used."""
+    """Build the graph: items -> features, their frames; as decoded: samples, root mean square, level; and as used."""
     encoded_batches, disturbed_batches = iter(batches), iter(batches)
 
     def read() -> tuple[list[Encoded], list[npt.NDArray[np.float32]], list[npt.NDArray[np.int32]]]:
@@ -203,7 +203,8 @@ def _pipeline(
             signal = fn.python_function(decoded, *disturbances, function=disturb)
         features = build_features(signal if device_id is None else signal.gpu(), settings)
         frames = features.shape(dtype=types.INT64)[1]
-        return fn.pad(features, axes=[1]), frames, samples, fn.reductions.rms(decoded), fn.reductions.rms(signal)
+        rms = fn.reductions.rms(decoded), level(decoded), fn.reductions.rms(signal)
+        return fn.pad(features, axes=[1]), frames, samples, *rms
 
     device_id = _gpu_of_features(settings)
     pipeline: Pipeline = graph(
@@ -259,7 +260,8 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], s
 
     Silence, and a transcript that CTC cannot align, are defects in training alone.
     """
-    features, frames, samples, decoded_rms, rms = (torch.from_numpy(np.array(out.as_tensor())) for out in outputs)
+    tensors = (torch.from_numpy(np.array(out.as_tensor())) for out in outputs)
+    features, frames, samples, decoded_rms, decoded_level, rms = tensors
     kept: list[int] = []
     skipped: list[tuple[Item, str]] = []
     for row, item in enumerate(items):
@@ -268,7 +270,7 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], s
         if not defect and not math.isfinite(rms[row].item()):
             defect = f"not finite any more after augmentation with {item.disturbance}"
         if not defect and skip is not None:
-            defect = silence_defect(heard) or alignment_defect(item.clip, int(frames[row]), skip)
+            defect = silence_defect(decoded_level[row].item()) or alignment_defect(item.clip, int(frames[row]), skip)
         if defect:
             skipped.append((item, defect))
         else:

@@ -17,7 +17,7 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from tqdm import tqdm
 
 from carnelian_training.config import load_config
-from carnelian_training.data.audio import Encoded, decode
+from carnelian_training.data.audio import Encoded, decode, level
 from carnelian_training.data.defects import (
     Heard,
     Limits,
@@ -173,9 +173,10 @@ def _listen(
             return [read_clip(item.clip, failed) for item in next(pending)]
 
         @pipeline_def(batch_size=max(map(len, remaining)), num_threads=num_threads, device_id=None)
-        def graph() -> tuple[DataNode, DataNode]:
+        def graph() -> tuple[DataNode, DataNode, DataNode]:
             signal = decode(fn.external_source(source=read, dtype=types.UINT8, ndim=1), float(SAMPLE_RATE_HZ))
-            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(fn.pad(signal, axes=[0], shape=[1]))
+            padded = fn.pad(signal, axes=[0], shape=[1])
+            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(padded), level(padded)
 
         pipeline: Pipeline = graph()
         pipeline.build()
@@ -183,7 +184,7 @@ def _listen(
 
     with tqdm(total=len(clips), unit="clip", desc=manifest.name, disable=None) as progress:
         for items, outputs in run_surviving(batches, failed, build):
-            samples, rms = (np.array(output.as_tensor()) for output in outputs)
+            samples, rms, levels = (np.array(output.as_tensor()) for output in outputs)
             for row, item in enumerate(items):
                 if item.clip in failed:
                     yield item.clip, {"unreadable": failed[item.clip]}
@@ -192,7 +193,7 @@ def _listen(
                 rate_hz = soundfile.info(item.clip.audio_filepath).samplerate
                 found = {
                     "sound": sound_defect(item.clip, heard),
-                    "silent": silence_defect(heard) if heard.samples else None,
+                    "silent": silence_defect(float(levels[row])) if heard.samples else None,
                     "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
                 }
                 yield item.clip, {kind: words for kind, words in found.items() if words}
