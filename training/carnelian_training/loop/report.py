@@ -83,7 +83,7 @@ class Report:
 
         Args:
             step: steps done.
-            epoch: epochs done.
+            epoch: that of the last of them, from 0.
             measured: further fields, the same ones at each call and in the same order.
         """
         if not self.enabled:
