@@ -246,6 +246,13 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
         assert line in str(error.value)
 
 
+def test_labels_of_another_language_have_to_be_named(tmp_path):
+    path, labels = saved(tmp_path / "dle.pt", trained("quartznet", 31), None), " abcdefghijklmnopqrstuvwxyzäöü"
+    with pytest.raises(CheckpointError, match=r"its head has 30 labels, but 28 were taken; name them .* --dle-config"):
+        sources.read(path)
+    assert sources.read(path, overrides=(f"labels={list(labels)}",))[0].labels == tuple(labels)
+
+
 def test_other_files_are_refused(tmp_path):
     torch.save({"weights": 1}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="is one of Carnelian already"):

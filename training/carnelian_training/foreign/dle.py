@@ -192,4 +192,14 @@ def weights(found: dict[str, Tensor], config: Config, path: Path) -> dict[str, T
         CheckpointError: Tensors do not fit; each is named.
     """
     is_quartznet = any(re.match(r"encoder\.layers\.0\.mconv\.", name) for name in found)
-    return take(found, config, DLE_QUARTZNET if is_quartznet else DLE_JASPER, path)
+    naming = DLE_QUARTZNET if is_quartznet else DLE_JASPER
+    try:
+        return take(found, config, naming, path)
+    except CheckpointError as error:
+        head = found.get(f"{naming.head}.bias")
+        if head is None or head.numel() == len(config.labels) + 1:
+            raise
+        raise CheckpointError(
+            f"{error}\nits head has {head.numel() - 1} labels, but {len(config.labels)} were taken; name them in its "
+            "order: carnelian-train import --dle-config FILE.yaml, or --set 'labels=[...]'"
+        ) from error
