@@ -387,6 +387,17 @@ def test_the_way_back_gives_the_same_file(tmp_path, name):
     assert sources.read(tmp_path / "back.nemo", "same")[0] == config
 
 
+def test_windows_are_as_many_samples_for_nemo(tmp_path, changed):
+    """Of 1001, divided by the rate and multiplied again, 1000 whole ones are left."""
+    config, weights = sources.read(REFERENCES / "quartznet.nemo", "same")
+    for window, hop in [(1001, 1003), *((size, size) for size in range(2, 2000, 97))]:
+        odd = changed(config, features={"window_samples": window, "hop_samples": hop, "fft_size": 2048})
+        nemo.write(tmp_path / "odd.nemo", odd, weights)
+        told = nemo.read(tmp_path / "odd.nemo")[0]["preprocessor"]
+        assert [int(told[name] * 16_000) for name in ("window_size", "window_stride")] == [window, hop]
+    assert sources.read(tmp_path / "odd.nemo", "same")[0] == odd
+
+
 def test_what_nemo_will_do_otherwise_is_told_or_refused(tmp_path, tiny_config, changed, call):
     model = checkpoint.build_model(tiny_config)
     checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})

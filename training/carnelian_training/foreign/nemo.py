@@ -261,8 +261,8 @@ def _nemo_tree(config: Config) -> dict[str, Any]:
     assert isinstance(features, FeatureSettings)
     assert isinstance(config.model, StackConfig)
     seconds = {
-        "window_size": features.window_samples / SAMPLE_RATE_HZ,
-        "window_stride": features.hop_samples / SAMPLE_RATE_HZ,
+        "window_size": _seconds(features.window_samples),
+        "window_stride": _seconds(features.hop_samples),
     }
     preprocessor = {
         "_target_": f"{MODULES}.AudioToMelSpectrogramPreprocessor",
@@ -301,6 +301,12 @@ def _nemo_tree(config: Config) -> dict[str, Any]:
             "vocabulary": labels,
         },
     }
+
+
+def _seconds(count: int) -> float:
+    """Those that NeMo, which rounds down, takes for `count` samples: of 1001, the quotient would be 1000 for it."""
+    seconds = count / SAMPLE_RATE_HZ
+    return seconds if samples(seconds, SAMPLE_RATE_HZ) == count else math.nextafter(seconds, math.inf)
 
 
 def _feature_tensors(settings: FeatureSettings) -> dict[str, Tensor]:
