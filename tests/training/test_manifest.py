@@ -33,6 +33,11 @@ def test_other_fields_travel_along(tmp_path):
     assert clip.extra == {"speaker": "p225", "source": "vctk"}
 
 
+def test_white_space_of_a_transcript_is_one_space_as_in_evaluation(tmp_path):
+    [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"text": " go\tso  far\u00a0on\n"})))
+    assert clip.text == "go so far on"
+
+
 def test_empty_lines_are_skipped(tmp_path):
     assert len(read_manifest(write(tmp_path, "", json.dumps(LINE), "", json.dumps(LINE)))) == 2
 

@@ -39,6 +39,8 @@ class Clip:
 def read_manifest(path: Path) -> list[Clip]:
     """Read a manifest; relative audio paths are taken from the manifest's own folder, ``~`` is the user's.
 
+    White space within a transcript becomes one space, and that around it goes.
+
     Raises:
         ValueError: The file cannot be read, or a line is not a clip; the message names the file, the line and what was
             found.
@@ -151,6 +153,7 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r}")
+    text = " ".join(text.split())  # as evaluation counts it; training would teach every tab and newline
     file = Path(audio)
     if file.parts[:1] == ("~",):
         file = file.expanduser()
