@@ -75,7 +75,8 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
                 models[name] += "; if this folder is no model, move it away, or name those to serve by `--model`"
         elif (record and (record["level"] or record["iso_level"]) in "EF") or _START_FAILED.match(text):
             errors.append(_shorten(text))
-    return [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()] or errors
+    failed_models = [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()]
+    return failed_models or list(dict.fromkeys(errors))  # a model's instances all say the same
 
 
 def _shorten(reason: str) -> str:

@@ -151,6 +151,20 @@ max_batch_size: 4
 input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
 """
+MISTYPED_CONFIG = (
+    CUT_WITHOUT_LENGTH
+    + """
+input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "DOUBLE" data_type: TYPE_INT32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 4 }
+model_warmup {
+  name: "silence"
+  batch_size: 1
+  inputs { key: "SIGNAL" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }
+  inputs { key: "LENGTH" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
+}
+"""
+)
 COPY_CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 4
@@ -232,6 +246,19 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "model 'foreign' could not be loaded" in message
     assert "tensorrt" in message
     assert "model 'cut'" not in message
+
+
+def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(
+    cut_repository: Path, add_model: Callable[..., Path]
+) -> None:
+    pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
+    add_model(cut_repository, "mistyped", MISTYPED_CONFIG, {"dali.py": pipeline})
+    words = r"output 'DOUBLE' of 'mistyped' \(number 1\) must be int32 \[-1\], but the model gave float32 \[4\]"
+    with (
+        pytest.raises(ServerError, match=words),
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+    ):
+        pass
 
 
 def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(

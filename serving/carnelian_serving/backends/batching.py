@@ -15,6 +15,9 @@ Rows = dict[str, list[Array]]
 
 RunBatch = Callable[[Rows], Rows]
 
+_answered: set[str] = set()
+"""The model of this process, once it has answered a request."""
+
 
 def execute(
     config: ModelConfig,
@@ -126,11 +129,14 @@ def _respond(config: ModelConfig, requests: Sequence[Any], outputs: Rows) -> lis
                 ]
             )
         )
+    _answered.add(config.name)
     return responses
 
 
 def _refuse(config: ModelConfig, request: Any, error: Exception, error_code: str) -> Any:
-    pb_utils.Logger.log_info(f"[request id: {_id_of(request)}] {config.name!r} refuses: {error}")
+    # tritonserver 2.51 may crash where a warm-up fails: then nothing else says why.
+    log = pb_utils.Logger.log_info if config.name in _answered else pb_utils.Logger.log_error
+    log(f"[request id: {_id_of(request)}] {config.name!r} refuses: {error}")
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, error_code)))
 
 
