@@ -298,7 +298,8 @@ class Server:
             )
         self._stubs = StubWatch(self._process.pid)
         assert self._process.stdout is not None
-        self._log.follow(self._process.stdout)
+        # Of a link that stands for the repository, and goes with the scratch folder, nobody knows.
+        self._log.follow(self._process.stdout, lambda line: line.replace(str(repository), str(self.repository)))
 
     def _command(self, installation: Installation, repository: Path) -> list[str]:
         is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each

@@ -53,11 +53,11 @@ class ServerLog:
         """The last ones."""
         return list(self._lines)
 
-    def follow(self, stream: IO[str]) -> None:
-        """Read on from now."""
+    def follow(self, stream: IO[str], rewrite: Callable[[str], str] = str) -> None:
+        """Read on from now, and keep and hand on of each line what `rewrite` makes of it."""
         self._writer.start()
         self._stream = stream
-        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(stream, rewrite), daemon=True)
         self._reader.start()
 
     def close(self) -> None:
@@ -101,9 +101,9 @@ class ServerLog:
                 logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
                 self._on_line = None
 
-    def _read(self, stream: IO[str]) -> None:
+    def _read(self, stream: IO[str], rewrite: Callable[[str], str]) -> None:
         for line in stream:
-            line = line.rstrip("\n")
+            line = rewrite(line.rstrip("\n"))
             self._lines.append(line)
             if crash := _CRASH.match(line):
                 self.crash_signal = int(crash[1])

@@ -248,6 +248,18 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "model 'cut'" not in message
 
 
+def test_reasons_name_the_repository_that_was_given(cut_repository: Path, add_model: Callable[..., Path]) -> None:
+    repository = cut_repository.rename(cut_repository.with_name("rep ü x"))  # served by a link
+    add_model(repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    log: list[str] = []
+    with (
+        pytest.raises(ServerError, match=f"neither {repository}/absent/1/model.dali"),
+        Server(repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
+    ):
+        pass
+    assert any(f"{repository}/absent" in line for line in log)
+
+
 def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(
     cut_repository: Path, add_model: Callable[..., Path]
 ) -> None:
