@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import numbers
 import operator
 import os
 import re
@@ -69,7 +70,8 @@ def describe_audio(audio: Audio) -> str:
     if isinstance(audio, (bytes, bytearray, memoryview)):
         return f"{memoryview(audio).nbytes} bytes"
     if isinstance(audio, tuple) and len(audio) == 2:
-        return f"samples of shape {getattr(audio[0], 'shape', '?')} at {audio[1]} Hz"
+        rate = f" at {audio[1]} Hz" if isinstance(audio[1], numbers.Real) else ""
+        return f"samples of shape {getattr(audio[0], 'shape', '?')}{rate}"
     return type(audio).__name__
 
 
@@ -77,7 +79,8 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     """Make the bytes of one WAV, FLAC or Ogg file from a clip.
 
     Raises:
-        InvalidAudio: the clip is empty, not finite, too large, or in a format that neither side reads.
+        InvalidAudio: the clip is empty, not finite, too large, or in a format that neither side reads; or its samples
+            or their rate are none.
         OSError: the path cannot be read.
         DeadlinePassed: before it was read.
         TypeError: `audio` is none of the forms of `Audio`.
@@ -136,19 +139,22 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         rate: Samples per second and channel.
 
     Raises:
-        InvalidAudio: no samples, NaN, infinity or floats far beyond 1, or a shape or a sample type that is no clip's.
-        TypeError: a rate that is no whole number.
+        InvalidAudio: no samples, NaN, infinity or floats far beyond 1, a shape, a sample type or a rate that is no
+            clip's, or what NumPy makes no array of.
     """
     import numpy as np
 
-    array = np.asarray(samples)
     try:
-        rate = operator.index(rate)
-    except TypeError:  # some libraries have the rate first
-        raise TypeError(
-            f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}"
-        ) from None
+        array = np.asarray(samples)
+    except Exception as error:  # of a tensor on a GPU, for example, and of whatever class
+        raise InvalidAudio(f"samples must be a NumPy array, or become one, but: {error}") from error
     clip = describe_audio((array, rate))
+    try:
+        rate = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
+    except TypeError:  # some libraries have the rate first
+        raise InvalidAudio(
+            f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}", clip=clip
+        ) from None
     if not 1 <= rate <= MAX_RATE_HZ:
         raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {rate}", clip=clip)
     if array.ndim not in (1, 2) or (array.ndim == 2 and not 1 <= array.shape[1] <= MAX_CHANNELS):

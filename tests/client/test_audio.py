@@ -300,6 +300,21 @@ def test_samples_that_are_no_clip_are_invalid(samples, words):
         encode((samples, 16000))
 
 
+class Unreadable:
+    """As a tensor that requires a gradient, or lies on a GPU."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("call detach() first")
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"), [(Unreadable(), r"call detach\(\) first"), ([[1.0], [1.0, 2.0]], "shape")]
+)
+def test_samples_that_numpy_cannot_take_are_invalid(samples, words):
+    with pytest.raises(InvalidAudio, match=f"samples must be a NumPy array, or become one, but: .*{words}"):
+        encode((samples, 16000))
+
+
 def test_a_file_of_another_format_without_samples_is_invalid():
     with pytest.raises(InvalidAudio, match="no samples, or none that its header counts; convert"):
         encode(file_of(np.zeros(0), "AU", "PCM_16"))
@@ -310,8 +325,10 @@ def test_a_rate_must_be_a_whole_positive_number():
         with pytest.raises(InvalidAudio, match="at least 1 Hz and at most 16777215, but is"):
             encode((np.zeros(10), rate))
     assert read(encode((np.zeros((10, 64)), 2**24 - 1)))[1] == 2**24 - 1
-    for clip in ((np.zeros(10), 16000.5), (16000, np.zeros(10))):
-        with pytest.raises(TypeError, match=r"must be `\(samples, rate\)`, the rate a whole number of Hz"):
+    for rate in (16000.0, np.float32(16000), np.int64(16000), np.array(16000)):
+        assert read(encode((np.zeros(10), rate)))[1] == 16000
+    for clip in ((np.zeros(10), 16000.5), (np.zeros(10), np.inf), (np.zeros(10), "16000"), (16000, np.zeros((2, 10)))):
+        with pytest.raises(InvalidAudio, match=r"must be `\(samples, rate\)`, the rate a whole number of Hz"):
             encode(clip)
 
 

@@ -38,9 +38,11 @@ def test_requests_of_many_overlap(endpoint, triton, wav, make_result):
 def test_a_failing_clip_does_not_cost_the_others_theirs(client, wav, tmp_path):
     silent = (np.zeros(0, np.float32), 16000)
     counted = (np.zeros(16000, np.int64), 16000)
-    clips = [wav, silent, tmp_path / "missing.wav", counted, "a\0b.wav", "\ud800.wav", wav]
+    halved, swapped = (np.zeros(9), 11025.5), (16000, np.zeros(9))
+    clips = [wav, silent, tmp_path / "missing.wav", counted, halved, swapped, "a\0b.wav", "\ud800.wav", wav]
     assert [type(outcome) for outcome in client.transcribe_many(clips)] == [
-        *(Transcript, InvalidAudio, FileNotFoundError, InvalidAudio, OSError, OSError, Transcript)
+        *(Transcript, InvalidAudio, FileNotFoundError, InvalidAudio, InvalidAudio, InvalidAudio),
+        *(OSError, OSError, Transcript),
     ]
 
 
