@@ -73,8 +73,9 @@ def write_model(
         How far what was exported is from the network, see :func:`carnelian_export.acoustic.write_acoustic`.
 
     Raises:
-        RepositoryError: The name cannot name a model, or is that of a model with other labels, features or format; or
-            a language model's file is called as another file of the model, or not in ASCII.
+        RepositoryError: The repository is no folder, or a model's own; the name cannot name a model, or is that of a
+            model with other labels, features or format; or a language model's file is called as another file of the
+            model, or not in ASCII.
         ParityError: What was exported and the network disagree; nothing was written.
         EngineError: TensorRT is not there, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
@@ -83,6 +84,7 @@ def write_model(
         WriteError: The disk has no room, or a folder that is there may not be moved; nothing was written.
     """
     _check_name(name)
+    _check_repository(repository)
     target = target or Target()
     repository.mkdir(parents=True, exist_ok=True)
     stages = {f"{name}{suffix}" for suffix in SUFFIXES} | ({AUDIO_DECODE} if "decode" in target.tuning else set())
@@ -178,6 +180,16 @@ def _check_name(name: str) -> None:
         taken = ", ".join(f"*{suffix}" for suffix in SUFFIXES if suffix)
         raise RepositoryError(
             f"a model's name must not be {AUDIO_DECODE} or {taken}, its stages' names, but is {name!r}"
+        )
+
+
+def _check_repository(repository: Path) -> None:
+    if repository.exists() and not repository.is_dir():
+        raise RepositoryError(f"a repository must be a folder of models' folders, but {repository} is no folder")
+    if (repository / "config.pbtxt").exists():
+        raise RepositoryError(
+            f"a repository must be a folder of models' folders, but {repository} is a model's own: give the folder "
+            f"that it is in, {repository.absolute().parent}"
         )
 
 

@@ -219,6 +219,16 @@ def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
         write_model(tmp_path / "r", "tiny", config, network)
 
 
+def test_what_is_no_repository_is_refused_and_left_as_it_is(tmp_path, config, network):
+    write_model(tmp_path / "r", "tiny", config, network)
+    before = contents(tmp_path)
+    with pytest.raises(RepositoryError, match=r"tiny is a model's own: give the folder that it is in, .*r$"):
+        write_model(tmp_path / "r" / "tiny", "tiny", config, network)
+    assert contents(tmp_path) == before
+    with pytest.raises(RepositoryError, match="/dev/null is no folder"):
+        write_model(Path("/dev/null"), "tiny", config, network)
+
+
 @pytest.mark.parametrize("content", [b"backend: python", b"# \xe9"])
 def test_a_configuration_that_was_broken_by_hand_is_named(tmp_path, config, network, content):
     """The command ended in the parser's traceback."""
