@@ -54,6 +54,7 @@ def build_engine(
     num_mels: int | None,
     hop_samples: int,
     cache: Path | None = None,
+    tf32: bool = False,
 ) -> bytes:
     """Build an engine with these profiles.
 
@@ -64,6 +65,7 @@ def build_engine(
         num_mels: Of the features; None of a waveform.
         hop_samples: Between two frames of them; 1 of a waveform.
         cache: Timings of kernels, read if it is there and written; of the same GPU and version.
+        tf32: Whether float32 may be multiplied in the eleven bits of float16.
 
     Raises:
         EngineError: TensorRT is not installed, or does not build it.
@@ -83,7 +85,8 @@ def build_engine(
         errors = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
         raise EngineError(f"{trt.__name__} {trt.__version__} must read the graph, but says: {errors}")
     config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)  # on by default: float32 would have the eleven bits of float16
+    if not tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default
     for profile in profiles:
         shapes = builder.create_optimization_profile()
         for name, (least, tuned, most) in shapes_of(profile, max_batch_size, num_mels, hop_samples).items():

@@ -104,7 +104,8 @@ def test_an_engine_with_several_profiles_is_built(network, dtype):
     assert len(plan) > 10_000
 
 
-def test_float32_stays_float32_on_gpus_that_have_tf32(network, tensorrt, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"tf32": True}])
+def test_float32_stays_float32_on_gpus_that_have_tf32_unless_asked(network, tensorrt, monkeypatch, options):
     build, allowed = tensorrt.Builder.build_serialized_network, []
 
     def watch(builder, graph, config):
@@ -112,8 +113,8 @@ def test_float32_stays_float32_on_gpus_that_have_tf32(network, tensorrt, monkeyp
         return build(builder, graph, config)
 
     monkeypatch.setattr(tensorrt.Builder, "build_serialized_network", watch)
-    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160)
-    assert allowed == [False]
+    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160, **options)
+    assert allowed == [bool(options)]
 
 
 @pytest.mark.usefixtures("tensorrt")
