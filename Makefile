@@ -49,7 +49,7 @@ gpu-training: gpu  ## Measure training on an NVIDIA GPU: throughput, floors, pub
 	$(BIN)/carnelian-perf infer training/configs/wav2vec2_base_960h.yaml --set model.hourglass={} --device cuda --precision bf16 --engines eager,compiled,onnx --durations 2,6.54,16.7 --batches 1,4,8,16 --published-model wav2vec2_base_hourglass --published-precision bf16 --out perf/results/wav2vec2_base_960h_infer_gpu.json
 
 # The published grid. Half precision beside TF32, which it must not be slower than.
-GPU_INFERENCE := --device cuda --engines eager,compiled,compiled_graphs,onnx --durations 2,7,16.7 --batches 1,2,4,8,16 --steps 100 --warm-up 10
+GPU_INFERENCE := --device cuda --engines eager,compiled,compiled_graphs,onnx,tensorrt --durations 2,7,16.7 --batches 1,2,4,8,16 --steps 100 --warm-up 10
 gpu-inference: gpu  ## Measure inference without a server on an NVIDIA GPU, beside floors and published rows, into perf/results
 	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision fp16 --published-model quartznet_15x5 --out perf/results/quartznet_15x5_infer_gpu_fp16.json
 	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision tf32 --published-model quartznet_15x5 --published-precision tf32 --out perf/results/quartznet_15x5_infer_gpu_tf32.json

@@ -10,7 +10,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "nvidia-dali-cuda120", "tritonclient", "torch", "onnx")
+PACKAGES = (
+    "nvidia-pytriton",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "nvidia-dali-cuda120",
+    "tritonclient",
+    "torch",
+    "onnx",
+    "tensorrt",
+    "tensorrt-rtx-cu12",
+)
 _JIFFIES_PER_S = os.sysconf("SC_CLK_TCK")
 VECTORS = {
     "amx_int8": "AMX",

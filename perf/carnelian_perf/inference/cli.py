@@ -39,7 +39,9 @@ def infer(
     ] = None,
     engines: Annotated[
         str,
-        typer.Option(help="Comma-separated: plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8."),
+        typer.Option(
+            help="Comma-separated: plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8, tensorrt."
+        ),
     ] = "plain,eager,onnx_conv1d,onnx",
     durations: Durations = "2,7,16.7",
     batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16",
@@ -63,7 +65,7 @@ def infer(
     out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
-    """Measure inference without a server, by batch and duration: PyTorch and ONNX Runtime in turns."""
+    """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns."""
     from carnelian_perf.inference.render import render_page
     from carnelian_perf.inference.results import TITLES, Measurement
     from carnelian_perf.yardsticks.published import choose

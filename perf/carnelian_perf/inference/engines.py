@@ -5,6 +5,7 @@ Each is a function of a padded batch, features [rows, num_mels, frames] and leng
 """
 
 import copy
+import functools
 import io
 import warnings
 from collections.abc import Callable
@@ -15,12 +16,18 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
+from carnelian_export.engine import EngineError as TensorRTError
+from carnelian_export.engine import EngineRun, load_tensorrt
+from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.precision import lower
 from carnelian_export.graph.quantise import QuantisationError, check_quantisable, quantise
+from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
+from carnelian_export.profiles import SHAPED_INPUTS, Profile
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_training.config import Config
+from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.state import MOST_VERSIONS
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet
@@ -66,6 +73,8 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
         run = _run_ragged(open_session(graph, device, threads), isinstance(network, Wav2Vec2))
         return _in_parts(run) if device == "cpu" else run
+    if name == "tensorrt":
+        return _run_tensorrt(network, precision)
     if name.startswith("compiled"):
         lowered = lower(network, dtype).to(device)
         mode = "reduce-overhead" if name in GPU_ONLY else None
@@ -163,11 +172,16 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
 
 def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engine:
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
-        shapes = np.tile(np.array(features.shape[2 if of_samples else 1 :], np.int32), (len(features), 1))
-        values = (features.reshape(-1), shapes, lengths[:, None])
+        values = _make_ragged(features, lengths, of_samples)
         return cast("Array", session.run(OUTPUTS[:1], dict(zip(INPUTS, values, strict=True)))[0])
 
     return run
+
+
+def _make_ragged(features: Array, lengths: npt.NDArray[np.int32], of_samples: bool) -> tuple[npt.NDArray[Any], ...]:
+    """The values of :data:`INPUTS`."""
+    shapes = np.tile(np.array(features.shape[2 if of_samples else 1 :], np.int32), (len(features), 1))
+    return features.reshape(-1), shapes, lengths[:, None]
 
 
 def _in_parts(run: Engine) -> Engine:
@@ -183,6 +197,31 @@ def _in_parts(run: Engine) -> Engine:
 def _run_padded(session: onnxruntime.InferenceSession) -> Engine:
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
         return cast("Array", session.run(["LOG_PROBS"], {"FEATURES": features})[0])
+
+    return run
+
+
+def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
+    """With a plan for the shape of each batch, which its first step builds, as PyTorch compiles in it."""
+    try:
+        load_tensorrt()
+    except TensorRTError as error:
+        raise EngineError(str(error)) from error
+    graph, of_samples = export_shaped(network, DTYPES[precision]), isinstance(network, Wav2Vec2)
+
+    @functools.lru_cache(maxsize=1)  # all batches of a shape come one after another
+    def build(rows: int, channels: int, length: int) -> EngineRun:
+        seconds = length / SAMPLE_RATE_HZ  # with a hop of 1, frames count as samples do
+        profile = Profile(rows=rows, seconds=seconds, most_s=rows * seconds)
+        num_mels = None if of_samples else channels
+        return EngineRun(build_plan(graph, rows, [profile], num_mels, hop_samples=1, tf32=precision != "fp32"))
+
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        size = features[0].size
+        shape_only = (np.full(len(features), size, np.int32), np.zeros(size, np.float32))
+        values = (*_make_ragged(features, lengths, of_samples), *shape_only)
+        inputs = {name: torch.from_numpy(value) for name, value in zip(SHAPED_INPUTS, values, strict=True)}
+        return cast("Array", build(*features.shape)(inputs, 0)[OUTPUTS[0]].numpy())
 
     return run
 

@@ -14,10 +14,11 @@ TITLES = {
     "onnx_conv1d": "ONNX Runtime, Conv1d without masks, the form of NeMo's export",
     "onnx": "ONNX Runtime, as served",
     "onnx_int8": "ONNX Runtime, int8",
+    "tensorrt": "TensorRT",
 }
 """What runs the network, by name."""
 AS_SERVED = "onnx"
-GPU_ONLY = ("compiled_graphs",)
+GPU_ONLY = ("compiled_graphs", "tensorrt")
 
 
 @dataclass(kw_only=True)

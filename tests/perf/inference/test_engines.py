@@ -1,11 +1,18 @@
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+from carnelian_export.engine import build_engine as build_plan
+from carnelian_export.graph.to_onnx import OUTPUTS
+from carnelian_export.profiles import shapes_of
+from carnelian_perf.inference import engines
 from carnelian_perf.inference.engines import EngineError, _in_parts, build_engine
 from carnelian_perf.networks import load_network
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS
+from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,3 +38,55 @@ def test_onnxruntime_without_its_cuda_libraries_is_not_measured_on_the_cpu(monke
     _, network = load_network(ROOT / "demo/quartznet_demo.pt")
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(EngineError, match="cannot load CUDA"):
         build_engine("onnx", network, "cuda", "fp32", 1)
+
+
+@pytest.fixture(params=["quartznet", "wav2vec2"])
+def network(request):
+    if request.param == "quartznet":
+        return load_network(ROOT / "demo/quartznet_demo.pt")[1]
+    torch.manual_seed(0)
+    sizes = {"conv_channels": (8,) * 3, "conv_kernels": (10, 4, 4), "conv_strides": (8, 4, 4), "width": 16, "heads": 2}
+    return Wav2Vec2(Wav2Vec2Config(**sizes, layers=1, feed_forward=16, position_kernel=16, position_groups=2), 4).eval()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_tensorrt_gets_a_plan_for_the_shape_of_each_batch(network, precision, monkeypatch):
+    """The plans are built; their graphs run in ONNX Runtime in their place, for want of a GPU."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu12 is not installed")
+    built = []
+
+    def build(graph, most_rows, profiles, num_mels, hop_samples, **options):
+        assert len(build_plan(graph, most_rows, profiles, num_mels, hop_samples, **options)) > 10_000
+        assert options == {"tf32": precision == "tf32"}
+        (profile,) = profiles
+        built.append(profile.rows)
+        shapes = shapes_of(profile, most_rows, num_mels, hop_samples)
+        assert all(tuned <= most for _, tuned, most in shapes.values())
+        tuned = {name: shape for name, (_, shape, _) in shapes.items()}
+        session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+
+        def run(inputs, position):
+            assert position == 0
+            assert {name: tuple(value.shape) for name, value in inputs.items()} == tuned
+            found = session.run(OUTPUTS, {tensor.name: inputs[tensor.name].numpy() for tensor in session.get_inputs()})
+            return dict(zip(OUTPUTS, map(torch.from_numpy, found), strict=True))
+
+        return run
+
+    monkeypatch.setattr(engines, "build_plan", build)
+    monkeypatch.setattr(engines, "EngineRun", lambda run: run)
+    run = build_engine("tensorrt", network, "cuda", precision, 1)
+    eager = build_engine("eager", network, "cpu", "fp32", 1)
+    rng = np.random.default_rng(0)
+    channels, steps = (1, 8000) if isinstance(network, Wav2Vec2) else (64, 100)
+    for rows in (1, 2, 2):
+        features, lengths = rng.standard_normal((rows, channels, steps), np.float32), np.full(rows, steps, np.int32)
+        np.testing.assert_allclose(run(features, lengths), eager(features, lengths), atol=1e-4)
+    assert built == [1, 2]
+
+
+def test_without_tensorrt_the_engine_says_what_to_install(network, monkeypatch):
+    for name in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EngineError, match="pip install tensorrt"):
+        build_engine("tensorrt", network, "cuda", "fp16", 1)

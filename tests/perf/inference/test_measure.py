@@ -12,14 +12,14 @@ from carnelian_perf.cli import main
 from carnelian_perf.inference.engines import EngineError, build_engine
 from carnelian_perf.inference.measure import Plan, measure, measure_cell
 from carnelian_perf.inference.render import render_page
-from carnelian_perf.inference.results import Measurement
+from carnelian_perf.inference.results import GPU_ONLY, Measurement
 from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import count_operations
 from carnelian_perf.yardsticks.published import choose
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
-ENGINES = ("plain", "eager", "onnx_conv1d", "onnx", "compiled_graphs")
+ENGINES = ("plain", "eager", "onnx_conv1d", "onnx", *GPU_ONLY)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def measurement():
 def test_engines_agree_and_are_timed_step_by_step(measurement):
     assert [(t.engine, t.batch) for t in measurement.timings] == [(name, batch) for batch in (1, 2) for name in ENGINES]
     for timing in measurement.timings:
-        if timing.engine == "compiled_graphs":
+        if timing.engine in GPU_ONLY:
             assert timing.not_run == "not run: no GPU"
             continue
         assert timing.same_texts
@@ -55,7 +55,7 @@ def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
     assert Measurement.read(raw) == measurement
     page = render_page(measurement, raw.name, choose("quartznet_15x5", "A100", "fp16"))
     assert page.count("| PyTorch eager, plain Conv1d |") == 2
-    assert page.count("not run: no GPU") == 2
+    assert page.count("not run: no GPU") == 2 * 2
     assert "Texts: equal, of all engines." in page
     raw.write_text("[]")
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf infer`"):
@@ -70,7 +70,7 @@ def test_floor_is_the_operations_at_the_best_rate(measurement):
     assert two == 2 * one > dense / 1e9
     assert measurement.gflop_per_s > 0
     best = dataclasses.replace(measurement, gflop_per_s=1e3 * one)
-    assert render_page(best, "raw.json", {}).count("| 1.0 | ") >= len(ENGINES) - 1
+    assert render_page(best, "raw.json", {}).count("| 1.0 | ") >= len(ENGINES) - len(GPU_ONLY)
 
 
 def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
@@ -164,6 +164,7 @@ def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch, call):
     measured = {(Path(words[1]).stem, words[words.index("--precision") + 1]) for words in commands}
     assert measured == {(name, what) for name in ("quartznet_15x5", "jasper_10x5dr") for what in ("fp16", "tf32")}
     for words in commands:
+        assert "tensorrt" in words[words.index("--engines") + 1].split(",")
         assert "PyTorch has a GPU" in call(main, *words)[2]
 
 
