@@ -159,7 +159,7 @@ def read_grid(path: Path) -> Grid:
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
         return Grid.model_validate(fields)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise GridError(f"{path} must be YAML, but is not: {error}") from error
     except ValidationError as error:
         found = [

@@ -10,7 +10,7 @@ SMALL = "name: small\nmodels: {quartznet_demo: {}}\n"
 
 def read(tmp_path: Path, text: str):
     path = tmp_path / "grid.yaml"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     return read_grid(path)
 
 
@@ -71,6 +71,7 @@ def test_repeated_values_are_one_cell(tmp_path):
         ("name: small\nmodels: {}\nstatic: {}\n", "models"),
         ("- a list\n", "must be a grid"),
         ("name: [", "must be YAML"),
+        ("name: größe\n", "must be YAML"),
     ],
 )
 def test_what_is_no_grid_is_named(tmp_path, text, words):
