@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+MOST_TARGET_MS = 3_600_000  # an hour; without a limit, infinity would be a target
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 

@@ -7,6 +7,7 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    MOST_TARGET_MS,
     ClipsManifest,
     Durations,
     FileFormat,
@@ -44,7 +45,8 @@ def tune(
         str, typer.Option(help="throughput (within --target), or latency (one request at a time).")
     ] = "throughput",
     target: Annotated[
-        float, typer.Option(help="Limit for the 95th percentile in milliseconds, for throughput.", min=1)
+        float,
+        typer.Option(help="Limit for the 95th percentile in milliseconds, for throughput.", min=1, max=MOST_TARGET_MS),
     ] = 500,
     concurrency: Annotated[int, typer.Option(help="Clients at the same time, for throughput.", min=1, max=64)] = 16,
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1)] = 96,

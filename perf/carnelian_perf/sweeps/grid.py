@@ -24,7 +24,7 @@ Duration = Annotated[float, Field(ge=SHORTEST_CUT_S, le=LIMIT_S)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelUnderTest(_Strict):

@@ -7,6 +7,7 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    MOST_TARGET_MS,
     ClipsManifest,
     Recogniser,
     Repository,
@@ -93,8 +94,12 @@ def mixed(
         typer.Option(help="A training YAML whose network is served with random weights, in place of the three above."),
     ] = None,
     manifest: ClipsManifest = None,
-    target: Annotated[float, typer.Option(help="Limit for the 95th percentile, in milliseconds.", min=1)] = 500,
-    seconds: Annotated[float, typer.Option(help="Seconds during which clips arrive in each run.", min=0.1)] = 10,
+    target: Annotated[
+        float, typer.Option(help="Limit for the 95th percentile, in milliseconds.", min=1, max=MOST_TARGET_MS)
+    ] = 500,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds during which clips arrive in each run.", min=0.1, max=86_400)
+    ] = 10,
     steps: Annotated[int, typer.Option(help="Steps of the bisection of the rate.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
     out: Annotated[Path | None, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,

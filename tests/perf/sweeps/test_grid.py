@@ -60,6 +60,7 @@ def test_repeated_values_are_one_cell(tmp_path):
             SMALL + "static: {}\nserver: {grpc: 'http://localhost:8001'}\n",
             "server.grpc: Value error, must be host:port",
         ),
+        (SMALL + "static: {}\ntimeout_s: .inf\n", "timeout_s: Input should be a finite number"),
         (SMALL + "static: {batches: []}\n", "static.batches: List should have at least 1"),
         (SMALL + "static: {}\ndurations_s: [0.01]\n", "greater than or equal to 0.1"),
         ("name: small\nmodels: {a: {precision: fp32/x}}\nstatic: {}\n", "models.a.precision"),
