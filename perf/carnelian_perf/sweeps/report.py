@@ -12,8 +12,9 @@ from urllib.parse import quote, unquote
 from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
 from carnelian_perf.pages import say_busy, table
 from carnelian_perf.raw_file import command_line
+from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import Result, find_missing, read_results
+from carnelian_perf.sweeps.results import GRID, Result, find_missing, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import PublishedLatency
@@ -53,15 +54,23 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is not that of a sweep, or `inference` is not a raw file of one of its models on the
-            same machine.
+        ValueError: the folder is not that of a sweep, or has no result of its grid, or `inference` is not a raw file of
+            one of its models on the same machine.
     """
-    results = read_results(sweep)
+    there, grid = read_results(sweep), read_grid_of(sweep)
+    cells = {cell.name for cell in list_cells(grid)} if grid else {result.cell.name for result in there}
+    results = [result for result in there if result.cell.name in cells]  # those of a larger grid stay in the folder
+    if not results:
+        raise ValueError(
+            f"{sweep} must have results of its {GRID}, but its {len(there)} are of other cells: run `carnelian-perf "
+            "sweep` with that grid, or with the earlier one"
+        )
     rows = make_rows(results)
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
     plots = draw_all(rows, published, base)
     unserved = _read_unserved(inference, results) if inference else {}
-    page = render_page(rows, published, base.name, [path.name for path in plots], unserved, find_missing(sweep))
+    names, left_out = [path.name for path in plots], len(there) - len(results)
+    page = render_page(rows, published, base.name, names, unserved, find_missing(sweep), left_out)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)
     write_whole(html, render_html(page, base.parent))
@@ -104,11 +113,17 @@ def render_page(
     plots: Sequence[str],
     unserved: Mapping[str, Unserved],
     missing: Sequence[str] = (),
+    num_left_out: int = 0,
 ) -> str:
-    """The Markdown page; `unserved` is by model, `missing` are cells that have not been measured yet."""
+    """The Markdown page; `unserved` is by model, `missing` are cells that have not been measured yet.
+
+    `num_left_out` results are of cells that the grid has no longer, and not among the rows.
+    """
     parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
     if missing:
         parts.append(f"**Not finished.** Cells without a result: {', '.join(missing)}.\n")
+    if num_left_out:
+        parts.append(f"**Left out:** {num_left_out} result(s) of cells that the grid has no longer.\n")
     for group, found in itertools.groupby(rows, key=lambda row: row.group):
         of_group = list(found)
         model, precision, protocol, memory = group
@@ -233,10 +248,12 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     machines = dict.fromkeys(result.say_machine() for result in results)
     versions = dict.fromkeys(result.say_versions() for result in results)
     speech, accuracy = first.speech, first.accuracy
+    rounds = [len(row.results) for row in rows]
+    fewest, most = min(rounds), max(rounds)
     facts = [
         "Latencies are milliseconds of a request, medians of the stable ones of "
-        f"{max(len(row.results) for row in rows)} round(s), by Triton's perf_analyzer; RTFx: seconds of audio per "
-        "second. A batch has clips of equal length, and one request is in flight.",
+        f"{f'{fewest} to {most} rounds' if fewest < most else f'{most} round(s)'}, by Triton's perf_analyzer; RTFx: "
+        "seconds of audio per second. A batch has clips of equal length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
         + ("" if counts["failed"] else " Each checked its transcripts."),
         f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "

@@ -289,3 +289,26 @@ def test_report_of_an_unfinished_sweep_says_what_is_missing(sweep):
     cells = ["2s_b4_c1_r1", "2s_b4_c1_r2", "2s_b4_c1_r3", "2s_b1_c1_r4", "2s_b4_c1_r4"]
     names = ", ".join(f"quartznet_15x5_fp32_pcm_grpc_{cell}" for cell in cells)
     assert f"**Not finished.** Cells without a result: {names}." in page
+
+
+def test_what_the_grid_has_no_longer_is_left_out_and_counted(sweep):
+    write_grid(Grid(name="small", models={"quartznet_15x5": {}}, durations_s=[2], static={"batches": [1, 8]}), sweep)
+    page, *plots, html = write_report(sweep, {})
+    text = page.read_text()
+    assert "**Left out:** 7 result(s) of cells that the grid has no longer.\n" in text
+    assert "<strong>Left out:</strong> 7 result(s)" in html.read_text()
+    assert read_row(text, "2", "1")[2] == "39.0"  # of round 1 alone
+    assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| 2 |")][:2] == ["1", "8"]
+    assert "## Files" not in text
+    assert "- Runs: 2 stable, 0 unstable, 0 failed." in text
+    assert [plot.name for plot in plots] == ["small_sweep_latency.png", "small_sweep_stages.png"]
+    write_grid(Grid(name="small", models={"another": {}}, static={}), sweep)
+    with pytest.raises(ValueError, match=r"must have results of its grid\.json, but its 9 are of other cells"):
+        write_report(sweep, {})
+
+
+def test_cells_of_different_rounds_are_said_to_be():
+    rows = make_rows([make_result(STATIC, 40.0), make_result(dataclasses.replace(STATIC, round=2), 40.0)])
+    assert "of 2 round(s), by" in render_page(rows, {}, "small", [], {})
+    rows += make_rows([make_result(FILES, 40.0)])
+    assert "of 1 to 2 rounds, by" in render_page(rows, {}, "small", [], {})
