@@ -75,11 +75,11 @@ def find_common(measurement: Measurement, duration_s: float, batch: int) -> Comm
     return next(row for row in measurement.common if (row.duration_s, row.batch) == (duration_s, batch))
 
 
-def sum_up_served(measurement: Measurement) -> dict[tuple[float, int], float]:
+def sum_up_served(measurement: Measurement, engine: str) -> dict[tuple[float, int], float]:
     """Duration and batch -> median milliseconds of features, network and decoding, with the server's engine."""
     found = {}
     for timing in measurement.timings:
-        if timing.engine == AS_SERVED and timing.network_ms:
+        if timing.engine == engine and timing.network_ms:
             common = find_common(measurement, timing.duration_s, timing.batch)
             parts = (common.features_ms, timing.network_ms, common.decoding_ms)
             found[timing.duration_s, timing.batch] = sum(statistics.median(part) for part in parts)

@@ -54,8 +54,13 @@ def report(
     published_machine: PublishedMachine = None,
     published_precision: Annotated[str | None, typer.Option(help="fp16, tf32 or fp32.", show_default="fp16")] = None,
     inference: Annotated[
-        Path | None,
-        typer.Option("--infer", help="Raw file of `carnelian-perf infer`: what serving costs becomes a column."),
+        list[str] | None,
+        typer.Option(
+            "--infer",
+            metavar="[MODEL=]RAW",
+            help="Raw file of `carnelian-perf infer`: what serving costs becomes a column. MODEL is the sweep's, where "
+            "the file has another name for it; repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
@@ -66,6 +71,14 @@ def report(
         raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
     chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
-    if inference is not None:
-        check_file("--infer", inference)
-    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, inference)))
+    raws = [_model_and_file(text) for text in inference or ()]
+    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, raws)))
+
+
+def _model_and_file(text: str) -> tuple[str | None, Path]:
+    """MODEL=RAW, or RAW alone, whose path may have a `=`."""
+    model, _, raw = text.partition("=")
+    named = bool(raw) and not Path(text).is_file()
+    path = Path(raw if named else text)
+    check_file("--infer", path)
+    return (model if named else None), path

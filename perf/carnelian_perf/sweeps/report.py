@@ -3,7 +3,7 @@
 import base64
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -37,25 +37,26 @@ class Unserved:
     """A model without a server."""
 
     how: str = ""
-    """Precision and threads, in words."""
+    """Precision and threads, in words; and which network, where its name is another."""
     median_ms: Mapping[tuple[float, int], float] = field(default_factory=dict)
     """By duration and batch; may be empty."""
 
 
-def write_report(sweep: Path, published: Published, inference: Path | None = None) -> list[Path]:
+def write_report(sweep: Path, published: Published, inference: Sequence[tuple[str | None, Path]] = ()) -> list[Path]:
     """Write a sweep's Markdown page, plots and HTML page beside its folder.
 
     Args:
         sweep: The folder of `carnelian-perf sweep`.
         published: The table to set beside it, by duration and batch; may be empty.
-        inference: A raw file of `carnelian-perf infer`, of the same network on the same machine.
+        inference: Raw files of `carnelian-perf infer` on the same machine, each with the sweep's model whose network it
+            is of; None for the one of its own name, or for the only one.
 
     Returns:
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is not that of a sweep, or has no result of its grid, or `inference` is not a raw file of
-            one of its models on the same machine.
+        ValueError: the folder is not that of a sweep, or has no result of its grid, or `inference` has what is no raw
+            file of one of its models, in its precision and on the same machine, or several of one model.
     """
     there, grid = read_results(sweep), read_grid_of(sweep)
     cells = {cell.name for cell in list_cells(grid)} if grid else {result.cell.name for result in there}
@@ -67,8 +68,8 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
         )
     rows = make_rows(results)
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
+    unserved = _read_unserved(inference, results)
     plots = draw_all(rows, published, base)
-    unserved = _read_unserved(inference, results) if inference else {}
     names, left_out = [path.name for path in plots], len(there) - len(results)
     page = render_page(rows, published, base.name, names, unserved, find_missing(sweep), left_out)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
@@ -77,33 +78,58 @@ def write_report(sweep: Path, published: Published, inference: Path | None = Non
     return [markdown, *plots, html]
 
 
-def _read_unserved(inference: Path, results: Sequence[Result]) -> dict[str, Unserved]:
-    measurement = Measurement.read(inference)
-    models = {result.cell.model for result in results}
+def _read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequence[Result]) -> dict[str, Unserved]:
+    models = sorted({result.cell.model for result in results})
+    found: dict[str, Unserved] = {}
+    for name, raw in inference:
+        measurement = Measurement.read(raw)
+        model = name or (models[0] if len(models) == 1 else measurement.model)
+        if model not in models:
+            raise ValueError(
+                f"{raw} must be of a model of the sweep, {', '.join(models)}, but is of {model}: run `carnelian-perf "
+                f"infer` on one of them, or name the one that it is of, as in --infer {models[0]}={raw}"
+            )
+        if model in found:
+            raise ValueError(f"--infer must have one file for each model, but {raw} is another of {model}")
+        _check_machine(raw, measurement, results)
+        found[model] = _sum_up(raw, measurement, model, results)
+    return found
+
+
+def _check_machine(raw: Path, measurement: Measurement, results: Iterable[Result]) -> None:
     used = str(measurement.machine["accelerator"])
-    if measurement.model not in models:
-        raise ValueError(
-            f"{inference} must be of a model of the sweep, {', '.join(sorted(models))}, but is of {measurement.model}: "
-            "run `carnelian-perf infer` on one of them"
-        )
     for machine in [result.machine for result in results]:
         for key in ("cpu", "cores", "accelerator"):
             # A sweep names all GPUs that there are, `infer` the one that it used.
             is_among = key == "accelerator" and (used == "none" or used in str(machine[key]))
             if measurement.machine[key] != machine[key] and not is_among:
                 raise ValueError(
-                    f"{inference} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
+                    f"{raw} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
                     f"{measurement.machine[key]}: run `carnelian-perf infer` there"
                 )
-    if not (median_ms := sum_up_served(measurement)):
+
+
+def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[Result]) -> Unserved:
+    precision = " and ".join(sorted({result.cell.precision for result in results if result.cell.model == model}))
+    measured = measurement.plan["precision"]
+    engine = "onnx_int8" if precision == "int8" else AS_SERVED
+    if engine == AS_SERVED and precision != measured:
         raise ValueError(
-            f"{inference} must have the engine that is served, {AS_SERVED}, but has {', '.join(measurement.titles)}: "
-            f"run `carnelian-perf infer` with --engines {AS_SERVED}"
+            f"{raw} must be in {model}'s precision in the sweep, {precision}, but is in {measured}: run "
+            "`carnelian-perf infer` with that --precision, or name another model, MODEL=RAW"
         )
-    way = f"{measurement.plan['precision']}, {measurement.say_threads()}"
+    if not (median_ms := sum_up_served(measurement, engine)):
+        raise ValueError(
+            f"{raw} must have the engine that is served, {engine}, but has {', '.join(measurement.titles)}: "
+            f"run `carnelian-perf infer` with --engines {engine}"
+        )
+    way = f"{precision}, {measurement.say_threads()}"
+    if measurement.model != model:
+        way = f"of {measurement.model}, {way}"
+    used = measurement.machine["accelerator"]
     if any(result.machine["accelerator"] != used for result in results):
         way += ", on the CPU" if used == "none" else f", on {used}"
-    return {measurement.model: Unserved(way, median_ms)}
+    return Unserved(way, median_ms)
 
 
 def render_page(
