@@ -12,6 +12,7 @@ import json
 import re
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,15 @@ class Transport:
     def close(self) -> None:
         """Close the connection; calls in flight end with an error."""
         self._is_closed = True
-        self._channel.close()
+        # By a thread, which no Ctrl-C reaches: one within gRPC's close leaves the channel half closed, and its
+        # destructor, like any later close, then waits for ever.
+        closing = threading.Thread(target=self._channel.close)
+        try:
+            closing.start()
+        except RuntimeError:  # Python starts none when it ends, from 3.12 on
+            self._channel.close()
+        else:
+            closing.join()
 
     def _call(self, method: str, message: Any, deadline: Deadline) -> Any:
         with self._translated_errors(deadline, None):

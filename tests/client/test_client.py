@@ -4,10 +4,12 @@ import gc
 import io
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -150,6 +152,33 @@ def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
     with pytest.raises(TransportError, match="closed"):
         client.transcribe(wav)
     ended.set()
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_ctrl_c_leaves_no_client_half_closed(endpoint, triton, wav, late):
+    triton.answer = late
+    client = CarnelianClient(endpoint.url, timeout_s=60)
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(client.transcribe, wav) for _ in range(2)]
+        while len(client._transport._in_flight) < 2:
+            time.sleep(0.01)
+        is_first = iter([True])
+
+        def interrupt(call):
+            """As the first of two calls ends: `close` waits for the other one meanwhile."""
+            if next(is_first, False):
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0.2)
+
+        for call in list(client._transport._in_flight):
+            call.add_done_callback(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+        again = threading.Thread(target=client.close, daemon=True)
+        again.start()
+        again.join(timeout=20)
+        assert not again.is_alive()
+        assert all(isinstance(call.exception(), TransportError) for call in calls)
 
 
 def test_closing_ends_calls_between_two_attempts(start_endpoint, wav):

@@ -38,8 +38,13 @@ def held(make_result, wav):
 @pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize(
     ("then", "status"),
-    [("next(outcomes)", -signal.SIGINT), ("raise SystemExit(3)", 3), ("pass", 0)],
-    ids=["Ctrl-C", "exit", "end"],
+    [
+        ("next(outcomes)", -signal.SIGINT),
+        ("raise SystemExit(3)", 3),
+        ("pass", 0),
+        ("import atexit; atexit.register(client.close)", 0),
+    ],
+    ids=["Ctrl-C", "exit", "end", "close at exit"],
 )
 def test_a_program_does_not_wait_for_calls_that_nobody_asks_for(endpoint, triton, wav, held, then, status):
     triton.answer = held
