@@ -17,7 +17,7 @@ import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
-from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
+from ._mpeg import counts_no_frames, end_of_tag, has_audio, is_taken_for_mpeg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,9 @@ _LEAST_LEFT_S = 0.5
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
 """Behind another the chunks have ended; of zeros there would be one every eight bytes."""
+_TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
+"""What is sent or decoded without its ID3v2 tag: the server refuses tags, and libsndfile leaves out as many bytes at
+the end of WAV and AIFF, and finds no Ogg."""
 _FLAC_SUBTYPES = {
     "PCM_S8": "PCM_16",
     "PCM_U8": "PCM_16",
@@ -99,6 +102,9 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     if not data:
         raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
     _check_size(len(data), describe_audio(audio))
+    start = end_of_tag(data)
+    if data[start : start + 4] in _TAGGED:
+        data = data[start:]
     served = _measured(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
     deadline.check()
     return served

@@ -71,7 +71,7 @@ def has_audio(data: bytes, start: int, enough_s: float) -> bool:
 
 def counts_no_frames(data: bytes) -> bool:
     """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
-    start = _first_frame(data)
+    start = end_of_tag(data)
     head = data[start : start + 200]
     if head[:1] != b"\xff" or b"VBRI" in head:
         return False
@@ -94,8 +94,8 @@ def is_taken_for_mpeg(data: bytes) -> bool:
     return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
 
 
-def _first_frame(data: bytes) -> int:
-    """Where an MP3 file begins, behind a tag."""
+def end_of_tag(data: bytes) -> int:
+    """Where a file begins, behind an ID3v2 tag if it has one."""
     if data[:3] != b"ID3":
         return 0
     return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))

@@ -43,6 +43,18 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path):
         assert encode(audio) == data
 
 
+@pytest.mark.parametrize("num_bytes", [20, 2000])
+@pytest.mark.parametrize(
+    ("fmt", "endian"),
+    [("WAV", None), ("WAV", "BIG"), ("AIFF", None), ("AIFF", "LITTLE"), ("FLAC", None), ("OGG", None), ("MP3", None)],
+)
+def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes):
+    sink = io.BytesIO()
+    soundfile.write(sink, noise, RATE, format=fmt, endian=endian)
+    tag = b"ID3\4\0\0\0\0" + bytes([num_bytes >> 7, num_bytes & 127]) + bytes(num_bytes)
+    assert encode(tag + sink.getvalue()) == encode(sink.getvalue())
+
+
 @pytest.mark.parametrize("riff_size", [0, 36])
 def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_size):
     whole = file_of(noise, "WAV", "PCM_16")
