@@ -63,7 +63,8 @@ _FLAC_SUBTYPES = {
 which decodes to floats, beyond 1 where it is loud."""
 _FLAC_MAX_CHANNELS = 8
 _FLAC_MAX_ANY_RATE_HZ = 2**16 - 1
-"""A higher rate is written in tens of Hz."""
+_FLAC_MAX_RATE_HZ = 10 * _FLAC_MAX_ANY_RATE_HZ
+"""A higher rate than the one above is written in tens of Hz."""
 
 
 def describe_audio(audio: Audio) -> str:
@@ -270,7 +271,7 @@ def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
             flac = _FLAC_SUBTYPES.get(source.subtype)
             form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
             rate = source.samplerate
-            has_rate = rate <= _FLAC_MAX_ANY_RATE_HZ or rate % 10 == 0
+            has_rate = rate <= _FLAC_MAX_ANY_RATE_HZ or (rate % 10 == 0 and rate <= _FLAC_MAX_RATE_HZ)
             if flac and has_rate and source.channels <= _FLAC_MAX_CHANNELS:
                 form = {"format": "FLAC", "subtype": flac}
             # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.

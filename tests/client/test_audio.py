@@ -225,7 +225,7 @@ def test_mp3_of_every_kind_is_one(rate, bit_rate):
         assert len(read(encode(sound))[0]) == pytest.approx(rate, abs=3000)
 
 
-@pytest.mark.parametrize("rate", [65537, 96153])
+@pytest.mark.parametrize("rate", [65537, 96153, 655360])
 def test_a_rate_that_flac_has_not_is_kept(noise, rate):
     sink = io.BytesIO()
     soundfile.write(sink, noise, rate, format="AIFF", subtype="PCM_16")
