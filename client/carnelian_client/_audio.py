@@ -48,6 +48,8 @@ _LEAST_LEFT_S = 0.5
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
 """Behind another the chunks have ended; of zeros there would be one every eight bytes."""
+_FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
+"""With its first block, which may be the last, of 34 bytes: too much to come about in samples or in a picture."""
 _TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
 """What is sent or decoded without its ID3v2 tag: the server refuses tags, and libsndfile leaves out as many bytes at
 the end of WAV and AIFF, and finds no Ogg."""
@@ -106,6 +108,11 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     start = end_of_tag(data)
     if data[start : start + 4] in _TAGGED:
         data = data[start:]
+    if data[:4] == b"fLaC" and _FLAC_START.search(data, 4):
+        raise InvalidAudio(
+            "it holds FLAC files one behind the other, of which only the first would be read; send each by itself",
+            clip=describe_audio(audio),
+        )
     served = _measured(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
     deadline.check()
     return served

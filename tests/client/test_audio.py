@@ -179,6 +179,17 @@ def test_of_mp3_files_one_behind_the_other_none_is_lost_silently(joined):
         encode(joined)
 
 
+@pytest.mark.parametrize("between", [b"", PICTURE, b"TAG" + bytes(125)], ids=["nothing", "picture", "ID3v1"])
+def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between):
+    flac = file_of(noise, "FLAC")
+    bare = flac[:4] + b"\x80" + flac[5:42] + flac[-500:]  # without another block than the first
+    piped = flac[:21] + bytes([flac[21] & 0xF0]) + bytes(4) + flac[26:]
+    for joined in (flac + between + flac, flac + between + bare, piped + between + piped):
+        with pytest.raises(InvalidAudio, match=r"FLAC files one behind the other, .* send each by itself"):
+            encode(joined)
+    assert encode(flac + between) == flac + between
+
+
 def test_mp3_files_that_make_one_are_one():
     assert len(read(encode(mp3(3, is_counted=False) * 2))[0]) == pytest.approx(6 * RATE, abs=3000)
 
