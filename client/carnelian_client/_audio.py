@@ -291,7 +291,7 @@ def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
                         raise InvalidAudio(
                             f"a clip that is decoded here must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, "
                             "but has more; cut it, for example with "
-                            "`ffmpeg -i talk.mp3 -f segment -segment_time 50 talk-%03d.flac`",
+                            "`ffmpeg -i talk.mp3 -f segment -segment_time 50 talk-%03d.wav`",
                             clip=clip,
                         )
     except soundfile.LibsndfileError as error:
