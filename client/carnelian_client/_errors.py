@@ -137,7 +137,7 @@ CERTIFICATE_ADVICE = (
 CONVERT_ADVICE = "convert the file, for example with `ffmpeg -i clip.m4a clip.flac`"
 FORMAT_ADVICE = (
     "the server reads WAV, FLAC, Ogg Vorbis and Opus; "
-    f"install carnelian-client[audio] for MP3, AIFF, FLAC from a pipe and others, or {CONVERT_ADVICE}"
+    f"install soundfile (`pip install soundfile`) for MP3, AIFF, FLAC from a pipe and others, or {CONVERT_ADVICE}"
 )
 
 # The first match decides, where `_may_mean` lets it. Wordings were seen on Triton 2.51 and gRPC 1.8x.

@@ -267,10 +267,10 @@ def test_formats_without_a_length_are_read(noise):
     assert len(samples) >= len(noise)
 
 
-def test_without_soundfile_the_error_names_the_extra(monkeypatch):
+def test_without_soundfile_the_error_says_how_to_install_it(monkeypatch):
     data = file_of(np.zeros(1000), "MP3")
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InvalidAudio, match=r"install carnelian-client\[audio\]"):
+    with pytest.raises(InvalidAudio, match=r"install soundfile \(`pip install soundfile`\) for MP3"):
         encode(data)
 
 
