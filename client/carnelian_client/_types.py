@@ -52,6 +52,7 @@ class Transcript:
     """Length of the clip as the server decoded it, in whole frames of the model: up to 0.1 s off."""
     model: str
     model_version: str
+    """Of `<model>_ctc`, the stage that decodes, not of the ensemble."""
     request_id: str
     decoder: str
     """greedy, beam or ngram."""
