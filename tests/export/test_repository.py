@@ -20,10 +20,11 @@ from carnelian_export.stages import SOURCES, Decoding, RepositoryError
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning
 from carnelian_serving.backends.parts import MAX_RUN_ROWS
-from carnelian_training.checkpoint import build_model
+from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.ctc import Calibration, OptionError
 from carnelian_training.replacement import WriteError
 
+DEMO = Path(__file__).parents[2] / "demo/quartznet_demo.pt"
 FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
 
 
@@ -324,6 +325,28 @@ def test_a_wrong_weight_is_refused_in_float16_too(tmp_path, network):
         network.head.bias += torch.linspace(0, 0.1, 29)
     with pytest.raises(ParityError, match=r"of fp16 .* 0\.01 in the mean, but differ by"):
         check_parity(tmp_path / "model.onnx", network, "fp16")
+
+
+def test_a_trained_network_is_exported_in_float16_and_wrong_weights_of_it_are_refused(tmp_path):
+    """It gives some labels -131, where the steps of float16 are 0.1."""
+    config, network = load_model(DEMO)
+    difference = write_model(tmp_path, "demo", config, network, target=Target(precision="fp16"))
+    assert difference < 0.5
+    with torch.no_grad():
+        network.head.bias += torch.linspace(0, 0.1, len(network.head.bias))
+    with pytest.raises(ParityError, match=r"of fp16 .* by 0\.\d+, and 0\.0[12]\d+ in the mean .* below -50, times"):
+        check_parity(tmp_path / "demo_acoustic" / "1" / "model.onnx", network, "fp16")
+
+
+def test_an_unlikely_label_that_is_far_off_is_refused(tmp_path, network):
+    with torch.no_grad():
+        network.head.bias[3] = -500
+    onnx.save(export_ragged(network), tmp_path / "model.onnx")
+    check_parity(tmp_path / "model.onnx", network)
+    with torch.no_grad():
+        network.head.bias[3] = -501
+    with pytest.raises(ParityError, match=r"within 0\.001 of .* but differ by 0\.0[89]"):
+        check_parity(tmp_path / "model.onnx", network)
 
 
 def test_an_instance_on_a_gpu_runs_on_cuda_without_being_told(tmp_path, config, network):

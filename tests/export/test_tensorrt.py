@@ -1,5 +1,6 @@
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from carnelian_export.parity import ParityError, compare, make_inputs, run, scor
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
 from carnelian_export.repository import write_model
 from carnelian_export.target import Target, TargetError
-from carnelian_training.checkpoint import build_model
+from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import config_from_dict
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
@@ -147,6 +148,14 @@ def test_the_graph_is_compared_before_an_engine_is_built(tmp_path, config, netwo
     with pytest.raises(ParityError, match=f"of {limit} must be within 0 of"):
         write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision=precision))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_the_graph_of_a_trained_network_is_accepted_in_half_the_bits(tmp_path, monkeypatch, precision):
+    monkeypatch.setattr("carnelian_export.acoustic.build_engine", lambda *_: b"built")
+    config, network = load_model(Path(__file__).parents[2] / "demo/quartznet_demo.pt")
+    write_model(tmp_path, "demo", config, network, target=Target(format="tensorrt", precision=precision))
+    assert (tmp_path / "demo_acoustic/1/model.plan").read_bytes() == b"built"
 
 
 def test_onnxruntimes_provider_gets_the_shaped_graph_and_one_profile_for_all_batches(tmp_path, config, network):
