@@ -80,7 +80,13 @@ def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
     ]
     page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
     assert page.count("| 2.50 |") == 2 * 3
-    assert "- Texts: NOT those of PyTorch eager, plain Conv1d: of ONNX Runtime, as served in 2 rows.\n" in page
+    said = "- Texts: NOT those of PyTorch eager, plain Conv1d: of ONNX Runtime, as served in 2 rows."
+    assert f"{said}\n" in page
+    note = " Of random weights the best labels are a matter of rounding in fp16; the speed is not."
+    for precision, because in (("fp32", ""), ("fp16", note)):
+        plan = measurement.plan | {"source": "training/configs/quartznet_15x5.yaml", "precision": precision}
+        page = render_page(dataclasses.replace(measurement, timings=fast, plan=plan), "raw.json", {})
+        assert f"{said}{because}\n" in page
 
 
 def test_what_was_measured_before_a_failure_is_kept(monkeypatch, tmp_path, call):
