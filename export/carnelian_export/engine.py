@@ -64,7 +64,7 @@ def build_engine(
         profiles: At least one.
         num_mels: Of the features; None of a waveform.
         hop_samples: Between two frames of them; 1 of a waveform.
-        cache: Timings of kernels, read if it is there and written; of the same GPU and version.
+        cache: Timings of kernels, read if it is there and written; of the same GPU and version. TensorRT-RTX has none.
         tf32: Whether float32 may be multiplied in the eleven bits of float16.
 
     Raises:
@@ -96,8 +96,7 @@ def build_engine(
         if not torch.cuda.is_available():
             config.num_compute_capabilities = 1
             config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-        cache = None  # it has none, and asks for a GPU if told of one
-    if cache is not None:
+    elif cache is not None:  # TensorRT-RTX has none, and asks for a GPU if told of one
         timings = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
         if not config.set_timing_cache(timings, False):
             raise EngineError(
@@ -107,13 +106,14 @@ def build_engine(
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineError(f"{trt.__name__} {trt.__version__} must build the graph, but says: {'; '.join(log.errors)}")
-    if cache is not None:
-        with replaced(cache) as partial:
-            partial.write_bytes(bytes(config.get_timing_cache().serialize()))
     if trt.__name__ == PORTABLE:
         logger.warning(
-            "built with TensorRT-RTX, which Triton cannot load: export with `tensorrt` installed to serve it"
+            "built with TensorRT-RTX, which Triton cannot load: export with `tensorrt` installed to serve it%s",
+            f"; TensorRT-RTX has no timing cache, so {cache} was not written" if cache is not None else "",
         )
+    elif cache is not None:
+        with replaced(cache) as partial:
+            partial.write_bytes(bytes(config.get_timing_cache().serialize()))
     return bytes(plan)
 
 

@@ -105,6 +105,15 @@ def test_an_engine_with_several_profiles_is_built(network, dtype):
     assert len(plan) > 10_000
 
 
+@pytest.mark.usefixtures("tensorrt")
+def test_a_timing_cache_that_is_not_written_is_named(network, tmp_path, caplog):
+    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160)
+    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160, tmp_path / "kernels.cache")
+    plain, told = caplog.messages
+    assert told == f"{plain}; TensorRT-RTX has no timing cache, so {tmp_path / 'kernels.cache'} was not written"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("options", [{}, {"tf32": True}])
 def test_float32_stays_float32_on_gpus_that_have_tf32_unless_asked(network, tensorrt, monkeypatch, options):
     build, allowed = tensorrt.Builder.build_serialized_network, []
