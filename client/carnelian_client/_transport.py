@@ -109,8 +109,10 @@ class Transport:
         # destructor, like any later close, then waits for ever.
         closing = threading.Thread(target=self._channel.close)
         try:
+            if sys.is_finalizing():  # before 3.12, a thread would never run then, and never be ready
+                raise RuntimeError("no thread starts any more")
             closing.start()
-        except RuntimeError:  # Python starts none when it ends, from 3.12 on
+        except RuntimeError:  # from 3.12 on none starts at exit
             self._channel.close()
         else:
             closing.join()

@@ -57,3 +57,17 @@ def test_a_program_does_not_wait_for_calls_that_nobody_asks_for(endpoint, triton
             assert program.wait(timeout=60) == status, program.stderr.read()
         finally:
             program.kill()
+
+
+def test_a_client_is_closed_by_the_end_of_python():
+    program = """
+        from carnelian_client import CarnelianClient
+
+        def hold():
+            with CarnelianClient("localhost:1"):
+                yield
+
+        held = hold()
+        next(held)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60, check=False).returncode == 0
