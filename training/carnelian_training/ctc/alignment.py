@@ -24,7 +24,7 @@ def least_frames(text: str) -> int:
 
 
 def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], space: int) -> tuple[Frames, Frames]:
-    """Find the likeliest alignment of a text, by Viterbi's algorithm.
+    """Find the likeliest alignment of a text, by Viterbi's algorithm, within :data:`MARGIN` as long as it ends there.
 
     Args:
         log_probs: [frames, labels + 1] float32; the last label is the blank.

@@ -150,7 +150,7 @@ class _Beam:
             is_new, is_old = scores >= floor, stay >= floor
         old = is_old.nonzero()[0][: self._width]
         new = is_new.nonzero()[0][: self._width - len(old)]
-        if not new.size and len(old) == len(stay):
+        if surplus <= 0 and not new.size and len(old) == len(stay):
             self.blank, self.label = stay_blank, stay_label
             return
         added = prefixes.append(extensions, *np.divmod(new, len(candidates)))

@@ -80,7 +80,7 @@ class Prefixes:
         self._floats[:, : ROOT + 1] = 0.0
         self.count = ROOT + 1
 
-    def extend(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> "Extensions":
+    def extend(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> Extensions:
         """Rate prefixes extended by one label.
 
         Args:
@@ -113,7 +113,7 @@ class Prefixes:
             settled[rows, column] = kept[rows, column] + self._end_words(nodes[rows], known)
         return Extensions(nodes, labels, hot, states, settled + provisional, settled)
 
-    def append(self, extensions: "Extensions", rows: Integers, columns: Integers) -> Integers:
+    def append(self, extensions: Extensions, rows: Integers, columns: Integers) -> Integers:
         """Add prefixes that are others and one label more.
 
         Args:
