@@ -61,6 +61,15 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
     assert lines[-1] == f"{manifest} was judged by the English labels: a YAML file that names it brings its own"
 
 
+def test_a_word_at_the_end_of_a_long_pause_is_heard(tmp_path, call):
+    sound = np.zeros(16 * 16_000, np.float32)
+    sound[-4800:-480] = np.random.default_rng(0).normal(0, 0.1, 4320)
+    soundfile.write(tmp_path / "yes.wav", sound, 16_000)
+    write_manifest(tmp_path / "late.jsonl", [Clip(tmp_path / "yes.wav", 16.0, "yes")])
+    status, out, _ = call(main, "validate", tmp_path / "late.jsonl")
+    assert status == 0, out
+
+
 def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, call):
     call(main, "validate", manifest, "--write", "--min-rate", "8000")
     clean = manifest.with_name("mixed.clean.jsonl")

@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import math as graph_math
 from nvidia.dali.pipeline import DataNode
 
 from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
+RINGING = 160
+"""Samples at a clip's ends, 10 ms: there a constant offset that was resampled rings."""
 _AT_ONCE = 1 << 16  # frames
 _ADVICE = "write it anew, for example with `ffmpeg -i IN OUT.flac`"
 
@@ -133,9 +136,11 @@ def decode(data: DataNode, rate_hz: Any) -> DataNode:
 def level(signal: DataNode) -> DataNode:
     """Build the measure of how much there is to hear: the root mean square of a signal without its constant offset.
 
-    Its ends are left out, for there the offset of a signal that was resampled rings.
+    :data:`RINGING` samples at either end, of short ones less, do not count.
     """
-    inner = fn.slice(signal, rel_start=0.02, rel_end=0.98, axes=[0])
+    size = signal.shape(dtype=types.INT32)
+    edge = graph_math.min(size // 50, RINGING)
+    inner = fn.slice(signal, start=edge, shape=size - 2 * edge, axes=[0])
     return fn.reductions.std_dev(inner, fn.reductions.mean(inner))
 
 
