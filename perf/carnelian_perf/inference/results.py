@@ -76,7 +76,7 @@ def find_common(measurement: Measurement, duration_s: float, batch: int) -> Comm
 
 
 def sum_up_served(measurement: Measurement, engine: str) -> dict[tuple[float, int], float]:
-    """Duration and batch -> median milliseconds of features, network and decoding, with the server's engine."""
+    """Duration and batch -> median milliseconds of features, network in an engine, and decoding."""
     found = {}
     for timing in measurement.timings:
         if timing.engine == engine and timing.network_ms:

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
+from carnelian_perf.options import PRECISIONS
 from carnelian_perf.pages import say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
@@ -49,7 +50,7 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
         sweep: The folder of `carnelian-perf sweep`.
         published: The table to set beside it, by duration and batch; may be empty.
         inference: Raw files of `carnelian-perf infer` on the same machine, each with the sweep's model whose network it
-            is of; None for the one of its own name, or for the only one.
+            is of; None for the one of its own name.
 
     Returns:
         What was written: NAME.md, NAME_*.png, NAME.html.
@@ -83,7 +84,7 @@ def _read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequen
     found: dict[str, Unserved] = {}
     for name, raw in inference:
         measurement = Measurement.read(raw)
-        model = name or (models[0] if len(models) == 1 else measurement.model)
+        model = name or measurement.model
         if model not in models:
             raise ValueError(
                 f"{raw} must be of a model of the sweep, {', '.join(models)}, but is of {model}: run `carnelian-perf "
@@ -113,7 +114,7 @@ def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[R
     precision = " and ".join(sorted({result.cell.precision for result in results if result.cell.model == model}))
     measured = measurement.plan["precision"]
     engine = "onnx_int8" if precision == "int8" else AS_SERVED
-    if engine == AS_SERVED and precision != measured:
+    if precision in PRECISIONS and precision != measured:  # others are words, for people
         raise ValueError(
             f"{raw} must be in {model}'s precision in the sweep, {precision}, but is in {measured}: run "
             "`carnelian-perf infer` with that --precision, or name another model, MODEL=RAW"
@@ -123,7 +124,7 @@ def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[R
             f"{raw} must have the engine that is served, {engine}, but has {', '.join(measurement.titles)}: "
             f"run `carnelian-perf infer` with --engines {engine}"
         )
-    way = f"{precision}, {measurement.say_threads()}"
+    way = f"{measured if engine == AS_SERVED else precision}, {measurement.say_threads()}"
     if measurement.model != model:
         way = f"of {measurement.model}, {way}"
     used = measurement.machine["accelerator"]

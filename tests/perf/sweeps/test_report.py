@@ -128,8 +128,13 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, in_process, tm
     page = write_report(sweep, {}, [(None, raw)])[0].read_text()
     assert read_row(page, "2", "8")[-2:] == ["20.0", "+125%"]  # 45 ms at p50
     assert read_row(page, "2", "1")[-2:] == ["", ""]
-    dataclasses.replace(in_process, model="demo").write(raw)  # the sweep has no other model to be of
-    assert ", of demo, fp32, 2 threads; serving" in write_report(sweep, {}, [(None, raw)])[0].read_text()
+    dataclasses.replace(in_process, model="demo").write(raw)
+    with pytest.raises(
+        ValueError, match=r"of a model of the sweep, quartznet_15x5, but is of demo: .* --infer quartzn"
+    ):
+        write_report(sweep, {}, [(None, raw)])
+    page = write_report(sweep, {}, [("quartznet_15x5", raw)])[0].read_text()
+    assert ", of demo, fp32, 2 threads; serving" in page
     machine = in_process.machine
     for changes, words in (
         ({"machine": machine | {"accelerator": "an H100"}}, "whose accelerator is none, but is of an H100"),
@@ -140,6 +145,15 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, in_process, tm
         dataclasses.replace(in_process, **changes).write(raw)
         with pytest.raises(ValueError, match=words):
             write_report(sweep, {}, [(None, raw)])
+
+
+def test_a_precision_in_words_says_nothing_of_what_it_is_compared_with(sweep, in_process, tmp_path):
+    for folder in sweep.iterdir():
+        if (file := folder / RESULT).exists():
+            result = Result.read(file)
+            dataclasses.replace(result, cell=dataclasses.replace(result.cell, precision="float32")).write(file)
+    in_process.write(raw := tmp_path / "infer.json")
+    assert "`carnelian-perf infer`, fp32, 2 threads; serving" in write_report(sweep, {}, [(None, raw)])[0].read_text()
 
 
 def test_precisions_are_compared_with_the_network_that_they_are_of(sweep, in_process, tmp_path, call, monkeypatch):
