@@ -225,7 +225,7 @@ def test_the_chart_trims_a_key_as_carnelian_serve_does(
 ) -> None:
     server = render("runtime=native").server
     command = [word.replace("/dev/shm", "/nowhere") for word in server["command"]]
-    given = [argument.replace("$(CARNELIAN_ADMIN_KEY)", "k $HOME *\n") for argument in server["args"]]
+    given = [argument.replace("$(CARNELIAN_ADMIN_KEY)", "k $HOME *\r\n") for argument in server["args"]]
     assert start_tritonserver([*command, *given])[0] == " ".join(map(trim_key, given))
 
 

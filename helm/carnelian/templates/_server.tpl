@@ -15,7 +15,7 @@ of a file often ends its line, which no header can: the arguments lose such ends
   [ "$(ulimit -n)" -ge 65536 ] || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
   export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-33554432}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-268435456}"
   export DALI_MALLOC_POOL_THRESHOLD="${DALI_MALLOC_POOL_THRESHOLD-0}"
-  for argument; do shift; set -- "$@" "$(printf %s "$argument")"; done
+  for argument; do shift; set -- "$@" "$(printf %s "$argument" | tr -d '\r')"; done
   exec tritonserver "$@"
 - tritonserver
 {{- end -}}
