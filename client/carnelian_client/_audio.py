@@ -41,13 +41,13 @@ MAX_RATE_HZ = 2**24 - 1
 """A WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
 BLOCK_FRAMES = 1 << 16
 _SHORT_BLOCK_FRAMES = 1152
-"""Of a read that may end in an error, which loses the block."""
+"""Read at a time from an MP3 without a count, whose end may be an error: the block that meets it is lost."""
 _LEAST_LEFT_S = 0.5
 """Less than this behind what was read is no other file: encoders do not count their delay alike."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
-"""Behind another the chunks have ended; of zeros there would be one every eight bytes."""
+"""A chunk's name. Behind anything else the chunks have ended: zeros would pass for an empty one every eight bytes."""
 _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
 """With its first block, which may be the last, of 34 bytes: too much to come about in samples or in a picture."""
 _TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")

@@ -279,9 +279,8 @@ def error_from_answer(
     request_id: str | None = None,
 ) -> CarnelianClientError:
     """Turn a gRPC status (or an error inside RESULT: status None) and its words into an error of the tree."""
-    match = _WRAPPING.match(details)
-    words = match["words"].strip() if match else details
-    kind, advice = STATUS_ERRORS.get(status or "UNKNOWN", ServerError), ""
+    words = _WRAPPING.sub(r"\g<words>", details).strip()
+    kind, advice = STATUS_ERRORS[status or "UNKNOWN"], ""
     if status == "UNIMPLEMENTED":  # Triton has every method that is called here
         advice = "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it"
     for wording in _WORDINGS:
@@ -298,4 +297,4 @@ def _may_mean(wording: _Wording, status: str | None) -> bool:
     """Whether words of a status can have this meaning: those of gateways may sound as if they were about a clip."""
     if issubclass(wording.error, (InvalidAudio, InvalidOption)):
         return status in _OF_THE_REQUEST
-    return STATUS_ERRORS.get(status or "UNKNOWN") is not AccessDenied or wording.error is AccessDenied
+    return STATUS_ERRORS[status or "UNKNOWN"] is not AccessDenied or wording.error is AccessDenied

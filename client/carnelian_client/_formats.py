@@ -19,32 +19,32 @@ MIN_CUE_S = 1.0
 NEW_CUE_GAP_S = 0.8
 
 
-def render(transcript: Transcript, format: str, file: str) -> str:
+def render(transcript: Transcript, kind: str, file: str) -> str:
     """A transcript as one of the formats, with the end of its last line.
 
     Args:
         transcript: of one clip.
-        format: text, the text alone; json, the server's RESULT with `file`; ctm, a line a word; srt; or vtt.
+        kind: text, the text alone; json, the server's RESULT with `file`; ctm, a line a word; srt; or vtt.
         file: the clip's name.
     """
-    if format == "text":
+    if kind == "text":
         return f"{transcript.text}\n"
-    if format == "json":
+    if kind == "json":
         return json.dumps({"file": file, "request_id": transcript.request_id, **transcript.raw}) + "\n"
-    if format == "ctm":
+    if kind == "ctm":
         name = ctm_name(file)
         return "".join(
             f"{name} 1 {word.start_s:.2f} {word.end_s - word.start_s:.2f} {word.word} {word.confidence:.2f}\n"
             for word in transcript.words
         )
-    point, text = (",", "") if format == "srt" else (".", "WEBVTT\n\n")
+    point, text = (",", "") if kind == "srt" else (".", "WEBVTT\n\n")
     cues = list(split_cues(transcript.words))
     nexts = [*(cue[0].start_s for cue in cues[1:]), math.inf]  # one too many where there is no cue
     for i, (cue, next_s) in enumerate(zip(cues, nexts, strict=False), 1):
         start_s = cue[0].start_s
         end_s = max(cue[-1].end_s, min(start_s + MIN_CUE_S, next_s))
-        text += f"{i}\n" if format == "srt" else ""
-        lines = _lines(cue) if format == "srt" else html.escape(_lines(cue), quote=False)
+        text += f"{i}\n" if kind == "srt" else ""
+        lines = _lines(cue) if kind == "srt" else html.escape(_lines(cue), quote=False)
         text += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{lines}\n\n"
     return text
 

@@ -1,4 +1,4 @@
-"""Frames of MPEG audio (layers II and III), as far as it takes to see what has some and whether it goes on: headers.
+"""Reads the headers of MPEG audio frames (layers II and III): whether a file has any, and whether more follow.
 
 ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
 """
@@ -44,10 +44,10 @@ def read_frame(data: bytes, start: int) -> Frame | None:
     bit_rate, rate, padding = third >> 4, third >> 2 & 3, third >> 1 & 1
     if version == 1 or layer not in (2, 3) or bit_rate in (0, 15) or rate == 3:
         return None
-    is_first = version == 3
-    rate_hz = _RATES_HZ[rate] >> (0 if is_first else 1 if version == 2 else 2)
-    num_samples = 576 if layer == 3 and not is_first else 1152
-    bits = num_samples * 1000 * _KBIT_PER_S[is_first, layer][bit_rate]
+    is_mpeg_1 = version == 3
+    rate_hz = _RATES_HZ[rate] >> (0 if is_mpeg_1 else 1 if version == 2 else 2)
+    num_samples = 576 if layer == 3 and not is_mpeg_1 else 1152
+    bits = num_samples * 1000 * _KBIT_PER_S[is_mpeg_1, layer][bit_rate]
     return Frame(bits // (8 * rate_hz) + padding, num_samples, rate_hz)
 
 

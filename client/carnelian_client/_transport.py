@@ -108,9 +108,10 @@ class Transport:
         # By a thread, which no Ctrl-C reaches: one within gRPC's close leaves the channel half closed, and its
         # destructor, like any later close, then waits for ever.
         closing = threading.Thread(target=self._channel.close)
+        if sys.is_finalizing():  # before 3.12, a thread would never run then, and never be ready
+            self._channel.close()
+            return
         try:
-            if sys.is_finalizing():  # before 3.12, a thread would never run then, and never be ready
-                raise RuntimeError("no thread starts any more")
             closing.start()
         except RuntimeError:  # from 3.12 on none starts at exit
             self._channel.close()
