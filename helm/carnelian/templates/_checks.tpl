@@ -1,5 +1,13 @@
 {{/* What the schema cannot say because it concerns several values. Every message says what to change. */}}
 {{- define "carnelian.check" -}}
+{{- include "carnelian.checkModels" . -}}
+{{- include "carnelian.checkNetwork" . -}}
+{{- include "carnelian.checkScaling" . -}}
+{{- include "carnelian.checkUpdates" . -}}
+{{- include "carnelian.checkJobs" . -}}
+{{- end -}}
+
+{{- define "carnelian.checkModels" -}}
 {{- $name := include "carnelian.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "the objects would be called %s, but a Service's name is a letter, then letters, digits and -; set fullnameOverride" $name) -}}
@@ -32,6 +40,9 @@
 {{- if .Values.perf.enabled -}}
 {{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv list) -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "carnelian.checkNetwork" -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
 {{- fail (printf "service.loadBalancerSourceRanges is set, but service.type is %s, which ignores it; use networkPolicy.clients" .Values.service.type) -}}
 {{- end -}}
@@ -80,6 +91,9 @@
 {{- if and (or .Values.ingress.http.enabled .Values.gateway.http.enabled) (not .Values.service.exposeHttp) -}}
 {{- fail "service.exposeHttp is false, but ingress.http or gateway.http leads to it; disable them, or set it true" -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "carnelian.checkScaling" -}}
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
 {{- fail "monitoring.serviceMonitor and monitoring.podMonitor are both enabled, so each pod would be scraped twice; choose one" -}}
 {{- end -}}
@@ -87,14 +101,11 @@
 {{- if and $monitor.enabled $.Values.monitoring.rules.enabled (gt (int $monitor.intervalSeconds) 60) -}}
 {{- fail (printf "monitoring.rules.enabled is true, but its rates are of two minutes and need two scrapes, and one is made in %v s; lower monitoring's intervalSeconds to 60" $monitor.intervalSeconds) -}}
 {{- end -}}
-{{- end -}}
-{{- with .Values.autoscaling -}}
-{{- $monitors := $.Values.monitoring -}}
-{{- range $monitor := list $monitors.serviceMonitor $monitors.podMonitor -}}
 {{- if and $monitor.enabled (ne $.Values.autoscaling.mode "none") (lt (int $.Values.autoscaling.windowSeconds) (mul 2 $monitor.intervalSeconds)) -}}
 {{- fail (printf "autoscaling.windowSeconds is %v, but a rate needs two scrapes, and one is made in %v s; raise it" $.Values.autoscaling.windowSeconds $monitor.intervalSeconds) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.autoscaling -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "autoscaling.minReplicas is %v, above autoscaling.maxReplicas, %v; change one" .minReplicas .maxReplicas) -}}
 {{- end -}}
@@ -108,12 +119,18 @@
 {{- fail "autoscaling.minReplicas is 0, but without pods there are no queues to see; set autoscaling.keda.activationQuery" -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "carnelian.checkUpdates" -}}
 {{- with .Values.drain -}}
 {{- /* gRPC ends connections up to a tenth earlier or later. */ -}}
 {{- if gt (mul 11 .connectionAgeSeconds) (mul 10 .delaySeconds) -}}
 {{- fail (printf "drain.connectionAgeSeconds is %v, but connections must have ended within drain.delaySeconds, %v, or requests are lost when a pod leaves; make it smaller" .connectionAgeSeconds .delaySeconds) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "carnelian.checkJobs" -}}
 {{- if and .Values.training.enabled (not .Values.training.claimName) -}}
 {{- fail "training.enabled is true, but training.claimName is empty, so checkpoints would be lost; name a claim" -}}
 {{- end -}}

@@ -4,9 +4,9 @@
 {{- if eq .Values.runtime "wheel" -}}
 - carnelian-serve
 {{- else -}}
-{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, limits.py, allocator.py and
+{{- /* What carnelian-serve gives its server, for NGC's image as it is: why is in serving/carnelian_serving, limits.py, environment.py and
 shared_memory.py. Each connection is an open file: without one left, Triton writes an error to its log without end. The key of a Secret made
-of a file often ends its line, which no header can: the arguments lose such ends. */ -}}
+of a file often ends its line, which no header can: the arguments lose line ends behind them, and carriage returns. */ -}}
 - sh
 - -c
 - |
