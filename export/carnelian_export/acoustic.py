@@ -14,7 +14,7 @@ from carnelian_export.graph.quantise import check_quantisable, quantise, read_fe
 from carnelian_export.graph.shaped import build_shaped, export_shaped
 from carnelian_export.graph.to_onnx import OUTPUTS, export_ragged
 from carnelian_export.parity import ClipFeatures, Scores, check_distributions, check_parity, compare, make_inputs
-from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles
+from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles, shapes_of
 from carnelian_export.target import Target
 
 
@@ -49,9 +49,10 @@ def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_siz
     dtype = DTYPES[target.precision]
     graph = export_shaped(network, dtype, hop_samples)
     difference = _check_graph(network, target.precision, graph)
-    profiles = choose_profiles(max_batch_size)
     num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None
-    plan = build_engine(graph, max_batch_size, profiles, num_mels, hop_samples, target.timing_cache)
+    chosen = choose_profiles(max_batch_size)
+    profiles = [shapes_of(profile, max_batch_size, num_mels, hop_samples) for profile in chosen]
+    plan = build_engine(graph, profiles, target.timing_cache)
     path.write_bytes(plan)
     if torch.cuda.is_available():
         run = EngineRun(plan)

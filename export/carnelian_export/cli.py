@@ -101,7 +101,12 @@ def export(
     from carnelian_export.stages import Decoding
 
     defaults = read_weights(lm_weights, language_model, neural_language_model) | split_assignments(options or ())
-    decoding = Decoding(language_model, defaults, calibration, neural_language_model)
+    decoding = Decoding(
+        language_model=language_model,
+        options=defaults,
+        calibration=calibration,
+        neural_language_model=neural_language_model,
+    )
     config, network = load_model(source, name)
     difference = write_model(repository, name, config, network, decoding, target)
     measure = "distributions, in the mean," if precision == "int8" else "log-probabilities"

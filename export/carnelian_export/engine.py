@@ -17,7 +17,7 @@ from carnelian_training.replacement import replaced
 from torch import Tensor
 
 from carnelian_export.graph.to_onnx import OUTPUTS
-from carnelian_export.profiles import Profile, shapes_of
+from carnelian_export.profiles import Shapes
 
 logger = logging.getLogger(__name__)
 
@@ -48,22 +48,13 @@ def load_tensorrt() -> Any:
 
 
 def build_engine(
-    graph: onnx.ModelProto,
-    max_batch_size: int,
-    profiles: Sequence[Profile],
-    num_mels: int | None,
-    hop_samples: int,
-    cache: Path | None = None,
-    tf32: bool = False,
+    graph: onnx.ModelProto, profiles: Sequence[Shapes], cache: Path | None = None, tf32: bool = False
 ) -> bytes:
     """Build an engine with these profiles.
 
     Args:
         graph: The shaped one. Its types are kept as they are (a strongly typed network).
-        max_batch_size: Of the configuration.
-        profiles: At least one.
-        num_mels: Of the features; None of a waveform.
-        hop_samples: Between two frames of them; 1 of a waveform.
+        profiles: At least one, as :func:`carnelian_export.profiles.shapes_of` gives them.
         cache: Timings of kernels, read if it is there and written; of the same GPU and version. TensorRT-RTX has none.
         tf32: Whether float32 may be multiplied in the eleven bits of float16.
 
@@ -89,7 +80,7 @@ def build_engine(
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default
     for profile in profiles:
         shapes = builder.create_optimization_profile()
-        for name, (least, tuned, most) in shapes_of(profile, max_batch_size, num_mels, hop_samples).items():
+        for name, (least, tuned, most) in profile.items():
             shapes.set_shape(name, least, tuned, most)
         config.add_optimization_profile(shapes)
     if trt.__name__ == PORTABLE:

@@ -37,8 +37,8 @@ class Tolerance:
 
         Args:
             differences: Of any shape.
-            what: Differs from PyTorch's.
-            where: It was compared.
+            what: What was compared, in words, for the error.
+            where: On which inputs, in words.
 
         Raises:
             ParityError: They are over this.

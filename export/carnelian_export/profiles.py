@@ -1,5 +1,6 @@
 """The optimisation profiles of a TensorRT engine: the shapes that it is tuned for, and how far they may go."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from carnelian_training.features import SAMPLE_RATE_HZ
@@ -8,6 +9,8 @@ MAX_AUDIO_S = 60.0
 """Longest clip; audio_decode cuts at the same."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
 """Of the engine. Triton's `batch_input` makes FEATURES_SHAPE and the last two."""
+Shapes = Mapping[str, Sequence[tuple[int, ...]]]
+"""The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,8 @@ def choose_profiles(max_batch_size: int) -> list[Profile]:
     ]
 
 
-def shapes_of(
-    profile: Profile, max_batch_size: int, num_mels: int | None, hop_samples: int
-) -> dict[str, list[tuple[int, ...]]]:
-    """The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`.
+def shapes_of(profile: Profile, max_batch_size: int, num_mels: int | None, hop_samples: int) -> Shapes:
+    """A profile in shapes.
 
     Rows go to `max_batch_size` in every profile, for Triton compares that with the configuration.
 

@@ -200,8 +200,9 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
             there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
             if there.parent.exists() and (not there.exists() or there.read_bytes() != new.read_bytes()):
                 raise RepositoryError(
-                    f"{there} must be what this export would write, but differs: a model with other labels "
-                    "or features is a new release; choose another --name or --repository, or delete the old one"
+                    f"{there} must be what this export would write, but differs: it is of a model with other labels or "
+                    "features, which a name keeps, or of another version of carnelian-export; choose another --name "
+                    "or --repository, or delete the old one"
                 )
     for new in sorted(staged.iterdir()):
         there = repository / new.name

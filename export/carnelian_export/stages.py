@@ -42,7 +42,7 @@ class RepositoryError(ValueError):
     """The model must not be written into this repository under this name; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Decoding:
     """How a served model decodes unless a request says otherwise."""
 

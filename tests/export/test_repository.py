@@ -137,7 +137,7 @@ def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, c
         return 0.0
 
     monkeypatch.setattr(repository, "write_acoustic", meanwhile)
-    with pytest.raises(RepositoryError, match="a model with other labels"):
+    with pytest.raises(RepositoryError, match="with other labels"):
         write_model(tmp_path / "r", "tiny", config, network)
     assert json.loads((tmp_path / "r" / "tiny_ctc" / "1" / "ctc.json").read_text())["labels"] == list(other.labels)
 
@@ -375,7 +375,9 @@ ARPA += "\\2-grams:\n-1\t<s> {word}\n\n\\end\\\n"
 
 def test_a_language_model_and_options_are_deployed_with_the_model(tmp_path, config, network):
     (tmp_path / "lm.arpa").write_text(ARPA.format(word="ada"))
-    decoding = Decoding(tmp_path / "lm.arpa", {"decoder": "ngram", "lm_weight": "0.75", "hotwords": '["ada"]'})
+    decoding = Decoding(
+        language_model=tmp_path / "lm.arpa", options={"decoder": "ngram", "lm_weight": "0.75", "hotwords": '["ada"]'}
+    )
     write_model(tmp_path / "r", "tiny", config, network, decoding)
     parameters = read_config(tmp_path / "r" / "tiny_ctc" / "config.pbtxt").parameters
     values = {name: parameter.string_value for name, parameter in parameters.items()}
@@ -391,7 +393,7 @@ def test_language_models_have_names_of_their_own(tmp_path, config, network, writ
     for name in ("english.lm", "ctc.json"):
         (tmp_path / name).write_text(ARPA.format(word="ada"))
         neural = tmp_path / "a" / "english.lm" if name == "english.lm" else None
-        decoding = Decoding(tmp_path / name, neural_language_model=neural)
+        decoding = Decoding(language_model=tmp_path / name, neural_language_model=neural)
         with pytest.raises(RepositoryError, match=f"there is a {name} already: rename"):
             write_model(tmp_path / "r", "tiny", config, network, decoding)
     assert not list((tmp_path / "r").iterdir())
@@ -401,13 +403,17 @@ def test_language_models_have_names_that_a_server_can_open(tmp_path, config, net
     """The server ended with UnicodeEncodeError."""
     (tmp_path / "français.arpa").write_text(ARPA.format(word="ada"))
     with pytest.raises(RepositoryError, match=r"must have a name in ASCII: rename .*/français\.arpa"):
-        write_model(tmp_path / "r", "tiny", config, network, Decoding(tmp_path / "français.arpa"))
+        write_model(tmp_path / "r", "tiny", config, network, Decoding(language_model=tmp_path / "français.arpa"))
 
 
 def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_path, config, network, caplog):
     (tmp_path / "lm.arpa").write_text(ARPA.format(word="ada"))
     (tmp_path / "calibration.json").write_text(Calibration().to_json())
-    decoding = Decoding(tmp_path / "lm.arpa", {"decoder": "ngram"}, tmp_path / "calibration.json")
+    decoding = Decoding(
+        language_model=tmp_path / "lm.arpa",
+        options={"decoder": "ngram"},
+        calibration=tmp_path / "calibration.json",
+    )
     for _ in range(2):
         write_model(tmp_path / "r", "tiny", config, network, decoding)
     path = tmp_path / "r" / "tiny_features" / "config.pbtxt"
@@ -485,5 +491,7 @@ def test_a_decoding_that_does_not_fit_is_refused_before_anything_is_written(
 ):
     (tmp_path / "lm.arpa").write_text(ARPA.format(word=word))
     with pytest.raises(ValueError, match=message):
-        write_model(tmp_path / "r", "tiny", config, network, Decoding(tmp_path / "lm.arpa", options))
+        write_model(
+            tmp_path / "r", "tiny", config, network, Decoding(language_model=tmp_path / "lm.arpa", options=options)
+        )
     assert list((tmp_path / "r").iterdir()) == []

@@ -23,6 +23,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 TOLERANCE = 1e-4
 FRAMES = [1, 37, 200, 90]
 SMALL = [Profile(rows=1, seconds=0.5, most_s=8.0), Profile(rows=2, seconds=2.0, most_s=8.0)]
+SHAPES = [shapes_of(profile, 4, 64, 160) for profile in SMALL]
 
 
 @pytest.fixture
@@ -101,14 +102,14 @@ def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips):
 @pytest.mark.usefixtures("tensorrt")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_an_engine_with_several_profiles_is_built(network, dtype):
-    plan = build_engine(export_shaped(network, dtype), 4, SMALL, 64, 160)
+    plan = build_engine(export_shaped(network, dtype), SHAPES)
     assert len(plan) > 10_000
 
 
 @pytest.mark.usefixtures("tensorrt")
 def test_a_timing_cache_that_is_not_written_is_named(network, tmp_path, caplog):
-    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160)
-    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160, tmp_path / "kernels.cache")
+    build_engine(export_shaped(network, torch.float32), SHAPES[:1])
+    build_engine(export_shaped(network, torch.float32), SHAPES[:1], tmp_path / "kernels.cache")
     plain, told = caplog.messages
     assert told == f"{plain}; TensorRT-RTX has no timing cache, so {tmp_path / 'kernels.cache'} was not written"
     assert not list(tmp_path.iterdir())
@@ -123,7 +124,7 @@ def test_float32_stays_float32_on_gpus_that_have_tf32_unless_asked(network, tens
         return build(builder, graph, config)
 
     monkeypatch.setattr(tensorrt.Builder, "build_serialized_network", watch)
-    build_engine(export_shaped(network, torch.float32), 4, SMALL[:1], 64, 160, **options)
+    build_engine(export_shaped(network, torch.float32), SHAPES[:1], **options)
     assert allowed == [bool(options)]
 
 
@@ -134,7 +135,7 @@ def test_what_tensorrt_refuses_is_said_in_its_words(network):
         if node.op_type == "LogSoftmax":
             node.op_type = "Unheard"
     with pytest.raises(EngineError, match=r"must read the graph, but says: .*Unheard"):
-        build_engine(graph, 4, SMALL, 64, 160)
+        build_engine(graph, SHAPES)
 
 
 @pytest.mark.usefixtures("tensorrt")
@@ -249,7 +250,7 @@ def test_without_tensorrt_the_export_says_what_to_install(network, monkeypatch):
     for name in (engine.SERVABLE, engine.PORTABLE):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(EngineError, match=r"pip install -e 'export\[tensorrt\]'"):
-        build_engine(onnx.ModelProto(), 4, SMALL, 64, 160)
+        build_engine(onnx.ModelProto(), SHAPES)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):

@@ -24,10 +24,10 @@ def exported(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     decoder = REPOSITORY / "quartznet_demo_ctc" / "1"
     decoding = Decoding(
-        decoder / "english.klm",
-        read_weights(ROOT / "demo" / "lm_weights.json", decoder / "english.klm", decoder / "english.onnx"),
-        ROOT / "demo" / "calibration.json",
-        decoder / "english.onnx",
+        language_model=decoder / "english.klm",
+        options=read_weights(ROOT / "demo" / "lm_weights.json", decoder / "english.klm", decoder / "english.onnx"),
+        calibration=ROOT / "demo" / "calibration.json",
+        neural_language_model=decoder / "english.onnx",
     )
     write_model(folder, "quartznet_demo", *load_model(CHECKPOINT), decoding)
     return folder

@@ -23,7 +23,7 @@ from carnelian_export.graph.precision import lower
 from carnelian_export.graph.quantise import QuantisationError, check_quantisable, quantise
 from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
-from carnelian_export.profiles import SHAPED_INPUTS, Profile
+from carnelian_export.profiles import SHAPED_INPUTS, Profile, shapes_of
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_training.config import Config
@@ -214,7 +214,7 @@ def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
         seconds = length / SAMPLE_RATE_HZ  # with a hop of 1, frames count as samples do
         profile = Profile(rows=rows, seconds=seconds, most_s=rows * seconds)
         num_mels = None if of_samples else channels
-        return EngineRun(build_plan(graph, rows, [profile], num_mels, hop_samples=1, tf32=precision != "fp32"))
+        return EngineRun(build_plan(graph, [shapes_of(profile, rows, num_mels, 1)], tf32=precision != "fp32"))
 
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
         size = features[0].size

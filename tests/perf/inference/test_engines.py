@@ -7,7 +7,6 @@ import pytest
 import torch
 from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.to_onnx import OUTPUTS
-from carnelian_export.profiles import shapes_of
 from carnelian_perf.inference import engines
 from carnelian_perf.inference.engines import EngineError, _in_parts, build_engine
 from carnelian_perf.networks import load_network
@@ -55,12 +54,11 @@ def test_tensorrt_gets_a_plan_for_the_shape_of_each_batch(network, precision, mo
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu12 is not installed")
     built = []
 
-    def build(graph, most_rows, profiles, num_mels, hop_samples, **options):
-        assert len(build_plan(graph, most_rows, profiles, num_mels, hop_samples, **options)) > 10_000
+    def build(graph, profiles, **options):
+        assert len(build_plan(graph, profiles, **options)) > 10_000
         assert options == {"tf32": precision == "tf32"}
-        (profile,) = profiles
-        built.append(profile.rows)
-        shapes = shapes_of(profile, most_rows, num_mels, hop_samples)
+        (shapes,) = profiles
+        built.append(shapes["REQUEST_SIZES"][1][0])
         assert all(tuned <= most for _, tuned, most in shapes.values())
         tuned = {name: shape for name, (_, shape, _) in shapes.items()}
         session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
