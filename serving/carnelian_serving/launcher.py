@@ -50,9 +50,9 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
-COLLECTED_WITHIN_S = 5.0
-"""While models load, Triton ends processes itself, and collects them as soon as it gets a core. Counted from when one
-was seen, for all may have stood still meanwhile."""
+UNCOLLECTED_WHILE_LOADING_S = 5.0
+"""How long an ended stub may stay uncollected while models load before it counts as crashed: Triton ends some itself,
+and collects them when it gets a core. From when it was first seen, for the whole machine may have stood still."""
 KILLED_WITHIN_S = 30.0
 """Of a process that the kernel holds, as amid input and output, the end comes late."""
 CRASH_END_S = 5.0
@@ -112,7 +112,8 @@ class Server:
         self._models = tuple(models)
         self._host = host
         self._addresses: dict[str, str] = {}
-        self._ports = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
+        self._wanted_ports = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
+        self._ports: dict[str, int] = {}
         self._threads = threads
         self._log_level: LogLevel = log_level
         self._ready_timeout_s = ready_timeout_s
@@ -176,7 +177,7 @@ class Server:
         check_options(self._triton_options)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
-        self._ports = choose_ports(self._host, self._ports)
+        self._ports = choose_ports(self._host, self._wanted_ports)
         check_certificates(self._triton_options)
         # The stubs lie in here.
         folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
@@ -261,6 +262,8 @@ class Server:
         return [] if self._stubs is None else self._stubs.crashed()
 
     def _url(self, kind: str) -> str:
+        if not self._ports:
+            raise ServerError("the server must be started first")
         host, port = self._addresses[kind], self._ports[f"--{kind}-port"]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -338,7 +341,7 @@ class Server:
                 raise ServerError(self._explain_exit(process.returncode, crashed))
             if is_ready:
                 return
-            if crashed_at is not None and time.monotonic() > crashed_at + COLLECTED_WITHIN_S:
+            if crashed_at is not None and time.monotonic() > crashed_at + UNCOLLECTED_WHILE_LOADING_S:
                 raise ServerError(f"every model must load, but {describe_crash(crashed)}")
             if time.monotonic() > deadline:
                 lines = [line for line in self.log if not is_noise(line)][-10:]

@@ -50,6 +50,16 @@ def test_a_taken_port_is_named_with_its_option(cut_repository: Path) -> None:
     assert "`--grpc-port 0` takes any" in result.stderr
 
 
+def test_a_second_start_takes_any_port_again(cut_repository: Path) -> None:
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    with pytest.raises(ServerError, match="must be started first"):
+        _ = server.grpc_url
+    with server:
+        port = int(server.grpc_url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)), server:
+        assert not server.grpc_url.endswith(f":{port}")
+
+
 def test_ports_must_differ() -> None:
     [port] = choose_ports("127.0.0.1", {"--http-port": 0}).values()
     with pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"):
