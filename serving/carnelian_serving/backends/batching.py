@@ -15,54 +15,102 @@ Rows = dict[str, list[Array]]
 
 RunBatch = Callable[[Rows], Rows]
 
-_answered: set[str] = set()
-"""The model of this process, once it has answered a request."""
 
+class Batches:
+    """Answers the requests of one model: all of an `execute` as one batch, or as several.
 
-def execute(
-    config: ModelConfig,
-    requests: Sequence[Any],
-    run_batch: RunBatch,
-    split: Callable[[Rows], Iterable[slice]] | None = None,
-    error_code: str = "INTERNAL",
-) -> list[Any]:
-    """Run all requests as one batch, or as several; after an error each one by itself, so that it fails alone.
-
-    Args:
-        config: The model's configuration.
-        requests: What Triton's batcher put together.
-        run_batch: From input arrays to output arrays, request by request. Those may be views that the next
-            call overwrites: Triton has copied them by then, but for the single runs.
-        split: From the input arrays to consecutive requests that run together. They are answered as soon as they
-            have run.
-        error_code: Of the answer to a request that fails, the native backend's; a name in `pb_utils.TritonError`.
-
-    Returns:
-        For each request, in their order, a response, or None where it has been answered.
+    After an error each request runs by itself, so that it fails alone.
     """
-    inputs = [_read_inputs(config, request) for request in requests]
-    if len(requests) == 1:
-        return _answer(config, requests, inputs, run_batch, error_code)
-    # Each answer is sent by itself. Of returned ones that find no room in /dev/shm, all fail with the first, and after
-    # some were sent, Triton (2.51) frees what it has of those for the second time, and crashes.
-    responses: list[Any] = []
-    for part in split(_transpose(inputs)) if split else [slice(0, len(requests))]:
-        answers = _answer(config, requests[part], inputs[part], run_batch, error_code)
-        for request, answer in zip(requests[part], answers, strict=True):
-            responses.append(_send(config, request, answer))
-    return responses
 
+    def __init__(
+        self,
+        config: ModelConfig,
+        run_batch: RunBatch,
+        *,
+        split: Callable[[Rows], Iterable[slice]] | None = None,
+        error_code: str = "INTERNAL",
+    ) -> None:
+        """Say how batches run.
 
-def _send(config: ModelConfig, request: Any, answer: Any) -> Any:
-    """Answer a request; return what `execute` has to return for it."""
-    try:
-        request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception as error:  # any that left `execute` now would end the server
-        pb_utils.Logger.log_error(f"an answer of {config.name!r} was not sent: {error}")
-        # What comes back for a request that has been sent an answer is thrown away, but makes Triton look for those
-        # that have none, and send them an error of its own.
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError("not sent"))
-    return None
+        Args:
+            config: The model's configuration.
+            run_batch: From input arrays to output arrays, request by request. Those may be views that the next
+                call overwrites: Triton has copied them by then, but for the single runs.
+            split: From the input arrays to consecutive requests that run together. They are answered as soon as they
+                have run.
+            error_code: Of the answer to a request that fails, the native backend's; a name in `pb_utils.TritonError`.
+        """
+        self._config = config
+        self._run_batch = run_batch
+        self._split = split
+        self._error_code = getattr(pb_utils.TritonError, error_code)
+        self._has_answered = False
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Return for each request, in their order, a response, or None where it has been answered."""
+        inputs = [self._read_inputs(request) for request in requests]
+        if len(requests) == 1:
+            return self._answer(requests, inputs)
+        # Each answer is sent by itself. Of returned ones that find no room in /dev/shm, all fail with the first, and
+        # after some were sent, Triton (2.51) frees what it has of those for the second time, and crashes.
+        responses: list[Any] = []
+        for part in self._split(_transpose(inputs)) if self._split else [slice(0, len(requests))]:
+            answers = self._answer(requests[part], inputs[part])
+            responses += map(self._send, requests[part], answers)
+        return responses
+
+    def _read_inputs(self, request: Any) -> dict[str, Array]:
+        found = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        return {tensor.name: found[tensor.name] for tensor in self._config.inputs}
+
+    def _answer(self, requests: Sequence[Any], inputs: Sequence[dict[str, Array]]) -> list[Any]:
+        try:
+            return self._respond(requests, self._run_batch(_transpose(inputs)))
+        except Exception as error:
+            if len(requests) == 1:
+                return [self._refuse(requests[0], error)]
+        responses = []
+        for request, arrays in zip(requests, inputs, strict=True):
+            try:
+                outputs = self._run_batch(_transpose([arrays]))
+                copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
+                responses += self._respond([request], copies)
+            except Exception as error:
+                responses.append(self._refuse(request, error))
+        return responses
+
+    def _respond(self, requests: Sequence[Any], outputs: Rows) -> list[Any]:
+        responses = []
+        for index, request in enumerate(requests):
+            wanted = set(request.requested_output_names())
+            responses.append(
+                pb_utils.InferenceResponse(
+                    [
+                        pb_utils.Tensor(tensor.name, outputs[tensor.name][index])
+                        for tensor in self._config.outputs
+                        if tensor.name in wanted
+                    ]
+                )
+            )
+        self._has_answered = True
+        return responses
+
+    def _refuse(self, request: Any, error: Exception) -> Any:
+        # tritonserver 2.51 may crash where a warm-up fails: then nothing else says why.
+        log = pb_utils.Logger.log_info if self._has_answered else pb_utils.Logger.log_error
+        log(f"[request id: {_id_of(request)}] {self._config.name!r} refuses: {error}")
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), self._error_code))
+
+    def _send(self, request: Any, answer: Any) -> Any:
+        """Answer a request; return what `execute` has to return for it."""
+        try:
+            request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:  # any that left `execute` now would end the server
+            pb_utils.Logger.log_error(f"an answer of {self._config.name!r} was not sent: {error}")
+            # What comes back for a request that has been sent an answer is thrown away, but makes Triton look for
+            # those that have none, and send them an error of its own.
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("not sent"))
+        return None
 
 
 def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], dtype: Any) -> None:
@@ -84,60 +132,8 @@ def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], d
     )
 
 
-def _answer(
-    config: ModelConfig,
-    requests: Sequence[Any],
-    inputs: Sequence[dict[str, Array]],
-    run_batch: RunBatch,
-    error_code: str,
-) -> list[Any]:
-    try:
-        return _respond(config, requests, run_batch(_transpose(inputs)))
-    except Exception as error:
-        if len(requests) == 1:
-            return [_refuse(config, requests[0], error, error_code)]
-    responses = []
-    for request, arrays in zip(requests, inputs, strict=True):
-        try:
-            outputs = run_batch(_transpose([arrays]))
-            copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
-            responses += _respond(config, [request], copies)
-        except Exception as error:
-            responses.append(_refuse(config, request, error, error_code))
-    return responses
-
-
-def _read_inputs(config: ModelConfig, request: Any) -> dict[str, Array]:
-    found = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    return {tensor.name: found[tensor.name] for tensor in config.inputs}
-
-
 def _transpose(inputs: Sequence[dict[str, Array]]) -> Rows:
     return {name: [arrays[name] for arrays in inputs] for name in inputs[0]}
-
-
-def _respond(config: ModelConfig, requests: Sequence[Any], outputs: Rows) -> list[Any]:
-    responses = []
-    for index, request in enumerate(requests):
-        wanted = set(request.requested_output_names())
-        responses.append(
-            pb_utils.InferenceResponse(
-                [
-                    pb_utils.Tensor(tensor.name, outputs[tensor.name][index])
-                    for tensor in config.outputs
-                    if tensor.name in wanted
-                ]
-            )
-        )
-    _answered.add(config.name)
-    return responses
-
-
-def _refuse(config: ModelConfig, request: Any, error: Exception, error_code: str) -> Any:
-    # tritonserver 2.51 may crash where a warm-up fails: then nothing else says why.
-    log = pb_utils.Logger.log_info if config.name in _answered else pb_utils.Logger.log_error
-    log(f"[request id: {_id_of(request)}] {config.name!r} refuses: {error}")
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, error_code)))
 
 
 def _id_of(request: Any) -> str:

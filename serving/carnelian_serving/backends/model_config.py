@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class TensorConfig:
     """Its element type."""
     dims: tuple[int, ...]
     """Its shape without the batch dimension; -1 for any length."""
-    is_ragged: bool = False
+    is_ragged: bool
     """Whether `allow_ragged_batch` is set."""
 
     def accepts(self, shape: Sequence[int]) -> bool:
@@ -75,9 +75,9 @@ class ModelConfig:
     """`optimization { graph { level } }`, or None."""
     model_filename: str
     """`default_model_filename`, or the backend's own."""
-    folder: Path = field(default_factory=Path)
+    folder: Path
     """The version's folder."""
-    gpu_accelerators: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gpu_accelerators: Mapping[str, Mapping[str, str]]
     """`optimization { execution_accelerators { gpu_execution_accelerator } }`: name -> parameters."""
 
     def integer(self, key: str, default: int) -> int:

@@ -14,7 +14,7 @@ batch, as large as the longest clip that ever had that place. On one thread, fou
 
 
 def split(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Yield slices of consecutive ones that are at most `most` together; a larger one is by itself."""
+    """Cut a sequence of sizes into slices whose sums are at most `most`; a size above that is a slice by itself."""
     start, total = 0, 0
     for position, size in enumerate(sizes):
         if position > start and total + size > most:

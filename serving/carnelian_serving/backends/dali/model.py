@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from carnelian_serving.backends.batching import Rows, check_output, execute
+from carnelian_serving.backends.batching import Batches, Rows, check_output
 from carnelian_serving.backends.dali import admission
 from carnelian_serving.backends.dali.pipeline import TOO_LITTLE_MEMORY, PipelineRunner, load_serialized
 from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
@@ -71,12 +71,13 @@ class TritonPythonModel:
         self._admission = admission.read_admission(self._config)
         self._most_bytes = _used_bytes() + (memory_mib << 20) if memory_mib else None
         self._most_input_bytes = (memory_mib << 20) // INPUT_COPIES
+        self._batches = Batches(self._config, self._run, split=self._split, error_code="UNKNOWN")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests, a few at a time, or turn them all away."""
         if self._admission is not None and not self._admission.admit(len(requests)):
             return [self._admission.refuse() for _ in requests]
-        return execute(self._config, requests, self._run, self._split, error_code="UNKNOWN")
+        return self._batches.execute(requests)
 
     def finalize(self) -> None:
         """Free the pipeline."""
@@ -96,10 +97,10 @@ class TritonPythonModel:
         with _bounded(self._most_bytes + held_bytes) if self._most_bytes else contextlib.nullcontext():
             outputs = self._pipeline.run(samples_of)
         rows: Rows = {}
+        ends = np.cumsum(counts)
         for position, samples in enumerate(outputs):
             for sample in samples:
                 check_output(self._config, position, sample.shape, sample.dtype)
-            ends = np.cumsum(counts)
             rows[self._config.outputs[position].name] = [
                 self._stack(position, samples[end - count : end]) for count, end in zip(counts, ends, strict=True)
             ]

@@ -64,7 +64,6 @@ class PipelineRunner:
 
     def has_input(self, name: str) -> bool:
         """Return whether the pipeline has an external source of this name."""
-        self.make_ready()
         try:
             self._pipeline.input_feed_count(name)
         except RuntimeError:

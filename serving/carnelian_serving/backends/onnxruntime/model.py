@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 
-from carnelian_serving.backends.batching import Rows, check_output, execute
+from carnelian_serving.backends.batching import Batches, Rows, check_output
 from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, Provider, gpu_providers, open_session
@@ -81,10 +81,11 @@ class TritonPythonModel:
         self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
         self._splits = bool(self._ragged) and self._session.get_providers()[0] == "CPUExecutionProvider"
         self._outputs = [tensor.name for tensor in self._config.outputs]
+        self._batches = Batches(self._config, self._run, split=self._split if self._splits else None)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests as one batch."""
-        return execute(self._config, requests, self._run, self._split if self._splits else None)
+        return self._batches.execute(requests)
 
     def finalize(self) -> None:
         """Free the session."""
