@@ -15,7 +15,6 @@ from typing import Any
 
 from carnelian_client import CarnelianClient, CarnelianClientError, Transcript
 from carnelian_serving.errors import ServerError
-from carnelian_serving.installation import InstallationError
 from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +36,7 @@ def main(files: list[str]) -> int:
     """Run the demo; the exit status is 1 if the server could not start or a clip could not be transcribed."""
     try:
         return transcribe(files)
-    except (InstallationError, ServerError) as error:
+    except ServerError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 

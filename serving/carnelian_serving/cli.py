@@ -15,7 +15,6 @@ import typer
 
 from carnelian_serving.endings import describe_exit
 from carnelian_serving.errors import ServerError
-from carnelian_serving.installation import InstallationError
 from carnelian_serving.launcher import Server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -94,7 +93,7 @@ def serve(
                 _ignore_signals()  # a server that ended by itself is cleared away as well
     except _Stop:
         return
-    except (InstallationError, ServerError, OSError) as error:
+    except (ServerError, OSError) as error:
         print(f"carnelian-serve: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     print(

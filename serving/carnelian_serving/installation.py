@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from carnelian_serving.errors import ServerError
+
 NATIVE_ROOT = Path("/opt/tritonserver")
 NATIVE_BACKENDS = ("dali", "onnxruntime", "python")
 PYTHON_BASED_BACKENDS = ("dali", "onnxruntime")
@@ -25,7 +27,7 @@ WHEEL = "nvidia-pytriton"
 _HERE = Path(__file__).parent
 
 
-class InstallationError(RuntimeError):
+class InstallationError(ServerError):
     """A part of Triton is missing; the message says which, and how to get it."""
 
 

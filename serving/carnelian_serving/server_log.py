@@ -39,7 +39,6 @@ class ServerLog:
         self._on_line = on_line
         self._with_noise = with_noise
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self._stream: IO[str] | None = None
         self._reader: threading.Thread | None = None
         self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self._num_left_out = 0
@@ -56,17 +55,14 @@ class ServerLog:
     def follow(self, stream: IO[str], rewrite: Callable[[str], str] = str) -> None:
         """Read on from now, and keep and hand on of each line what `rewrite` makes of it."""
         self._writer.start()
-        self._stream = stream
         self._reader = threading.Thread(target=self._read, args=(stream, rewrite), daemon=True)
         self._reader.start()
 
     def close(self) -> None:
         """Wait until all is read and handed on, if whoever gets the lines takes them in :data:`READER_END_S`."""
-        if self._reader is None or self._stream is None:
+        if self._reader is None:
             return
         self._reader.join(READER_END_S)
-        if not self._reader.is_alive():
-            self._stream.close()
         with contextlib.suppress(queue.Full):
             with self._telling:
                 left_out = self._count_left_out() if self._num_left_out else None
@@ -102,10 +98,11 @@ class ServerLog:
                 self._on_line = None
 
     def _read(self, stream: IO[str], rewrite: Callable[[str], str]) -> None:
-        for line in stream:
-            line = rewrite(line.rstrip("\n"))
-            self._lines.append(line)
-            if crash := _CRASH.match(line):
-                self.crash_signal = int(crash[1])
-            if self._with_noise or not is_noise(line):
-                self.tell(line)
+        with stream:
+            for line in stream:
+                line = rewrite(line.rstrip("\n"))
+                self._lines.append(line)
+                if crash := _CRASH.match(line):
+                    self.crash_signal = int(crash[1])
+                if self._with_noise or not is_noise(line):
+                    self.tell(line)

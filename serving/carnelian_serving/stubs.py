@@ -45,7 +45,10 @@ class StubWatch:
         return sum((_PROC / str(pid)).exists() for pid in self._instances)
 
     def crashed(self) -> list[Crash]:
-        """Return the instances whose stub is uncollected and was at the last call: Triton collects what it unloads."""
+        """Return the instances whose stub has ended and is uncollected, now and at the last call.
+
+        Those that it unloads Triton collects in between.
+        """
         ended = {}
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):

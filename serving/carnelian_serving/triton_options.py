@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from carnelian_serving.errors import ServerError
 
 RESTRICTIONS = ("--grpc-restricted-protocol", "--http-restricted-api")
+OWN_OPTIONS = ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs")
+"""Of the launcher too, which sets them."""
 READ_OPTIONS = (
-    *("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs", *RESTRICTIONS, "--log-file"),
+    *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file"),
     *("--allow-http", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
@@ -26,7 +28,7 @@ def check_options(triton_options: Sequence[str]) -> None:
         whole = [known for known in READ_OPTIONS if known.startswith(name)]
         if whole and name not in whole:
             raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
-        if name in ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs"):
+        if name in OWN_OPTIONS:
             raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
         if hides_health or (name == "--allow-http" and not is_on(value)):

@@ -15,8 +15,7 @@ import pytest
 from carnelian_serving.launcher import Server
 from onnx import TensorProto, helper
 from tritonclient import grpc as triton
-
-TRITON_TYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
+from tritonclient.utils import np_to_triton_dtype
 
 
 def write_model(repository: Path, name: str, config: str, files: Mapping[str, str | bytes]) -> Path:
@@ -286,7 +285,7 @@ class Client:
     def _tensors(inputs: Mapping[str, np.ndarray]) -> list[triton.InferInput]:
         tensors = []
         for name, array in inputs.items():
-            tensors.append(triton.InferInput(name, list(array.shape), TRITON_TYPES[array.dtype.name]))
+            tensors.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
             tensors[-1].set_data_from_numpy(array)
         return tensors
 
