@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 from tritonclient import grpc
+from tritonclient.utils import np_to_triton_dtype
 
 from carnelian_perf.clips import WavClip
 from carnelian_perf.raw_file import Split
@@ -27,7 +28,6 @@ PROCESSED_FRAMES = "PROCESSED_FRAMES"
 """An output of the acoustic graphs of :mod:`carnelian_perf.traffic.graph`, float32 [rows, 1]: the frames that the first
 convolution of the batch went over, shared out equally among its rows. Summed over clips it is the work done, padding
 included, however the batches were put together."""
-TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32"}
 
 T = TypeVar("T")
 Inputs: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -251,7 +251,7 @@ def make_tensors(inputs: Inputs) -> list[Any]:
     """Inputs as the client sends them."""
     tensors = []
     for name, array in inputs.items():
-        tensors.append(grpc.InferInput(name, array.shape, TRITON_TYPES[array.dtype.name]))
+        tensors.append(grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
         tensors[-1].set_data_from_numpy(array)
     return tensors
 

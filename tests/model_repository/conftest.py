@@ -15,10 +15,10 @@ import pytest
 import soundfile
 from carnelian_client import CarnelianClient
 from tritonclient import grpc as triton
+from tritonclient.utils import np_to_triton_dtype
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips"
 RATE_HZ = 16_000
-TRITON_TYPES = {"float32": "FP32", "int32": "INT32", "uint8": "UINT8"}
 ANSWER_TIMEOUT_S = 60
 
 Answer = dict[str, np.ndarray]
@@ -74,7 +74,7 @@ class Models:
 def _inputs(tensors: Mapping[str, np.ndarray]) -> list[triton.InferInput]:
     inputs = []
     for name, array in tensors.items():
-        inputs.append(triton.InferInput(name, array.shape, TRITON_TYPES[array.dtype.name]))
+        inputs.append(triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
         inputs[-1].set_data_from_numpy(array)
     return inputs
 
