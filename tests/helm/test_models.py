@@ -94,6 +94,11 @@ def test_the_script_in_the_config_map_is_the_file(render: Render, chart: Path) -
         (("modelRepository.download.sha256=abc",), "modelRepository"),
         (("modelRepository.path=/tmp",), "modelRepository.path"),
         (("modelRepository.pvc.subPath=releases/../../x",), "modelRepository.pvc.subPath"),
+        (("modelRepository.pvc.claimName=models",), "modelRepository.pvc.claimName is set, but"),
+        (("modelRepository.pvc.subPath=releases/2",), "modelRepository.source is image, which does not read it"),
+        (("modelRepository.bucket.url=s3://a/b",), "set source: bucket"),
+        (("modelRepository.download.url=https://a/b.tar",), "set source: download"),
+        (("modelRepository.download.sha256=" + "a" * 64,), "modelRepository.download.sha256 is set, but"),
     ],
 )
 def test_a_source_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:

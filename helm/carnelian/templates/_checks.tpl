@@ -30,6 +30,14 @@
 {{- if and (eq $repository.source "download") (not (and $repository.download.url $repository.download.sha256)) -}}
 {{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
 {{- end -}}
+{{- /* An update that sets one of these would change nothing, and succeed. */ -}}
+{{- range $source, $keys := dict "pvc" (list "claimName" "subPath") "bucket" (list "url") "download" (list "url" "sha256") -}}
+{{- range $key := $keys -}}
+{{- if and (ne $repository.source $source) (index $repository $source $key) -}}
+{{- fail (printf "modelRepository.%s.%s is set, but modelRepository.source is %s, which does not read it; set source: %s, or leave it empty" $source $key $repository.source $source) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- /* Which of two a container gets depends on who applies the manifest. */ -}}
 {{- $own := include "carnelian.ownEnv" . | fromYamlArray -}}
 {{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}

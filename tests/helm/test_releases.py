@@ -1,0 +1,78 @@
+"""docs/releases.md: what it tells to set changes what is served."""
+
+import itertools
+import re
+import shlex
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CallHelm = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def page(chart: Path) -> str:
+    return (chart / "docs" / "releases.md").read_text()
+
+
+@pytest.fixture
+def template(call_helm: CallHelm, chart: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Renders a case of ci/ as the release that is named."""
+
+    def template(release: str, case: str, *options: str) -> list[dict[str, Any]]:
+        done = call_helm("template", release, str(chart), f"--values={chart}/ci/{case}-values.yaml", *options)
+        assert done.returncode == 0, done.stderr
+        return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+    return template
+
+
+def test_its_commands_serve_another_folder(page: str, template: Callable[..., list[dict[str, Any]]]) -> None:
+    commands = re.findall(r"^    (helm (?:upgrade|install) (?:.*\\\n)*.*)", page, re.M)
+    served = {}
+    for _, _, release, _, *words in map(shlex.split, commands):
+        options = [word for pair in itertools.pairwise(words) if pair[0].startswith("--set") for word in pair]
+        (deployment,) = (m for m in template(release, "cpu", *options) if m["kind"] == "Deployment")
+        mounts = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        served[release] = [mount["subPath"] for mount in mounts if mount["name"] == "models"]
+    assert served == {"speech": ["releases/2026-11-21"], "speech-canary": ["releases/2026-12-01"]}
+
+
+def test_its_route_leads_to_both_releases(
+    page: str, tmp_path: Path, template: Callable[..., list[dict[str, Any]]]
+) -> None:
+    (route,) = re.findall(r"^    gateway: .*\n(?:    .*\n)+", page, re.M)
+    (tmp_path / "route.yaml").write_text(textwrap.dedent(route))
+    first = template("speech", "google", f"--values={tmp_path}/route.yaml")
+    both = [*first, *template("speech-canary", "google")]
+    ports = {m["metadata"]["name"]: [p["port"] for p in m["spec"]["ports"]] for m in both if m["kind"] == "Service"}
+    (shared,) = (m for m in first if m["kind"] == "GRPCRoute")
+    backends = shared["spec"]["rules"][0]["backendRefs"]
+    assert [backend["weight"] for backend in backends if backend["port"] in ports[backend["name"]]] == [95, 5]
+
+
+@pytest.mark.parametrize(
+    ("source", "case", "release"),
+    [
+        ("image", "default", {"image.tag": "0.2.0"}),
+        ("image", "cpu", {"image.digest": "sha256:" + "1" * 64}),
+        ("pvc", "cpu", {"modelRepository.pvc.subPath": "releases/2"}),
+        ("bucket", "bucket", {"modelRepository.bucket.url": "s3://speech-models/2"}),
+        (
+            "download",
+            "download",
+            {"modelRepository.download.url": "https://a/2", "modelRepository.download.sha256": "f" * 64},
+        ),
+    ],
+)
+def test_its_table_names_the_values_of_each_source(
+    source: str, case: str, release: dict[str, str], page: str, render: Callable[..., Any]
+) -> None:
+    (values,) = re.findall(rf"^\| `{source}` \|[^|]*\| (.*) \|$", page, re.M)
+    assert release.keys() <= set(re.findall(r"`([\w.]+)`", values))
+    pod = str(render(*(f"{name}={value}" for name, value in release.items()), case=case).pod)
+    assert all(value in pod for value in release.values())
