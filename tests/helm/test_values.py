@@ -168,6 +168,11 @@ def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Ca
         "tmpSize=lots",
         "tmpSize=256m",
         "model.name=a b",
+        "monitoring.thresholds.errorRatio=5",  # percent
+        "monitoring.thresholds.rejectedRatio=1.0",  # no share is above it
+        "monitoring.thresholds.padding=0.5",
+        "test.maxCharacterErrorRate=50",
+        "test.maxCharacterErrorRate=1",  # silence has it
     ],
 )
 def test_a_value_that_cannot_work_is_refused(wrong: str, refusal: Callable[..., str]) -> None:
@@ -183,7 +188,7 @@ def test_an_image_that_stays_the_same_is_taken(value: str, render: Callable[...,
     assert value.split("=")[1] in render(value).server["image"]
 
 
-@pytest.mark.parametrize("value", ["0.50", "0.7", "10", "1.0"])
+@pytest.mark.parametrize("value", ["0.50", "0.7", ".05", "0.999"])
 def test_a_share_is_taken_as_set_writes_it(value: str, render: Callable[..., Any]) -> None:
     (container,) = render(f"test.maxCharacterErrorRate={value}").one("Pod")["spec"]["containers"]
     assert f"--max-cer={value}" in container["args"]
