@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from carnelian_serving.cli import app
+from carnelian_serving.triton_options import OWN_OPTIONS
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +108,27 @@ def test_extra_arguments_come_last(render: Render) -> None:
     server = render("server.extraArgs={--grpc-keepalive-time=30000}").server
     assert server["args"][-1] == "--grpc-keepalive-time=30000"
     assert server["args"].index("--") < len(server["args"]) - 1
+
+
+@pytest.mark.parametrize("option", sorted({*OWN_OPTIONS, "--model-repository", "--model-store"}))
+def test_options_that_the_launcher_has_are_no_extra_arguments(option: str, refusal: Callable[..., str]) -> None:
+    for runtime in ("wheel", "native"):
+        for spelling in (option, option[:-1]):
+            said = refusal(f"runtime={runtime}", f"server.extraArgs={{{spelling}=1}}")
+            assert f"server.extraArgs has {option}, which the chart sets itself; remove it" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--http-port", "service.httpPort"),
+        ("--grpc-port", "service.grpcPort"),
+        ("--exit-timeout-secs", "drain.timeoutSeconds"),
+        ("--model-repository", "modelRepository"),
+    ],
+)
+def test_the_refusal_of_an_extra_argument_names_the_value(option: str, value: str, refusal: Callable[..., str]) -> None:
+    assert f"and set {value}\n" in refusal(f"server.extraArgs={{{option}=1}}")
 
 
 def test_readiness_asks_for_the_model_and_not_for_the_process(render: Render) -> None:

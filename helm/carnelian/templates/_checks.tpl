@@ -48,6 +48,17 @@
 {{- if .Values.perf.enabled -}}
 {{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv list) -}}
 {{- end -}}
+{{- /* carnelian-serve refuses them, tritonserver would have them twice. It takes the beginning of a name for the whole. */ -}}
+{{- $values := dict "--http-port" "service.httpPort" "--grpc-port" "service.grpcPort" "--exit-timeout-secs" "drain.timeoutSeconds" -}}
+{{- $values = merge $values (dict "--model-repository" "modelRepository" "--model-store" "modelRepository" "--metrics-port" "") -}}
+{{- range .Values.server.extraArgs -}}
+{{- $name := splitList "=" . | first -}}
+{{- range $option, $value := $values -}}
+{{- if hasPrefix $name $option -}}
+{{- fail (printf "server.extraArgs has %s, which the chart sets itself; remove it%s" $option (empty $value | ternary "" (printf ", and set %s" $value))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "carnelian.checkNetwork" -}}
