@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ import typer
 from carnelian_serving.endings import describe_exit
 from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import Server
+from carnelian_serving.triton_options import has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -86,7 +88,7 @@ def serve(
             triton_options=triton_options or (),
             on_log=_print_log,
         ) as server:
-            _print_ready(server)
+            _print_ready(server, triton_options or ())
             try:
                 status = server.wait()
             finally:
@@ -124,10 +126,14 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _print_ready(server: Server) -> None:
-    urls = f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}"
+def _print_ready(server: Server, triton_options: Sequence[str]) -> None:
+    urls = [f"HTTP {server.http_url}"]
+    if has_port("grpc", triton_options):
+        urls.insert(0, f"gRPC {server.grpc_url}")
+    if has_port("metrics", triton_options):
+        urls.append(f"metrics {server.metrics_url}")
     try:
-        print(f"carnelian-serve: ready; {urls}", flush=True)
+        print(f"carnelian-serve: ready; {', '.join(urls)}", flush=True)
     except OSError:  # a closed stdout must not stop the server; Python would try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -42,7 +42,7 @@ from carnelian_serving.shared_memory import (
 )
 from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
-from carnelian_serving.triton_options import check_options, keeps_metrics, trim_key
+from carnelian_serving.triton_options import check_options, has_port, trim_key
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -275,7 +275,7 @@ class Server:
     def _launch(self, installation: Installation, repository: Path, scratch: Path) -> None:
         environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
         environment["TMPDIR"] = str(scratch)  # DALI's files, which a killed stub leaves
-        if keeps_metrics(self._triton_options):  # else another server may have the port
+        if has_port("metrics", self._triton_options):  # else another server may have the port
             environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
@@ -357,7 +357,7 @@ class Server:
         # Not urllib, which would ask a proxy for this machine's own address.
         connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
-            if keeps_metrics(self._triton_options):
+            if has_port("metrics", self._triton_options):
                 socket.create_connection((self._addresses["metrics"], self._ports["--metrics-port"]), 1).close()
             connection.request("GET", "/v2/health/ready")
             return connection.getresponse().status == http.HTTPStatus.OK

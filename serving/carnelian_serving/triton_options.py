@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from carnelian_serving.errors import ServerError
 
 RESTRICTIONS = ("--grpc-restricted-protocol", "--http-restricted-api")
-OWN_OPTIONS = ("--http-port", "--grpc-port", "--metrics-port", "--exit-timeout-secs")
-"""Of the launcher too, which sets them."""
+OWN_OPTIONS = {
+    "--http-port": "--http-port",
+    "--grpc-port": "--grpc-port",
+    "--metrics-port": "--metrics-port",
+    "--exit-timeout-secs": "--exit-timeout",
+    "--model-repository": "--repository",
+    "--model-store": "--repository",
+}
+"""What the launcher sets, and its own option for it."""
 READ_OPTIONS = (
     *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file"),
-    *("--allow-http", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
+    *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
 """Those that are. tritonserver takes the beginning of a name for the whole, as nothing here does."""
@@ -29,7 +36,7 @@ def check_options(triton_options: Sequence[str]) -> None:
         if whole and name not in whole:
             raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
         if name in OWN_OPTIONS:
-            raise ServerError(f"`{name.removesuffix('-secs')}` must stand before the `--`, but comes after it")
+            raise ServerError(f"`{OWN_OPTIONS[name]}` must stand before the `--`, but `{name}` comes after it")
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
         if hides_health or (name == "--allow-http" and not is_on(value)):
             raise ServerError(
@@ -57,9 +64,9 @@ def trim_key(option: str) -> str:
     return f"{name}={restricted}={key}"
 
 
-def keeps_metrics(triton_options: Sequence[str]) -> bool:
-    """Return whether tritonserver opens its port for them."""
-    return is_on(by_name(triton_options).get("--allow-metrics", "true"))
+def has_port(kind: str, triton_options: Sequence[str]) -> bool:
+    """Return whether tritonserver opens its port of `kind`: `grpc`, `http`, `metrics`."""
+    return is_on(by_name(triton_options).get(f"--allow-{kind}", "true"))
 
 
 def by_name(triton_options: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -154,6 +155,15 @@ def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Ca
             assert "nv_inference_request_summary_us" in answer.read().decode()
 
 
+def test_a_port_that_is_not_opened_is_not_printed(cut_repository: Path) -> None:
+    command = [COMMAND, f"--repository={cut_repository}", *FREE_PORTS, "--", "--allow-grpc=0", "--allow-metrics=OFF"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline()
+        process.terminate()
+    assert re.fullmatch(r"carnelian-serve: ready; HTTP 127\.0\.0\.1:\d+\n", printed)
+
+
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_an_ipv6_address_is_served(cut_repository: Path, connect: Callable[[str], Any], host: str) -> None:
     try:
@@ -197,6 +207,8 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
         "--http-port=1",
         "--exit-timeout-secs=9",
         "--exit-timeout=9",
+        "--model-repository=elsewhere",
+        "--model-store=elsewhere",
         "--http-po=1",
         "--allow-ht=false",
     ],
