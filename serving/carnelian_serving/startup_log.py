@@ -20,6 +20,8 @@ _NO_MODEL = re.compile(r"at least one version must be available|Could not determ
 """What Triton says of any other folder in a repository, hidden ones too: `.git`, `lost+found`. Of one that it may not
 open it says so, and its path last."""
 _CRASHED = "is not healthy."
+_NO_FILE_LEFT = "Too many open files"
+"""The HTTP server's words, of which Triton makes that a port is in use."""
 _START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
@@ -54,7 +56,8 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
         stated = [
             line for line in lines if line == line.strip() and not line.endswith(":") and line not in ("", _USAGE)
         ]
-        return [line.rpartition("tritonserver: ")[2] for line in stated if not is_noise(line)]
+        wrong = [line.rpartition("tritonserver: ")[2] for line in stated if not is_noise(line)]
+        return wrong or ["its options were asked for (`--help`)"]
     models: dict[str, str] = {}
     errors: list[str] = []
     syntax_error = ""
@@ -76,6 +79,8 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
         elif (record and (record["level"] or record["iso_level"]) in "EF") or _START_FAILED.match(text):
             errors.append(_shorten(text))
     failed_models = [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()]
+    if any(_NO_FILE_LEFT in line for line in lines):
+        errors = ["it ran out of open files; allow more (`ulimit -n`)"]
     return failed_models or list(dict.fromkeys(errors))  # a model's instances all say the same
 
 

@@ -82,6 +82,19 @@ def test_a_wrong_option_of_tritonserver_is_named(cut_repository: Path, option: s
     assert f"tritonserver ended with status 1 before it was ready:\n  {words}\n" in result.stderr
 
 
+def test_the_help_of_tritonserver_is_no_failure_to_start(cut_repository: Path) -> None:
+    result = run_command(f"--repository={cut_repository}", "--", "--help")
+    assert "  --log-verbose" in result.stderr
+    assert result.stderr.endswith(":\n  its options were asked for (`--help`)\n")
+
+
+def test_too_few_open_files_are_named(cut_repository: Path) -> None:
+    command = [COMMAND, f"--repository={cut_repository}", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', *command]
+    result = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert "\n  it ran out of open files; allow more (`ulimit -n`)\n" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
