@@ -8,6 +8,7 @@ backend alone, so a backend directory is assembled for it, in which `dali` and `
 from __future__ import annotations
 
 import ctypes.util
+import errno
 import importlib.util
 import os
 import shutil
@@ -81,7 +82,7 @@ def prepare_wheel(scratch: Path) -> Installation:
     """Assemble the wheel's backend directory in `scratch` and return what starts it.
 
     Raises:
-        InstallationError: The wheel, its stub for this Python, or libpython is missing.
+        InstallationError: The wheel, its stub for this Python, libpython, or room in TMPDIR is missing.
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     package = find_wheel()
@@ -104,7 +105,15 @@ def prepare_wheel(scratch: Path) -> Installation:
             f"{', '.join(found) or 'none'} ({triton}); use a Python from 3.10 to 3.12"
         )
     backends = scratch / "backends"
-    _copy_backends(backends, triton, stub)
+    try:
+        _copy_backends(backends, triton, stub)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise InstallationError(
+            f"Triton's Python backend, some 3 MB, must find room in {scratch.parent}, but there is too little "
+            f"({error.strerror}); set TMPDIR to a folder with more"
+        ) from error
     libraries = scratch / "lib"
     libraries.mkdir()
     libpython = find_libpython(version, library_directories())

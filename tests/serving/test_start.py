@@ -326,6 +326,13 @@ def test_a_scratch_where_nothing_may_run_is_refused(mount_tmpfs: Callable[..., P
         prepare_wheel(mount_tmpfs("noexec"))
 
 
+def test_a_scratch_without_room_is_named_with_its_variable(mount_tmpfs: Callable[..., Path]) -> None:
+    scratch = mount_tmpfs("size=1m") / "scratch"
+    scratch.mkdir()
+    with pytest.raises(InstallationError, match=rf"in {scratch.parent}, but there is too little \(No space .*TMPDIR"):
+        prepare_wheel(scratch)
+
+
 def test_an_environment_whose_path_stubs_cannot_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
