@@ -163,7 +163,7 @@ _WORDINGS = (
     _wording(
         "stub process .* is not healthy",
         ModelNotReady,
-        "the model's process ended; another server may answer, or this one once it was started anew",
+        "the model's process has ended or stands still; another server may answer, or this one once started anew",
     ),
     _wording(
         "unknown model",

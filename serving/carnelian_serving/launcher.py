@@ -50,6 +50,9 @@ EXIT_MARGIN_S = 5.0
 """Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
 
 STUB_CHECK_INTERVAL_S = 1.0
+STOPPED_CHECKS = 30
+"""How often in succession a stub may be seen stopped, for a debugger to look at it. Meanwhile its instance answers
+every request with "Stub process ... is not healthy", and the server calls itself ready."""
 UNCOLLECTED_WHILE_LOADING_S = 5.0
 """How long an ended stub may stay uncollected while models load before it counts as crashed: Triton ends some itself,
 and collects them when it gets a core. From when it was first seen, for the whole machine may have stood still."""
@@ -202,7 +205,8 @@ class Server:
         """Block until the server ends by itself and return its exit status.
 
         Raises:
-            ServerError: A model instance has crashed. Triton does not start it again, so the server must be.
+            ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
+                must be.
         """
         process = self._running()
         while True:
@@ -219,6 +223,11 @@ class Server:
                     raise ServerError(
                         f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
                         "again; start carnelian-serve anew"
+                    ) from None
+                if stopped := self._stopped_instances():
+                    raise ServerError(
+                        f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
+                        "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
                     ) from None
 
     def stop(self) -> None:
@@ -238,11 +247,11 @@ class Server:
 
     def _end(self, process: subprocess.Popen[str]) -> None:
         try:
-            # Triton waits for a crashed instance in vain, and for as long as it can.
-            crashed = self._stubs is not None and self._stubs.crashed_by_now()
-            timeout_s = 0.0 if crashed else self._exit_timeout_s + EXIT_MARGIN_S
+            # Triton waits for an instance that crashed or stands still in vain, and for as long as it can.
+            is_lost = self._stubs is not None and bool(self._stubs.crashed_by_now() or self._stopped_instances())
+            timeout_s = 0.0 if is_lost else self._exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
-            if not has_ended(process, timeout_s) and not crashed:
+            if not has_ended(process, timeout_s) and not is_lost:
                 self._log.tell(
                     f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
                     "models were at is lost (`--exit-timeout` gives them longer)"
@@ -260,6 +269,9 @@ class Server:
 
     def _crashed_instances(self) -> list[Crash]:
         return [] if self._stubs is None else self._stubs.crashed()
+
+    def _stopped_instances(self) -> list[str]:
+        return [] if self._stubs is None else self._stubs.stopped(STOPPED_CHECKS)
 
     def _url(self, kind: str) -> str:
         if not self._ports:

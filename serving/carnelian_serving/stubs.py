@@ -27,7 +27,7 @@ _END_S = 1.0
 
 
 class StubWatch:
-    """Tells which instances of a server have lost their stub."""
+    """Tells which instances of a server have lost their stub, or have one that is stopped."""
 
     def __init__(self, server_pid: int) -> None:
         """Watch the children of a server.
@@ -38,6 +38,7 @@ class StubWatch:
         self._server_pid = server_pid
         self._instances: dict[int, str] = {}
         self._uncollected: set[int] = set()
+        self._num_stopped: dict[int, int] = {}
 
     @property
     def num_instances(self) -> int:
@@ -52,17 +53,31 @@ class StubWatch:
         ended = {}
         for pid in _children(self._server_pid):
             with contextlib.suppress(OSError):
-                name, _, fields = (_PROC / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
-                if fields.split()[0] == "Z":
+                name, fields = _read_stat(pid)
+                if fields[0] == "Z":
                     # A server that is crashing itself has other children: they look up its stack's symbols.
                     if pid in self._instances or _STUB.startswith(name):
-                        ended[pid] = os.waitstatus_to_exitcode(int(fields.split()[_EXIT_FIELD]))
+                        ended[pid] = os.waitstatus_to_exitcode(int(fields[_EXIT_FIELD]))
                 elif pid not in self._instances:
                     instance = find_instance((_PROC / str(pid) / "cmdline").read_text().split("\0"))
                     if instance is not None:  # else it is between fork and exec
                         self._instances[pid] = instance
         crashed, self._uncollected = ended.keys() & self._uncollected, set(ended)
         return sorted(Crash(self._instances.get(pid, "an unnamed model"), ended[pid]) for pid in crashed)
+
+    def stopped(self, num_calls: int) -> list[str]:
+        """Return the instances whose stub is stopped, by SIGSTOP or a debugger, now and at the last calls.
+
+        Args:
+            num_calls: At how many without a break, this one included. Not for how long: who asks may be stopped, too.
+        """
+        stopped = set()
+        for pid in self._instances:
+            with contextlib.suppress(OSError):
+                if _read_stat(pid)[1][0] in ("T", "t"):
+                    stopped.add(pid)
+        self._num_stopped = {pid: self._num_stopped.get(pid, 0) + 1 for pid in stopped}
+        return sorted(self._instances[pid] for pid, num in self._num_stopped.items() if num >= num_calls)
 
     def crashed_by_now(self) -> list[Crash]:
         """Return :meth:`crashed` without waiting for the next call: look again at once if a stub is uncollected."""
@@ -91,6 +106,12 @@ def end_orphans(region_prefix: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _read_stat(pid: int) -> tuple[str, list[str]]:
+    """Return the name of a process, cut at 15 letters, and what stands behind it in its line, its state first."""
+    name, _, fields = (_PROC / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
+    return name, fields.split()
 
 
 def _orphans(region_prefix: str) -> list[int]:

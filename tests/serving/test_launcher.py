@@ -306,6 +306,24 @@ def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path)
     assert group_members(server) == []
 
 
+def test_an_instance_that_stands_still_ends_the_server_with_its_name(
+    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, connect: Callable[[str], Any]
+) -> None:
+    monkeypatch.setattr("carnelian_serving.launcher.STOPPED_CHECKS", 2)
+    request = {"SIGNAL": np.ones((1, 4), np.float32), "LENGTH": np.full((1, 1), 2, np.int32)}
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        group = server.pid
+        [stub] = [pid for pid in group_pids(group) if pid != group]
+        os.kill(stub, signal.SIGSTOP)
+        [answer] = connect(server.grpc_url).infer_together("cut", [request])
+        assert "Stub process 'cut_0_0' is not healthy" in str(answer)
+        with pytest.raises(ServerError, match="the process of cut_0_0 stands still, as SIGSTOP or a debugger stops it"):
+            server.wait()
+        noticed = time.monotonic()
+    assert time.monotonic() < noticed + 15  # Triton waits for half a minute, once a request has found it so
+    assert group_members(group) == []
+
+
 def test_a_stop_does_not_wait_for_whoever_reads_no_log(cut_repository: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     unread = os.open(tmp_path / "log", os.O_RDWR)

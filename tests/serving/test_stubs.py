@@ -34,6 +34,21 @@ def test_a_stub_that_stays_uncollected_has_crashed(stub):
     assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
 
 
+def test_a_stub_that_stays_stopped_stands_still(stub):
+    watch = StubWatch(os.getpid())
+    watch.crashed()
+    assert watch.stopped(1) == []
+    stub.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, stub.pid, os.WSTOPPED | os.WNOWAIT)
+    assert [watch.stopped(2), watch.stopped(2)] == [[], ["cut_0_0"]]
+    stub.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, stub.pid, os.WCONTINUED | os.WNOWAIT)
+    assert watch.stopped(2) == []
+    stub.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, stub.pid, os.WSTOPPED | os.WNOWAIT)
+    assert watch.stopped(2) == []
+
+
 def test_memory_that_has_run_out_is_said_of_a_process_that_was_killed_alone():
     assert "memory has run out" in describe_crash([Crash("cut_0_0", -signal.SIGKILL)])
     assert describe_crash([Crash("SIGKILL_0_0", 1), Crash("cut_0_0", -signal.SIGRTMIN)]) == (
