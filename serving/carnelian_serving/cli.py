@@ -20,6 +20,8 @@ from carnelian_serving.launcher import Server
 from carnelian_serving.triton_options import has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
+"""Which end tritonserver after it stood still for more than a second amid requests."""
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -98,9 +100,10 @@ def serve(
     except (ServerError, OSError) as error:
         print(f"carnelian-serve: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    pause = "; a pause of the machine of a second, under load, can do that" if -status in PAUSE_SIGNALS else ""
     print(
-        f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)} by itself; "
-        "its log above may say why; start carnelian-serve anew",
+        f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)} by itself{pause}"
+        "; its log above may say why; start carnelian-serve anew",
         file=sys.stderr,
     )
     raise typer.Exit(1)
