@@ -16,6 +16,7 @@ from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluation.evaluate import Evaluation
 from carnelian_training.evaluation.evaluation_table import render
+from carnelian_training.loop import plot
 from carnelian_training.loop.plot import draw, read_metrics
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.train import train
@@ -208,6 +209,20 @@ def test_the_picture_names_the_evaluation_that_training_kept(tmp_path):
     characters = picture({"dev_cer": 0.9}, {"dev_cer": 0.2}, {"dev_cer": 0.3})
     assert "best CER 20.0% at step 1" in characters
     assert "WER" not in characters
+
+
+def test_a_language_models_perplexity_is_not_that_of_codes(tmp_path, monkeypatch):
+    def panels(**record):
+        drawn = []
+        monkeypatch.setattr(plot, "_draw_panel", lambda axes, panel, records: drawn.append(panel.title))
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **record}) + "\n")
+        draw([tmp_path / "metrics.jsonl"], tmp_path / "curves.svg")
+        return drawn[1:]
+
+    assert panels(dev_perplexity=8.0, dev_word_perplexity=90.0, dev_bits_per_character=2.0) == [
+        "dev perplexity per word"
+    ]
+    assert panels(dev_accuracy=0.5, dev_codes_used=20, dev_perplexity=8.0) == ["accuracy on hidden frames", "codes"]
 
 
 def test_what_holds_no_curve_is_refused(tmp_path):

@@ -25,17 +25,19 @@ class Panel:
     title: str
     curves: Mapping[str, str]
     """What is drawn, and what the legend says of it."""
+    sign: str
+    """The record that calls for it: by another curve's name, other runs have something else."""
     is_share: bool = False
     scale: str = "linear"
 
 
 PANELS = (
-    Panel("dev error rate", {"dev_wer": "WER", "dev_cer": "CER"}, is_share=True),
-    Panel("dev perplexity per word", {"dev_word_perplexity": ""}, scale="log"),
-    Panel("accuracy on hidden frames", {"dev_accuracy": "dev"}, is_share=True),
-    Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}),
+    Panel("dev error rate", {"dev_wer": "WER", "dev_cer": "CER"}, "dev_cer", is_share=True),
+    Panel("dev perplexity per word", {"dev_word_perplexity": ""}, "dev_word_perplexity", scale="log"),
+    Panel("accuracy on hidden frames", {"dev_accuracy": "dev"}, "dev_accuracy", is_share=True),
+    Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}, "dev_codes_used"),
 )
-"""Below the loss, where there are records with one of their curves."""
+"""Below the loss, where there are records with their signs."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -76,11 +78,11 @@ def draw(runs: Sequence[Path], target: Path) -> None:
         if not any(drawn & record.keys() for record in found):
             raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
     names = {name for found in records.values() for record in found for name in record}
-    below = [panel for panel in PANELS if names & panel.curves.keys()]
+    below = [panel for panel in PANELS if panel.sign in names]
     figure = Figure(figsize=(7, 2.8 + 2.2 * len(below)), layout="constrained")
     panels = figure.subplots(1 + len(below), sharex=True, squeeze=False)[:, 0]
     per_item = "loss per hidden frame" if names & {"accuracy", "dev_accuracy"} else "CTC loss per character"
-    loss = Panel("loss per token" if "tokens_per_s" in names else per_item, {"loss": ""})
+    loss = Panel("loss per token" if "tokens_per_s" in names else per_item, {"loss": ""}, "loss")
     for axes, panel in zip(panels, [loss, *below], strict=True):
         _draw_panel(axes, panel, records)
     if len(runs) == 1 and below:
