@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from carnelian_training import checkpoint
+from carnelian_training import checkpoint, ctc
 from carnelian_training.cli import main
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation import served
-from carnelian_training.evaluation.comparison import Measured, Row, render_comparison
+from carnelian_training.evaluation.comparison import Measured, Row, compare, render_comparison
 from carnelian_training.evaluation.evaluate import Evaluation, evaluate
 from carnelian_training.evaluation.evaluation_table import render_mistakes
 from carnelian_training.evaluation.served import evaluate_served
@@ -331,6 +331,17 @@ def test_sources_may_be_numbers_or_missing(tmp_path):
     evaluation = Evaluation(clips, ["one", "two", "four"])
     assert evaluation.sources() == ["1"]
     assert evaluation.error_rates("1").clips == 2
+
+
+def test_an_empty_source_is_not_taken_for_all(tmp_path, command):
+    lines = [{**json.loads(line), "source": ""} for line in CLIPS.read_text().splitlines()[:2]]
+    for line in lines:
+        line["audio_filepath"] = str(CLIPS.parent / line["audio_filepath"])
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [row.split()[0] for row in command(DEMO, tmp_path / "m.jsonl")[1].splitlines()] == ["''", "all"]
+    config, network = checkpoint.load_model(DEMO)
+    rows = list(compare(network, config, [tmp_path / "m.jsonl"], ctc.Decoder(config.labels, 0.02), {}))
+    assert [row.test_set for row in rows[:: len(rows) // 2]] == ["''", str(tmp_path / "m.jsonl")]
 
 
 def test_another_toolkits_checkpoint_is_evaluated_as_it_is(command):

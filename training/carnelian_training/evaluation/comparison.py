@@ -123,7 +123,8 @@ def _compare_offline(
                 heard, seconds = decode(rows, decoder, wanted)
                 evaluation = Evaluation(chosen, heard, find_too_short(chosen, rows))
                 rates, measured = evaluation.error_rates(), _measured(evaluation, seconds)
-                test_set, failed = source or str(manifest), len(evaluation.failures)
+                test_set = str(manifest) if source is None else source or repr(source)
+                failed = len(evaluation.failures)
                 row = Row(test_set, name, rates.clips, rates.words, measured, failed=failed)
                 yield row, evaluation, options
 

@@ -12,7 +12,7 @@ def render(evaluation: Evaluation) -> str:
         shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
         if not rates.words:
             shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
-        lines.append(f"{source or 'all':<32} {counts}  {shares}")
+        lines.append(f"{'all' if source is None else source or repr(source):<32} {counts}  {shares}")
     return "\n".join(lines)
 
 
