@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.ctc.language_model import match_case, read_ngrams, read_vocabulary
+from carnelian_training.ctc.language_model import match_case, read_ngrams
 from carnelian_training.data.manifest import clips_to_evaluate
 from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
 from carnelian_training.evaluation.served import connect
@@ -313,14 +313,16 @@ def _way(decoder: ctc.Decoder, parameters: dict[str, str], usual: ctc.Options) -
 
 def _pyctcdecode(labels: Sequence[str], language_model: Path, options: ctc.Options) -> Decode | None:
     try:
-        from pyctcdecode.decoder import build_ctcdecoder
+        from pyctcdecode.alphabet import Alphabet
+        from pyctcdecode.decoder import BeamSearchDecoderCTC
+        from pyctcdecode.language_model import LanguageModel
     except ModuleNotFoundError:
         return None
-    words = [word for word in read_vocabulary(language_model) if not word.startswith("<")]
+    ngrams, words = read_ngrams(language_model)
     # There, what an unknown word costs is a decimal logarithm and times the weight; -10 by default.
     unknown_score = options.unknown_score / (options.lm_weight * math.log(10))
     weights = options.lm_weight, options.word_score, unknown_score
-    decoder = build_ctcdecoder([*labels, ""], str(language_model), words, *weights)
+    decoder = BeamSearchDecoderCTC(Alphabet.build_alphabet([*labels, ""]), LanguageModel(ngrams, words, *weights))
     return lambda row: str(
         decoder.decode(
             row.astype(np.float64),

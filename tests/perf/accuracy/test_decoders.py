@@ -70,6 +70,19 @@ def test_the_demo_is_measured(arpa, tmp_path, call):
     assert measured.greedy_batch.median_cpu_ms > 0
 
 
+def test_packed_ngrams_are_read_for_pyctcdecode_too(arpa, tmp_path, call):
+    pytest.importorskip("pyctcdecode")
+    packed = arpa.with_name("lm.arpa.gz")
+    packed.write_bytes(gzip.compress(arpa.read_bytes()))
+    heard = []
+    for place in (arpa, packed):
+        arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", place]
+        status, _, err = call(main, "decoding", *arguments, "--boosts", 6, "--out", tmp_path / "raw.json")
+        assert status == 0, err
+        heard += [row for row in Measurement.read(tmp_path / "raw.json").decoders if row.decoder == "pyctcdecode"]
+    assert heard[0].wer == heard[1].wer
+
+
 def test_a_server_that_is_not_there_is_named_before_anything_is_measured(arpa, call):
     arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
     status, _, err = call(main, "decoding", *arguments, "--url", "localhost:9", "--out", "raw.json")
