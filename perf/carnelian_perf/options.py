@@ -184,12 +184,19 @@ def show_page(raw_path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def served_repository(repository: Path, model: str, random_weights: Path | None) -> Iterator[tuple[Path, str]]:
-    """The repository and the recogniser under test: those given, or an export of a network that nobody has trained."""
+def served_repository(
+    repository: Path, model: str, random_weights: Path | None, manifest: Path | None
+) -> Iterator[tuple[Path, str]]:
+    """The repository and the recogniser under test: those given, or an export of a network that nobody has trained.
+
+    What is not there is refused first, as is a manifest: an export takes minutes.
+    """
     if random_weights is None:
+        check_model_and_clips(repository, model, manifest)
         yield repository, model
         return
     check_file("--random-weights", random_weights)
+    check_file("--manifest", manifest or DEMO_MANIFEST)
     from carnelian_perf.networks import export_random
 
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:

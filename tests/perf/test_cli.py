@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from carnelian_perf import networks
 from carnelian_perf.cli import main
 from carnelian_perf.options import check_writable
 from carnelian_training.cli import _check_writable
@@ -83,6 +84,14 @@ def test_wrong_use_is_status_2_and_named(call, arguments, words):
     status, _, err = call(main, *arguments)
     assert status == 2
     assert words in err
+
+
+@pytest.mark.parametrize("command", ["mixed", "tune", "overhead", "first-request"])
+def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(networks, "export_random", lambda *_: pytest.fail("exported"))
+    monkeypatch.chdir(tmp_path)  # where there is no demo
+    status, _, err = call(main, command, "--random-weights", ROOT / QUARTZNET, "--manifest", "nowhere.jsonl")
+    assert (status, "--manifest must be a file, but nowhere.jsonl is not there" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,7 @@ def tune(
         from carnelian_perf.clips import cut_clips, load_clips
         from carnelian_perf.server.tune import Plan, list_knobs, measure
 
-        with served_repository(repository, model, random_weights) as (served, name):
-            check_model_and_clips(served, name, manifest)
+        with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,
                 model=name,
@@ -130,9 +129,7 @@ def overhead(
         durations_s = durations_of(durations)
         if clips < batch:
             raise typer.BadParameter(f"--clips must be at least --batch, {batch}, to make one, but is {clips}")
-        check_file("--manifest", manifest)
-        with served_repository(repository, model, random_weights) as (served, name):
-            check_model_and_clips(served, name, manifest)
+        with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,
                 model=name,
@@ -177,9 +174,7 @@ def first_request(
 
         check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of(durations)
-        check_file("--manifest", manifest)
-        with served_repository(repository, model, random_weights) as (served, name):
-            check_model_and_clips(served, name, manifest)
+        with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,
                 model=name,

@@ -113,9 +113,9 @@ def mixed(
     from carnelian_perf.traffic.render_mixed import render
 
     if raw is None:
-        check_file("--checkpoint", checkpoint)
-        with served_repository(repository, model, random_weights) as (served, name):
-            check_model_and_clips(served, name, manifest)
+        if random_weights is None:
+            check_file("--checkpoint", checkpoint)
+        with served_repository(repository, model, random_weights, manifest) as (served, name):
             from carnelian_training.checkpoint import load_model
 
             from carnelian_perf.clips import cut_clips, load_clips
