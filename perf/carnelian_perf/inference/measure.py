@@ -6,7 +6,6 @@ so that a machine that is busy is busy for all; CPU seconds of this process are 
 
 import dataclasses
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ from carnelian_perf.inference.engines import Engine, EngineError, build_engine, 
 from carnelian_perf.inference.results import TITLES, Common, Measurement, Timing
 from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
-
-LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

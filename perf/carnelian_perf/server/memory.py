@@ -4,7 +4,6 @@ In: a model repository, served as it is, and clips of mixed length. Out: a raw f
 every `Plan.every` requests.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +21,6 @@ from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import ask_file, send_all
 from carnelian_perf.machine import find_commit, measure_busy_cores
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample
-
-LOGGER = logging.getLogger(__name__)
 
 FILLING = 8
 """Times that all clients send the longest clip at once, before counted requests: a stage keeps a buffer for each place

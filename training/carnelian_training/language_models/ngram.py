@@ -5,7 +5,6 @@ the estimating (modified Kneser-Ney), `setup/kenlm` builds them.
 """
 
 import json
-import logging
 import re
 import shutil
 import signal
@@ -21,8 +20,6 @@ from carnelian_training.ctc.language_model import read_ngrams
 from carnelian_training.language_models.sentences import divide
 from carnelian_training.replacement import replaced
 from carnelian_training.synthesis.texts import Source
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
