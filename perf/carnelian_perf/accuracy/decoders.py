@@ -21,7 +21,7 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import match_case, read_ngrams
 from carnelian_training.data.manifest import clips_to_evaluate
-from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
+from carnelian_training.evaluation.evaluate import build_decoder, frame_duration_s, score_all, single_spaced
 from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 
@@ -145,17 +145,16 @@ def measure(
     clips = clips_to_evaluate(manifest)
     if url is not None:
         connect(url, config.name).close()  # now: not after all that takes long
-    labels, frame_s = list(config.labels), frame_duration_s(config)
-    decoder = ctc.Decoder(labels, frame_s, language_model=language_model)
+    decoder = build_decoder(config, language_model)
     usual = decoder.change_options(weights)
     for boost in boosts:  # the same
         decoder.read_options({"decoder": "beam", "hotword_boost": str(boost)}, usual)
     log_probs = score_all(network, config, clips)
-    batch = make_batch(log_probs, frame_s)
+    batch = make_batch(log_probs, frame_duration_s(config))
     references = single_spaced(clip.text for clip in clips)
     audio_s = sum(clip.duration for clip in clips)
     ways = {name: _way(decoder, {"decoder": name}, usual) for name in ("greedy", "beam", "ngram")}
-    if (peer := _pyctcdecode(labels, language_model, usual)) is not None:
+    if (peer := _pyctcdecode(config.labels, language_model, usual)) is not None:
         ways["pyctcdecode"] = peer
     times, heard = decode_in_turns(ways, log_probs)
     rows = [

@@ -16,7 +16,7 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
-from carnelian_training.evaluation.evaluate import LogProbs, count_errors, frame_duration_s, score_all
+from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, count_errors, score_all
 from carnelian_training.language_models.weights import choose_weights
 from carnelian_training.models.network import CtcNetwork
 from pydantic import Field
@@ -101,12 +101,7 @@ def measure(
     clips = clips_to_evaluate(manifest)
     of_clip = deal(clips, groups)
     log_probs = score_all(network, config, clips)
-    decoder = ctc.Decoder(
-        config.labels,
-        frame_duration_s(config),
-        language_model=language_model,
-        neural_language_model=neural_language_model,
-    )
+    decoder = build_decoder(config, language_model, neural_language_model=neural_language_model)
     chosen, heard = decode_with_weights_of_others(decoder, log_probs, clips, of_clip)
     rows = [
         ClipErrors(

@@ -21,7 +21,7 @@ from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
 from carnelian_training.data.audio import encoded
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluation.evaluate import frame_duration_s, score_all, single_spaced
+from carnelian_training.evaluation.evaluate import build_decoder, score_all, single_spaced
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
@@ -113,15 +113,11 @@ def measure(
     """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
     clips = clips_to_evaluate(manifest)
     log_probs = score_all(network, config, clips)
-    frame_s = frame_duration_s(config)
     references = [align(clip) for clip in clips]
 
     def listen(corrections: Sequence[ctc.Calibration]) -> list[Heard]:
         """Every word of every clip by every decoder; clips take the corrections in turn."""
-        decoders = [
-            ctc.Decoder(config.labels, frame_s, language_model=language_model, calibration=correction)
-            for correction in corrections
-        ]
+        decoders = [build_decoder(config, language_model, calibration=correction) for correction in corrections]
         return [
             word
             for name in ctc.DECODERS

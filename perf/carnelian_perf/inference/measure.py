@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
-from carnelian_training.evaluation.evaluate import frame_duration_s
+from carnelian_training.evaluation.evaluate import build_decoder
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.precision import allow_tf32
 from tqdm import tqdm
@@ -109,7 +109,7 @@ def measure_cell(
 ) -> tuple[Common, list[Timing]]:
     """Time all engines on one batch; one that fails says so, and the others go on."""
     signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
-    make, decoder = make_features(config, signals, plan.threads), Decoder(config.labels, frame_duration_s(config))
+    make, decoder = make_features(config, signals, plan.threads), build_decoder(config)
     gflop = batch * count_operations(config, duration_s) / 1e9
     of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)
     timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}

@@ -161,6 +161,23 @@ def frame_duration_s(config: Config) -> float:
     return config.model.stride * config.features.hop_samples / SAMPLE_RATE_HZ
 
 
+def build_decoder(
+    config: Config,
+    language_model: Path | None = None,
+    *,
+    neural_language_model: Path | None = None,
+    calibration: ctc.Calibration | None = None,
+) -> ctc.Decoder:
+    """A decoder of a model's labels and frames; see :class:`carnelian_training.ctc.Decoder`."""
+    return ctc.Decoder(
+        config.labels,
+        frame_duration_s(config),
+        language_model=language_model,
+        neural_language_model=neural_language_model,
+        calibration=calibration,
+    )
+
+
 def batch_s(config: Config) -> float:
     """Seconds of audio, padding included, that a process evaluates at once."""
     return min(config.data.device_batch_s or config.data.batch_s, MOST_S)
@@ -187,7 +204,7 @@ def evaluate(
     Raises:
         ValueError: The file is not a manifest, or holds no word to compare with.
     """
-    decoder = decoder or ctc.Decoder(config.labels, frame_duration_s(config))
+    decoder = decoder or build_decoder(config)
     options = options or ctc.Options()
     process = process or Process(next(model.parameters()).device)
     clips = clips_to_evaluate(manifest)

@@ -22,18 +22,11 @@ def load_recogniser(
     path: Path, language_model: Path | None, neural_language_model: Path | None
 ) -> tuple["Config", "CtcNetwork", "ctc.Decoder"]:
     """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
-    from carnelian_training import ctc
-    from carnelian_training.evaluation.evaluate import frame_duration_s
+    from carnelian_training.evaluation.evaluate import build_decoder
     from carnelian_training.foreign.sources import load_model
 
     config, network = load_model(path)
-    decoder = ctc.Decoder(
-        config.labels,
-        frame_duration_s(config),
-        language_model=language_model,
-        neural_language_model=neural_language_model,
-    )
-    return config, network, decoder
+    return config, network, build_decoder(config, language_model, neural_language_model=neural_language_model)
 
 
 def weigh(
