@@ -183,13 +183,16 @@ def int8(
     out: Annotated[Path | None, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
     """Measure what int8 costs in accuracy: it and float32 on the same clips, with the interval of their difference."""
-    from carnelian_perf.accuracy.int8 import measure
-
     for option, path in (("CHECKPOINT", checkpoint), ("--int8-clips", clips), ("--manifest", manifest)):
         check_file(option, path)
     check_apart(out, checkpoint, clips, manifest)
-    out = raw_file_path(out, f"{checkpoint.stem}_int8.json")
-    found = measure(checkpoint, clips, manifest, out)
+    from carnelian_training.checkpoint import load_model
+
+    from carnelian_perf.accuracy.int8 import measure
+
+    config, network = load_model(checkpoint)
+    out = raw_file_path(out, f"{config.name}_int8.json")
+    found = measure(config, network, clips, manifest, out)
     print(f"WER {found.wer_fp32:.2%} in float32, {found.wer_int8:.2%} in int8")
     interval = f"{100 * found.difference_low:.2f} to {100 * found.difference_high:.2f}"
     print(f"difference {100 * found.difference:.2f} points, 95 % interval {interval}")

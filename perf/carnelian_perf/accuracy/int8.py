@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from carnelian_export.graph.quantise import check_quantisable, quantise, read_features
 from carnelian_export.graph.to_onnx import export_ragged
 from carnelian_export.parity import ClipFeatures, run
-from carnelian_training.checkpoint import load_model
 from carnelian_training.config import Config
-from carnelian_training.ctc import Decoder, Options
+from carnelian_training.ctc import Options
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import clips_to_evaluate
 from carnelian_training.data.plan import Item
-from carnelian_training.evaluation.evaluate import count_errors, frame_duration_s
+from carnelian_training.evaluation.evaluate import build_decoder, count_errors
+from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.accuracy.pairs import compare
 from carnelian_perf.inference.engines import open_session
@@ -79,9 +78,9 @@ class Measurement(Record):
     pairs: list[Pair]
 
 
-def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> Summary:
+def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Path, out: Path) -> Summary:
     """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`."""
-    config, network = load_model(checkpoint)
+    decoder = build_decoder(config)
     graphs = (
         export_ragged(network),
         quantise(check_quantisable(network), read_features(calibration, config).calibration),
@@ -103,7 +102,7 @@ def measure(checkpoint: Path, calibration: Path, manifest: Path, out: Path) -> S
             scores[form] = run(sessions[form], [features], [features.shape[1]])[0][0]
             cpu_s[form].append(time.process_time() - start)
         best = scores[0].argmax(1)
-        errors = [count_errors(clip.text, _transcribe(config, found)) for found in scores]
+        errors = [count_errors(clip.text, found.text) for found in decoder.decode(scores, [Options()] * 2)]
         distances = np.abs(scores[1] - scores[0])[np.arange(len(best)), best]
         pairs.append(
             Pair(
@@ -143,8 +142,3 @@ def summarise(pairs: Sequence[Pair]) -> Summary:
         best_distance=float(distance.sum() / frames.sum()),
         times_as_fast=float(slow.sum() / fast.sum()),
     )
-
-
-def _transcribe(config: Config, log_probs: npt.NDArray[np.float32]) -> str:
-    found = Decoder(config.labels, frame_duration_s(config)).decode([log_probs], [Options()])
-    return found[0].text
