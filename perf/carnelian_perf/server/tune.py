@@ -250,7 +250,6 @@ def _measure_once(
     """A run, and what it heard in each clip."""
     order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
     busy = measure_busy_cores(0.5)
-    client = grpc.InferenceServerClient(server.grpc_url)
 
     def send(index: int) -> tuple[int, float, str]:
         result, latency_s = ask_file(client, plan.model, plan.clips[index], ("TRANSCRIPT",), f"clip {index}")
@@ -258,15 +257,14 @@ def _measure_once(
 
     answers: list[tuple[int, float, str]] = []
     wall_s, cpu_s, error = 1.0, 0.0, None
-    try:
-        send_all(send, order[: 2 * plan.concurrency], plan.concurrency)  # warms up
-        cpu_s = measure_cpu_s(server.pid)
-        answers, wall_s = send_all(send, order, plan.concurrency)
-        cpu_s = measure_cpu_s(server.pid) - cpu_s
-    except LoadError as failure:
-        error = str(failure)
-    finally:
-        client.close()
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        try:
+            send_all(send, order[: 2 * plan.concurrency], plan.concurrency)  # warms up
+            before_s = measure_cpu_s(server.pid)
+            answers, wall_s = send_all(send, order, plan.concurrency)
+            cpu_s = measure_cpu_s(server.pid) - before_s
+        except LoadError as failure:
+            error = str(failure)
     run = Run(
         step=step,
         tuning=name_settings(settings),

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from carnelian_export.tuning import read_tuning
 from carnelian_perf.cli import main
 from carnelian_perf.clips import cut_clips
+from carnelian_perf.load import LoadError
 from carnelian_perf.raw_file import Traffic
+from carnelian_perf.server import tune
 from carnelian_perf.server.render_tune import render_page
 from carnelian_perf.server.tune import Knob, Plan, list_candidates, list_knobs, measure, read_settings
 from carnelian_perf.server.tune_results import (
@@ -37,6 +40,21 @@ def make_run(
         latencies_s=[] if error else [latency_s] * 4,
         error=error,
         server_cpu_s=0.2,
+    )
+
+
+def make_plan(repository: Path, num_requests: int) -> Plan:
+    return Plan(
+        repository=repository,
+        model="quartznet_demo",
+        clips=cut_clips(MANIFEST, 2),
+        source="the demo's",
+        objective="throughput",
+        target_ms=60_000,
+        concurrency=2,
+        num_requests=num_requests,
+        rounds=1,
+        knobs=[Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2}))],
     )
 
 
@@ -126,20 +144,22 @@ def test_without_its_confirmation_there_is_no_result(measurement, tmp_path, call
     assert "**Result: as shipped.**" in render_page(nothing_gained, "raw.json")
 
 
+def test_a_run_that_fails_has_no_cpu_time(repository, monkeypatch):
+    def send_all(send, order, concurrency):
+        if len(order) == plan.num_requests:
+            raise LoadError("full")
+        return [], 1.0
+
+    monkeypatch.setattr(tune, "send_all", send_all)
+    monkeypatch.setattr(tune, "measure_cpu_s", lambda pid: 500.0)  # of a server that has run for long
+    plan = make_plan(repository, num_requests=20)
+    run, heard = tune._measure_once(plan, SimpleNamespace(grpc_url="localhost:9", pid=1), "ctc instances", {}, 1)
+    assert (run.error, run.server_cpu_s, heard) == ("full", 0, [])
+
+
 def test_a_knob_is_turned_on_real_servers(repository):
-    plan = Plan(
-        repository=repository,
-        model="quartznet_demo",
-        clips=cut_clips(MANIFEST, 2),
-        source="the demo's",
-        objective="throughput",
-        target_ms=60_000,
-        concurrency=2,
-        num_requests=20,  # a run takes many of the 10 ms in which the kernel counts CPU time
-        rounds=1,
-        knobs=[Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2}))],
-    )
-    measurement = list(measure(plan))[-1]
+    # A run takes many of the 10 ms in which the kernel counts CPU time.
+    measurement = list(measure(make_plan(repository, num_requests=20)))[-1]
     assert measurement.mismatches == []
     assert measurement.tunings == {SHIPPED: {}, "ctc instances 2": TWO}
     first = [run for run in measurement.runs if run.step == "ctc instances"]
