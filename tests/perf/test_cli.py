@@ -9,7 +9,7 @@ import pytest
 from carnelian_perf import networks
 from carnelian_perf.cli import main
 from carnelian_perf.options import check_writable
-from carnelian_training.cli import _check_writable
+from carnelian_training import command_options
 
 ROOT = Path(__file__).parents[2]
 DEMO, DEMO_CLIPS = "demo/quartznet_demo.pt", "demo/clips/manifest.jsonl"
@@ -114,7 +114,9 @@ def test_render_needs_no_server(measurement, tmp_path, call):
 
 def test_what_cannot_be_written_is_refused_as_training_does():
     """Neither needs the other, so each has a copy."""
-    ours, theirs = (inspect.getsource(check).splitlines()[2:] for check in (check_writable, _check_writable))
+    ours, theirs = (
+        inspect.getsource(check).splitlines()[2:] for check in (check_writable, command_options.check_writable)
+    )
     assert ours == theirs
 
 

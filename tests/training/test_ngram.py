@@ -203,3 +203,11 @@ def test_without_kenlm_it_says_how_to_get_it(text, tmp_path, build, monkeypatch)
     status, _, err = build(text, tmp_path / "lm.klm")
     assert status == 1
     assert "make kenlm" in err
+
+
+@pytest.mark.parametrize("command", ["weigh am.pt clips.jsonl --out", "ngram", "perplexity lm.klm --out"])
+def test_what_cannot_be_written_is_refused_before_the_work(command, tmp_path, call):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "lm"):
+        status, _, err = call(main, *command.split(), path)
+        assert (status, "this must be a file" in err) == (2, True), err

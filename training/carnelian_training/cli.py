@@ -1,12 +1,12 @@
 """`carnelian-train`: fit a model, evaluate it, publish it, import one; prepare, check and synthesise corpora."""
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from carnelian_training.command_options import check_writable
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.language_models.command import load_recogniser, ngram, perplexity, weigh
@@ -33,15 +33,6 @@ DecoderOptions = Annotated[
 ]
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
-
-
-def _check_writable(path: Path | None) -> Path | None:
-    """Refuse, before hours of work, what could not be written afterwards."""
-    if path is not None:
-        there = next(place for place in (path, *path.resolve().parents) if place.exists())
-        if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
-            raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
-    return path
 
 
 @app.command(rich_help_panel=MODELS)
@@ -82,7 +73,7 @@ def evaluate(
     options: DecoderOptions = None,
     mistakes: Annotated[int, typer.Option(help="How many mistakes of each kind to list.", min=0)] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.", callback=_check_writable)
+        Path | None, typer.Option(help="JSON lines to write, transcripts as `pred_text`.", callback=check_writable)
     ] = None,
 ) -> None:
     """Print WER and CER on a manifest, by source where the manifest names sources.
@@ -153,7 +144,7 @@ def transcribe(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; their transcripts are not looked at.")],
     target: Annotated[
         Path,
-        typer.Option("--out", help="The manifest to write, what was heard as `text`.", callback=_check_writable),
+        typer.Option("--out", help="The manifest to write, what was heard as `text`.", callback=check_writable),
     ],
     decoder: Decoder = None,
     language_model: LanguageModel = None,

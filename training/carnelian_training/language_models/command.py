@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from carnelian_training.command_options import check_writable
+
 if TYPE_CHECKING:
     from carnelian_training import ctc
     from carnelian_training.config import Config
@@ -32,7 +34,12 @@ def load_recogniser(
 def weigh(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.")],
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines; not those that results are reported on.")],
-    target: Annotated[Path, typer.Option("--out", help="JSON, for --lm-weights of `evaluate` and `carnelian-export`.")],
+    target: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="JSON, for --lm-weights of `evaluate` and `carnelian-export`.", callback=check_writable
+        ),
+    ],
     language_model: Annotated[Path | None, typer.Option("--lm", help="n-grams, ARPA or KenLM binary.")] = None,
     neural_language_model: Annotated[Path | None, typer.Option("--neural-lm", help="Neural, ONNX.")] = None,
 ) -> None:
@@ -60,7 +67,12 @@ def weigh(
 
 
 def ngram(
-    target: Annotated[Path, typer.Argument(help="The KenLM binary to write, lm.klm; its report is lm.json beside it.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="The KenLM binary to write, lm.klm; its report is lm.json beside it.", callback=check_writable
+        ),
+    ],
     text: Annotated[list[str] | None, typer.Option(help=TEXT_HELP)] = None,
     order: Annotated[int, typer.Option(help="Longest n-gram.", min=2, max=6)] = 3,
     prune: Annotated[
@@ -105,7 +117,7 @@ def perplexity(
     exclude: Annotated[list[Path] | None, typer.Option(help="As it was given to `ngram` and `fit`.")] = None,
     labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
     whole: Annotated[bool, typer.Option(help="Rate every sentence, not only those that training keeps out.")] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON to write.", callback=check_writable)] = None,
 ) -> None:
     """Print perplexities of language models on the same sentences, which `ngram` and `fit` keep out of training.
 

@@ -1,0 +1,15 @@
+"""Options of several commands: what they refuse before any work."""
+
+import os
+from pathlib import Path
+
+import typer
+
+
+def check_writable(path: Path | None) -> Path | None:
+    """Refuse, before hours of work, what could not be written afterwards."""
+    if path is not None:
+        there = next(place for place in (path, *path.resolve().parents) if place.exists())
+        if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
+            raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
+    return path
