@@ -47,10 +47,10 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
             f"{source.model.name}: choose another one, or leave `model`, `labels` and `features` to it"
         )
     if isinstance(config, LanguageModelConfig) or isinstance(source, LanguageModelConfig):
-        trained = checkpoint.load_language_model(path)[1]
-        ours, theirs = (dict(network.named_parameters()) for network in (model, trained))
-        _check_fits(path, ours, theirs, _differences(source, config))
-        model.load_state_dict(trained.state_dict())
+        # Its extra state is the tokens' model, of any length.
+        parameters = {name: tensor for name, tensor in content["weights"].items() if name != "_extra_state"}
+        _check_fits(path, dict(model.named_parameters()), parameters, _differences(source, config))
+        model.load_state_dict(content["weights"])
         logger.info("starting from %s, with its tokens", path)
         return
     found: dict[str, Tensor] = content["weights"]
