@@ -91,7 +91,7 @@ def test_a_checkpoint_knows_the_evaluation_after_its_step(tiny_config, tmp_path)
     for step in (3, 6):
         training = checkpoint.load(tmp_path / f"tiny-{step:08d}.pt")[1]["training"]
         assert training["evaluated_step"] == step
-    assert training["best_wer"] == error_of(best)
+    assert training["best_error"] == error_of(best)
 
 
 def test_a_best_that_could_not_be_written_is_no_bar(tiny_config, tmp_path, monkeypatch):

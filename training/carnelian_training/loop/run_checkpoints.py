@@ -3,7 +3,6 @@
 import fnmatch
 import glob
 import logging
-import math
 import time
 from pathlib import Path
 
@@ -72,9 +71,6 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
     before, content = checkpoint.load(directory / name)
     check_resumable(before, config, directory / name)
     state.restore(content)
-    dev, dev_before = (getattr(getattr(one, "data", None), "dev", None) for one in (config, before))
-    if state.rated_by is None and dev != dev_before:
-        state.best_error = math.inf  # of a run that began before there was a digest
     if config.init.checkpoint not in (None, before.init.checkpoint):
         logger.warning(
             "`init.checkpoint` changes nothing in a run that is under way: to start from it, take another --out"

@@ -169,7 +169,7 @@ class State:
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
-            "best_wer": self.best_error,  # as it was called when all runs were of recognisers
+            "best_error": self.best_error,
             "rated_by": self.rated_by,
             "evaluated_step": self.evaluated_step,
             "milestones": sorted(self.milestones),
@@ -183,23 +183,23 @@ class State:
     def restore(self, content: dict[str, Any]) -> None:
         """Restore what :meth:`save` wrote; an average that the checkpoint does not have starts at the weights."""
         training = content["training"]
-        self.model.load_state_dict(training.get("weights") or content["weights"])
+        self.model.load_state_dict(training["weights"] or content["weights"])
         if self.average is not None:
             self.average.model.load_state_dict(content["weights"])
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(training["optimizer"])
         for group, configured in zip(self.optimizer.param_groups, options, strict=True):
             group.update(configured)  # the configuration may have changed; what was saved must not win over it
-        if training.get("scaler"):  # empty unless the run was in float16
+        if training["scaler"]:  # empty unless the run was in float16
             self.scaler.load_state_dict(training["scaler"])
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
-        self.best_error, self.rated_by = training["best_wer"], training.get("rated_by")
-        self.evaluated_step = training.get("evaluated_step", self.step)
-        self.milestones = set(training.get("milestones", content["config"]["loop"].get("milestones", ())))
-        if (memory := training.get("memory")) is not None:
+        self.best_error, self.rated_by = training["best_error"], training["rated_by"]
+        self.evaluated_step = training["evaluated_step"]
+        self.milestones = set(training["milestones"])
+        if (memory := training["memory"]) is not None:
             self.memory = memory[:, self.process.rank :: self.process.size].to(self.process.device)
         for counter in ("skipped_clips", "skipped_steps", "skipped_in_a_row"):
-            setattr(self, counter, training.get(counter, 0))
+            setattr(self, counter, training[counter])
 
 
 def new_state(config: RunConfig, process: Process) -> State:
