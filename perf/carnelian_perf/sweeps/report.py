@@ -15,7 +15,7 @@ from carnelian_perf.pages import say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import GRID, Result, find_missing, read_grid_of, read_results
+from carnelian_perf.sweeps.results import GRID, Result, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import PublishedLatency
@@ -59,9 +59,10 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
         ValueError: the folder is not that of a sweep, or has no result of its grid, or `inference` has what is no raw
             file of one of its models, in its precision and on the same machine, or several of one model.
     """
-    there, grid = read_results(sweep), read_grid_of(sweep)
-    cells = {cell.name for cell in list_cells(grid)} if grid else {result.cell.name for result in there}
-    results = [result for result in there if result.cell.name in cells]  # those of a larger grid stay in the folder
+    there, grid = {result.cell.name: result for result in read_results(sweep)}, read_grid_of(sweep)
+    cells = [cell.name for cell in list_cells(grid)] if grid else list(there)
+    results = [there[name] for name in cells if name in there]  # those of a larger grid stay in the folder
+    missing = [name for name in cells if name not in there]
     if not results:
         raise ValueError(
             f"{sweep} must have results of its {GRID}, but its {len(there)} are of other cells: run `carnelian-perf "
@@ -72,7 +73,7 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
     unserved = _read_unserved(inference, results)
     plots = draw_all(rows, published, base)
     names, left_out = [path.name for path in plots], len(there) - len(results)
-    page = render_page(rows, published, base.name, names, unserved, find_missing(sweep), left_out)
+    page = render_page(rows, published, base.name, names, unserved, missing, left_out)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)
     write_whole(html, render_html(page, base.parent))

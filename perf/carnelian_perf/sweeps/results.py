@@ -6,7 +6,7 @@ from typing import Literal
 
 from carnelian_perf import raw_file
 from carnelian_perf.raw_file import RawFile, Speech
-from carnelian_perf.sweeps.grid import Cell, Grid, list_cells
+from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
 
 RESULT = "result.json"
@@ -77,13 +77,3 @@ def read_grid_of(folder: Path) -> Grid | None:
     """
     path = folder / GRID
     return raw_file.read(path, Result.subject, Grid.model_validate_json) if path.is_file() else None
-
-
-def find_missing(folder: Path) -> list[str]:
-    """The cells of a sweep's grid that have no result yet; of a folder without a grid nobody can tell.
-
-    Raises:
-        ValueError: What is there is no grid.
-    """
-    grid = read_grid_of(folder)
-    return [cell.name for cell in list_cells(grid) if not (folder / cell.name / RESULT).is_file()] if grid else []
