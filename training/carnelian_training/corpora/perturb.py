@@ -61,8 +61,8 @@ def _write(clip: Clip, target: Path, speed: float) -> Clip:
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
     sound = samples.mean(1)
-    rms = float(np.sqrt(np.square(sound, dtype=np.float64).mean())) if len(sound) else 0.0
-    if defect := sound_defect(clip, Heard(round(len(sound) / rate_hz * SAMPLE_RATE_HZ), rms)):
+    heard = Heard(round(len(sound) / rate_hz * SAMPLE_RATE_HZ), bool(np.isfinite(sound).all()))
+    if defect := sound_defect(clip, heard):
         raise ValueError(
             f"{clip.title}: {defect}; `carnelian-train validate --write` makes a manifest without such clips"
         )

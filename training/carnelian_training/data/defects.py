@@ -61,8 +61,8 @@ class Heard:
 
     samples: int
     """At 16 kHz and natural speed."""
-    rms: float
-    """Root mean square of the samples, full scale 1; not finite if one of them is not."""
+    is_finite: bool
+    """Whether all samples are numbers."""
 
 
 def duration_defect(clip: Clip, limits: Limits) -> str | None:
@@ -117,7 +117,7 @@ def sound_defect(clip: Clip, heard: Heard) -> str | None:
         may_be_stretch = clip.offset is None and duration_s > clip.duration
         hint = "; a stretch of a longer file has an `offset`, be it 0" if may_be_stretch else ""
         return f"lasts {duration_s:.2f} s, but its manifest says {clip.duration:.2f} s{hint}"
-    if not heard.rms < float("inf"):
+    if not heard.is_finite:
         return "samples that are no finite numbers"
     return None
 

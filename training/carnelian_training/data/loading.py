@@ -265,7 +265,7 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], s
     kept: list[int] = []
     skipped: list[tuple[Item, str]] = []
     for row, item in enumerate(items):
-        heard = Heard(round(samples[row].item() * item.speed), decoded_rms[row].item())
+        heard = Heard(round(samples[row].item() * item.speed), math.isfinite(decoded_rms[row].item()))
         defect = failed.get(item.clip) or sound_defect(item.clip, heard)
         if not defect and not math.isfinite(rms[row].item()):
             defect = f"not finite any more after augmentation with {item.disturbance}"

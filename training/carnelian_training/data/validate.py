@@ -4,6 +4,7 @@ In: manifests, or a configuration that names some. Out: a :class:`ManifestReport
 manifest. The checks are those of training (:mod:`carnelian_training.data.defects`), and one of the sampling rate.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -189,7 +190,7 @@ def _listen(
                 if item.clip in failed:
                     yield item.clip, {"unreadable": failed[item.clip]}
                     continue
-                heard = Heard(int(samples[row]), float(rms[row]))
+                heard = Heard(int(samples[row]), math.isfinite(rms[row]))
                 rate_hz = soundfile.info(item.clip.audio_filepath).samplerate
                 found = {
                     "sound": sound_defect(item.clip, heard),
