@@ -143,11 +143,12 @@ def measure(
         RuntimeError: There is no such server, or it has no such model.
     """
     clips = clips_to_evaluate(manifest)
+    # What would fail only after the minutes of scoring fails here.
     if url is not None:
-        connect(url, config.name).close()  # now: not after all that takes long
+        connect(url, config.name).close()
     decoder = build_decoder(config, language_model)
     usual = decoder.change_options(weights)
-    for boost in boosts:  # the same
+    for boost in boosts:
         decoder.read_options({"decoder": "beam", "hotword_boost": str(boost)}, usual)
     log_probs = score_all(network, config, clips)
     batch = make_batch(log_probs, frame_duration_s(config))

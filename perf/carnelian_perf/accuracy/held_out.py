@@ -145,7 +145,8 @@ def decode_with_weights_of_others(
     ways = ways_to_decode(decoder)
     heard = {name: [""] * len(clips) for name in ways}
     for group in range(max(of_clip) + 1):
-        others, mine = ([i for i, g in enumerate(of_clip) if (g == group) is is_mine] for is_mine in (False, True))
+        others = [i for i, other in enumerate(of_clip) if other != group]
+        mine = [i for i, other in enumerate(of_clip) if other == group]
         options = choose_weights([log_probs[i] for i in others], [clips[i].text for i in others], decoder)
         chosen.append(options)
         for name, way in ways.items():

@@ -70,8 +70,8 @@ class Calibration:
         """
         starts = np.maximum(starts - round(1e3 * self.start_late_s), 0)
         ends = np.maximum(ends - round(1e3 * self.end_late_s), starts + shortest)
-        # Each word ends at least `shortest` after the one before it. Less what so many words last at least, ends never
-        # fall: that is a running maximum, which begins anew, high above all before it, with each clip.
+        # Ends of one clip must lie `shortest` apart. Less i * `shortest`, the i-th end must not fall: a running
+        # maximum. `levels` lifts each clip above the one before, so that the maximum begins anew.
         numbers = np.arange(len(starts)) * shortest
         levels = is_first.cumsum() << 32
         ends = np.maximum.accumulate(ends - numbers + levels) - levels + numbers

@@ -1,8 +1,4 @@
-"""The encoded sound of a clip, and the DALI operators that decode it.
-
-Also here: how one clip that cannot be decoded is kept from taking its batch along. DALI answers a batch with the first
-error of any of its samples, and the pipeline object is dead after it.
-"""
+"""The encoded sound of a clip, and the DALI operators that decode it."""
 
 import io
 import stat

@@ -46,7 +46,8 @@ class NovoGrad(Optimizer):
                     self.state[parameter] = {"momentum": momentum, "second_moment": squared_norm.clone()}
             momenta = [self.state[p]["momentum"] for p in parameters]
             second_moments = [self.state[p]["second_moment"] for p in parameters]
-            torch._foreach_lerp_(second_moments, squared_norms, 1 - beta2)  # of the first step: of itself
+            # At the first step it is the norm itself already.
+            torch._foreach_lerp_(second_moments, squared_norms, 1 - beta2)
             divisors = torch._foreach_sqrt(second_moments)
             torch._foreach_add_(divisors, group["eps"])
             torch._foreach_mul_(momenta, beta1)

@@ -105,8 +105,8 @@ def read_options(
         OptionError: A parameter does not exist, its value is not allowed, or the decoder does not use it.
     """
     options = change_options(parameters, defaults, decoders, can_rescore, _REQUESTED)
-    unused = {"decoder"} if options.rescore else {"decoder", "rescore"}  # whoever wants no rescoring can have that
-    for name in sorted(set(parameters) - unused):
+    free = {"decoder"} if options.rescore else {"decoder", "rescore"}  # `rescore=false` asks for nothing
+    for name in sorted(set(parameters) - free):
         users = [decoder for decoder in decoders[1:] if decoder == "ngram" or name not in _NGRAM_ONLY]
         if options.decoder not in users:
             wanted = f"must come with decoder {' or '.join(users)}" if users else "needs a decoder that is not there"
