@@ -8,15 +8,11 @@ from bisect import insort
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .prefixes import ROOT, Prefixes
+from .prefixes import ROOT, Floats, Integers, Prefixes
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[Any]
 Parts = tuple[float, float, float]
 """Acoustic score, language model's with word scores, boosts of hot words."""
 
