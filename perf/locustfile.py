@@ -95,7 +95,7 @@ class Speaker(User):  # type: ignore[misc]
         try:
             self._client = CarnelianClient(_endpoint(self.host), model=options.model, retry=RetryPolicy(num_attempts=1))
         except ValueError as error:  # of a host that the web page was given, which shows failed requests
-            self._report("no connection", failure=error)
+            self._report("no connection", error)
             raise StopUser from error
 
     def on_stop(self) -> None:
@@ -116,10 +116,10 @@ class Speaker(User):  # type: ignore[misc]
             Totals.audio_s += clip.duration_s
         except CarnelianClientError as error:
             failure = error
-        self._report(f"up to {longest} s", 1e3 * (time.perf_counter() - began), len(text), failure)
+        self._report(f"up to {longest} s", failure, 1e3 * (time.perf_counter() - began), len(text))
 
     def _report(
-        self, name: str, response_time: float = 0.0, response_length: int = 0, failure: Exception | None = None
+        self, name: str, failure: Exception | None, response_time: float = 0.0, response_length: int = 0
     ) -> None:
         self.environment.events.request.fire(
             request_type="clip",

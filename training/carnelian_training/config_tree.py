@@ -16,7 +16,7 @@ from carnelian_training.models.pretraining import PretrainingConfig
 T = TypeVar("T")
 
 
-def load_tree(path: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def load_tree(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     """The plain tree of a YAML file with its overrides, not validated.
 
     Raises:

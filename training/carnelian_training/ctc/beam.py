@@ -5,7 +5,7 @@ of them goes on, and stands for the others. Where more than the best reading is 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,11 @@ from .alignment import least_frames
 from .hotwords import Hotwords
 from .hypothesis import Alternative
 from .options import Options
-from .prefixes import ROOT, Prefixes, Scoring
+from .prefixes import ROOT, Floats, Integers, Prefixes, Scoring
 from .recombination import Recombinations, find_equal_futures
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel  # needs KenLM, which is only there where it is used
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[Any]
-
 
 PATHS = 2
 """Looked at for each reading that is wanted, as some spell the same text."""
@@ -33,7 +29,7 @@ def beam_search(
     labels: Sequence[str],
     options: Options,
     hotwords: Hotwords,
-    language_model: "LanguageModel | None" = None,
+    language_model: "LanguageModel | None",
 ) -> list[Alternative]:
     """Find the likeliest texts, the alignments of each summed up.
 

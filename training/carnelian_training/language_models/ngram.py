@@ -49,11 +49,11 @@ def build_ngram(
     sources: Iterable[Source],
     target: Path,
     *,
-    order: int = 3,
-    prune: Sequence[int] = (0, 0, 1),
-    vocabulary: int | None = None,
-    exclude: Sequence[Path] = (),
-    labels: str | None = None,
+    order: int,
+    prune: Sequence[int],
+    vocabulary: int | None,
+    exclude: Sequence[Path],
+    labels: str | None,
 ) -> NgramReport:
     """Estimate, prune and write a language model.
 
