@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 from carnelian_training.checkpoint import build_model, load_model
-from carnelian_training.config import Config, load_config
+from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.run_config import load_config
 
 
 def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, CtcNetwork]:

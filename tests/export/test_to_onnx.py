@@ -18,10 +18,10 @@ from carnelian_export.graph.time_axis import Spacing, find_spacing
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
 from carnelian_export.parity import ParityError, check_parity, run, score
 from carnelian_training.checkpoint import build_model, load_model
-from carnelian_training.config import load_config
 from carnelian_training.models.blocks import StageConfig
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.network import CtcNetwork
+from carnelian_training.run_config import load_config
 from onnxruntime import GraphOptimizationLevel as Level
 
 # Kernels add the same float32 numbers in another order.

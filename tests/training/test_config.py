@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.config import config_from_dict
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.run_config import load_run
+from carnelian_training.run_config import load_config, load_run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))
 
@@ -181,6 +181,12 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("a: [")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
         load_config(broken)
+
+
+def test_a_language_models_file_is_no_recognisers():
+    path = next(path for path in CONFIGS if path.stem == "transformer_xl_small")
+    with pytest.raises(ConfigError, match=r"xl_small\.yaml must be of a recogniser, but is of a language model"):
+        load_config(path)
 
 
 @pytest.mark.parametrize("text", ["loop: {steps: 3}\nname: x\nloop: {seed: 2}\n", "loop: {steps: 3, steps: 4}\n"])

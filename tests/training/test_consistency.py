@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.config import config_from_dict
 from carnelian_training.data.loading import Batch, _no_clips
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
@@ -14,6 +14,7 @@ from carnelian_training.loop.ctc_loss import augmented, ctc_loss, disagreement
 from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise
+from carnelian_training.run_config import load_config
 from torch.distributions import Categorical, kl_divergence
 
 CPU = Process(torch.device("cpu"))

@@ -5,7 +5,7 @@ import pytest
 import torch
 import yaml
 from carnelian_training import checkpoint
-from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.config import config_from_dict
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest
@@ -17,6 +17,7 @@ from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
 from carnelian_training.loop_config import FreezeConfig, InitConfig
+from carnelian_training.run_config import load_config
 from carnelian_training.weight_files import CheckpointError
 
 

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 from carnelian_training.checkpoint import build_network
-from carnelian_training.config import load_config
 from carnelian_training.models import blocks, masked, network
 from carnelian_training.models.blocks import Block, StageConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig, JasperStageConfig
 from carnelian_training.models.masked import FOLD, Mask, MaskedBatchNorm, MaskedConv
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
+from carnelian_training.run_config import load_config
 from torch.nn import functional as F
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from carnelian_training.checkpoint import build_model, build_network, load, load_model, save
-from carnelian_training.config import LABELS, config_from_dict, load_config
+from carnelian_training.config import LABELS, config_from_dict
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest
@@ -31,6 +31,7 @@ from carnelian_training.models.pretraining import (
     gumbel_noise,
     hidden_frames,
 )
+from carnelian_training.run_config import load_config
 from carnelian_training.weight_files import CheckpointError
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model, load_model
-from carnelian_training.config import config_from_dict, load_config
+from carnelian_training.config import config_from_dict
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.loading import load
@@ -19,7 +19,7 @@ from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.train import train
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
-from carnelian_training.run_config import load_run
+from carnelian_training.run_config import load_config, load_run
 from carnelian_training.waveform import WaveformSettings
 from torch.nn import functional as F
 

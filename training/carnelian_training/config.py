@@ -15,7 +15,7 @@ from carnelian_training.checks import (
     check_range,
 )
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.config_tree import inherit, load_tree, validated
+from carnelian_training.config_tree import validated
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
@@ -231,19 +231,6 @@ class Config:
 
 # The rule reaches nested dataclasses by propagation; a test pins that.
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))
-
-
-def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
-    """Read a recogniser's YAML file and apply ``a.b=value`` overrides to its tree before validation.
-
-    Raises:
-        ConfigError: with every unknown key and wrong value, by path.
-    """
-    tree = load_tree(path, overrides)
-    inherit(tree)
-    config = config_from_dict(tree, str(path))
-    check_all_used(config, str(path))
-    return config
 
 
 def check_all_used(config: Config, where: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from carnelian_training.config import Config, check_all_used, config_from_dict
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat, inherit, load_tree, validated
 from carnelian_training.distributed import is_first
 from carnelian_training.language_models.config import LanguageModelConfig
@@ -26,8 +27,26 @@ SIZES_OF_PRETRAINING = tuple(f"pretraining.{name}" for name in ("groups", "codes
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
 
 
+def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
+    """As :func:`load_run`, of a recogniser.
+
+    Raises:
+        ConfigError: It is of a language model.
+    """
+    config = load_run(path, overrides)
+    if isinstance(config, LanguageModelConfig):
+        raise ConfigError(
+            f"{path} must be of a recogniser, but is of a language model, `model.name: {config.model.name}`"
+        )
+    return config
+
+
 def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Read a YAML file of a recogniser or of a language model; see :func:`carnelian_training.config.load_config`."""
+    """Read a YAML file and apply ``a.b=value`` overrides to its tree before validation.
+
+    Raises:
+        ConfigError: with every unknown key and wrong value, by path.
+    """
     tree = load_tree(path, overrides)
     inherit(tree)
     config = run_from_dict(tree, str(path))

@@ -31,7 +31,7 @@ def loading(
 ) -> None:
     """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
     check_file("CONFIG", config)
-    from carnelian_training.config import load_config
+    from carnelian_training.run_config import load_config
 
     from carnelian_perf.training.loading import measure
 
@@ -78,7 +78,7 @@ def training(
         sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
         if threads > 1 and max(counts) > 1:
             raise typer.BadParameter("--threads must be 1 beside several --processes, which have one thread each")
-        from carnelian_training.config import load_config
+        from carnelian_training.run_config import load_config
 
         from carnelian_perf.training.steps import grid, run
 
@@ -118,7 +118,7 @@ def hourglass(
         check_file("CONFIG", config)
         if 1 in (wanted := counts_of("--factors", factors)):
             raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
-        from carnelian_training.config import load_config
+        from carnelian_training.run_config import load_config
 
         from carnelian_perf.training.hourglass import measure
 

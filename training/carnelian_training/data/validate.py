@@ -17,7 +17,6 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from tqdm import tqdm
 
-from carnelian_training.config import load_config
 from carnelian_training.data.audio import Encoded, decode, level
 from carnelian_training.data.defects import (
     Heard,
@@ -39,6 +38,7 @@ from carnelian_training.data.manifest import (
 )
 from carnelian_training.data.plan import Item, group
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.run_config import load_config
 
 SECONDS_AT_ONCE = 300.0
 
