@@ -8,8 +8,9 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 
 from carnelian_training.config import Config, check_all_used, config_from_dict
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.config_tree import config_to_dict, flat, inherit, load_tree, validated
+from carnelian_training.config_tree import config_to_dict, flat, load_tree, validated
 from carnelian_training.distributed import is_first
+from carnelian_training.inheritance import inherit
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.transformer_xl import TransformerXlConfig
 
