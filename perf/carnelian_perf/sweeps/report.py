@@ -3,20 +3,18 @@
 import base64
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
-from carnelian_perf.options import PRECISIONS
 from carnelian_perf.pages import say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import GRID, Result, read_grid_of, read_results
+from carnelian_perf.sweeps.results import GRID, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
+from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import PublishedLatency
 
@@ -31,16 +29,6 @@ img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-
 """
 
 Published = dict[tuple[float, int], PublishedLatency]
-
-
-@dataclass(frozen=True)
-class Unserved:
-    """A model without a server."""
-
-    how: str = ""
-    """Precision and threads, in words; and which network, where its name is another."""
-    median_ms: Mapping[tuple[float, int], float] = field(default_factory=dict)
-    """By duration and batch; may be empty."""
 
 
 def write_report(sweep: Path, published: Published, inference: Sequence[tuple[str | None, Path]] = ()) -> list[Path]:
@@ -70,7 +58,7 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
         )
     rows = make_rows(results)
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
-    unserved = _read_unserved(inference, results)
+    unserved = read_unserved(inference, results)
     plots = draw_all(rows, published, base)
     names, left_out = [path.name for path in plots], len(there) - len(results)
     page = render_page(rows, published, base.name, names, unserved, missing, left_out)
@@ -78,60 +66,6 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
     write_whole(markdown, page)
     write_whole(html, render_html(page, base.parent))
     return [markdown, *plots, html]
-
-
-def _read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequence[Result]) -> dict[str, Unserved]:
-    models = sorted({result.cell.model for result in results})
-    found: dict[str, Unserved] = {}
-    for name, raw in inference:
-        measurement = Measurement.read(raw)
-        model = name or measurement.model
-        if model not in models:
-            raise ValueError(
-                f"{raw} must be of a model of the sweep, {', '.join(models)}, but is of {model}: run `carnelian-perf "
-                f"infer` on one of them, or name the one that it is of, as in --infer {models[0]}={raw}"
-            )
-        if model in found:
-            raise ValueError(f"--infer must have one file for each model, but {raw} is another of {model}")
-        _check_machine(raw, measurement, results)
-        found[model] = _sum_up(raw, measurement, model, results)
-    return found
-
-
-def _check_machine(raw: Path, measurement: Measurement, results: Iterable[Result]) -> None:
-    used = str(measurement.machine["accelerator"])
-    for machine in [result.machine for result in results]:
-        for key in ("cpu", "cores", "accelerator"):
-            # A sweep names all GPUs that there are, `infer` the one that it used.
-            is_among = key == "accelerator" and (used == "none" or used in str(machine[key]))
-            if measurement.machine[key] != machine[key] and not is_among:
-                raise ValueError(
-                    f"{raw} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
-                    f"{measurement.machine[key]}: run `carnelian-perf infer` there"
-                )
-
-
-def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[Result]) -> Unserved:
-    precision = " and ".join(sorted({result.cell.precision for result in results if result.cell.model == model}))
-    measured = measurement.plan["precision"]
-    engine = "onnx_int8" if precision == "int8" else AS_SERVED
-    if precision in PRECISIONS and precision != measured:  # others are words, for people
-        raise ValueError(
-            f"{raw} must be in {model}'s precision in the sweep, {precision}, but is in {measured}: run "
-            "`carnelian-perf infer` with that --precision, or name another model, MODEL=RAW"
-        )
-    if not (median_ms := sum_up_served(measurement, engine)):
-        raise ValueError(
-            f"{raw} must have the engine that is served, {engine}, but has {', '.join(measurement.titles)}: "
-            f"run `carnelian-perf infer` with --engines {engine}"
-        )
-    way = f"{measured if engine == AS_SERVED else precision}, {measurement.say_threads()}"
-    if measurement.model != model:
-        way = f"of {measurement.model}, {way}"
-    used = measurement.machine["accelerator"]
-    if any(result.machine["accelerator"] != used for result in results):
-        way += ", on the CPU" if used == "none" else f", on {used}"
-    return Unserved(way, median_ms)
 
 
 def render_page(

@@ -10,9 +10,10 @@ from carnelian_perf.inference.results import Common, Measurement, Timing
 from carnelian_perf.raw_file import Speech, Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
-from carnelian_perf.sweeps.report import Unserved, render_page, render_split, write_report
+from carnelian_perf.sweeps.report import render_page, render_split, write_report
 from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
+from carnelian_perf.sweeps.unserved import Unserved
 from carnelian_perf.yardsticks.published import TRITON_T4, choose
 
 STATIC = Cell(
