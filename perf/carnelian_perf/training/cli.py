@@ -80,14 +80,14 @@ def training(
             raise typer.BadParameter("--threads must be 1 beside several --processes, which have one thread each")
         from carnelian_training.run_config import load_config
 
-        from carnelian_perf.training.steps import grid, run
+        from carnelian_perf.training.steps import grid, measure
 
         settings = load_config(config, tuple(overrides or ()))
         has_baseline = settings.model.name != "wav2vec2"
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
         raw = raw_file_path(out, f"{settings.name}_training.json")
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
-        write_each(run(settings, cells, work), raw)
+        write_each(measure(settings, cells, work), raw)
     show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 

@@ -69,7 +69,7 @@ def grid(batches: list[int], precisions: list[str], processes: list[int], *, has
     return cells
 
 
-def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Result]]:
+def time_cells(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Result]]:
     """Time the steps of each cell; cells that differ in form alone take turns.
 
     Yields:
@@ -189,11 +189,11 @@ def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
     return [Item(Clip(Path(f"{i}.wav"), duration_s, text), seed=i) for i, text in enumerate(texts)]
 
 
-def run(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
+def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
     """Measure the cells.
 
     Yields:
-        What was measured so far, as :func:`measure` does.
+        What was measured so far, as :func:`time_cells` does.
     """
     busy, commit = measure_busy_cores(), find_commit()
     on_gpu = torch.cuda.is_available()
@@ -203,7 +203,7 @@ def run(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
     with torch_threads(work.threads):
         runnable = sorted({cell.precision for cell in cells if why_not(cell, config) is None})
         peaks, bandwidth = {precision: measure_peak(precision) for precision in runnable}, measure_bandwidth()
-        for results in measure(config, cells, work):
+        for results in time_cells(config, cells, work):
             yield Measurement(
                 model=config.name,
                 **origin,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from carnelian_perf.cli import main
 from carnelian_perf.training.render_steps import ratios, render_page
-from carnelian_perf.training.steps import grid, measure, take_steps, why_not
+from carnelian_perf.training.steps import grid, take_steps, time_cells, why_not
 from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import find_floor
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
@@ -155,7 +155,7 @@ def test_a_cell_that_does_not_fit_is_not_run(monkeypatch):
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("carnelian_perf.training.step.optimise", refuse)
-    (results,) = measure(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
+    (results,) = time_cells(config_from_dict(TREE, "test"), grid([1], ["fp32"], [1]), Work(duration_s=1.0, steps=1))
     assert {result.not_run for result in results} == {"not run: out of memory"}
 
 
@@ -167,7 +167,7 @@ def test_ours_is_measured_where_the_baseline_does_not_fit(monkeypatch):
 
     monkeypatch.setattr("carnelian_perf.training.step.optimise", refuse)
     config, work = config_from_dict(TREE, "test"), Work(duration_s=1.0, steps=2, warm_up=0)
-    ((ours, plain),) = measure(config, grid([1], ["fp32"], [1]), work)
+    ((ours, plain),) = time_cells(config, grid([1], ["fp32"], [1]), work)
     assert (ours.not_run, len(ours.wall_s)) == (None, 2)
     assert (plain.not_run, plain.wall_s) == ("not run: out of memory", [])
 
