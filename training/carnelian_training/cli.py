@@ -9,7 +9,7 @@ import typer
 from carnelian_training.command_options import check_writable
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
-from carnelian_training.language_models.command import load_recogniser, ngram, perplexity, weigh
+from carnelian_training.language_models.command import ngram, perplexity, weigh
 from carnelian_training.synthesis.command import surroundings, synthesise
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def evaluate(
             )
         if len(paths) < 2:
             raise typer.BadParameter("give CHECKPOINT MANIFEST...")
+        from carnelian_training.foreign.recogniser import load_recogniser
         from carnelian_training.language_models.weights import read_weights
 
         weights = read_weights(lm_weights, language_model, neural_language_model)
@@ -117,6 +118,7 @@ def evaluate(
     else:
         from carnelian_training.data.manifest import warn_of_characters
         from carnelian_training.evaluation.evaluate import evaluate as run
+        from carnelian_training.foreign.recogniser import load_recogniser
         from carnelian_training.language_models.weights import read_weights
 
         weights = read_weights(lm_weights, language_model, neural_language_model)
@@ -161,6 +163,7 @@ def transcribe(
     from carnelian_training.data.manifest import write_manifest
     from carnelian_training.distributed import joined
     from carnelian_training.evaluation.pseudo_labels import transcribe as run
+    from carnelian_training.foreign.recogniser import load_recogniser
     from carnelian_training.language_models.weights import read_weights
     from carnelian_training.replacement import check_apart
 

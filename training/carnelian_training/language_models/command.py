@@ -2,33 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from carnelian_training.command_options import check_writable
-
-if TYPE_CHECKING:
-    from carnelian_training import ctc
-    from carnelian_training.config import Config
-    from carnelian_training.models.network import CtcNetwork
 
 TEXT_HELP = (
     "austen, web, wordnet, a text file, or a manifest for its transcripts; may be repeated. All packaged texts by "
     "default."
 )
 LABELS_HELP = 'The recogniser\'s labels, for text in another language than English: " abc...xyzäöüß".'
-
-
-def load_recogniser(
-    path: Path, language_model: Path | None, neural_language_model: Path | None
-) -> tuple["Config", "CtcNetwork", "ctc.Decoder"]:
-    """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
-    from carnelian_training.evaluation.evaluate import build_decoder
-    from carnelian_training.foreign.sources import load_model
-
-    config, network = load_model(path)
-    return config, network, build_decoder(config, language_model, neural_language_model=neural_language_model)
 
 
 def weigh(
@@ -49,6 +33,7 @@ def weigh(
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.evaluate import score_all
+    from carnelian_training.foreign.recogniser import load_recogniser
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
     from carnelian_training.replacement import check_apart
 
