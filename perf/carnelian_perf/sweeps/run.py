@@ -49,6 +49,18 @@ class Target:
     """Of a server that was started here."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model as a server has it."""
+
+    backend: str
+    """Of the acoustic stage."""
+    stages: list[str]
+    configuration: str
+    """As in a :class:`Result`, as is `accuracy`."""
+    accuracy: dict[str, float]
+
+
 @dataclass(kw_only=True)
 class Sweep:
     """A grid at work on a server."""
@@ -60,8 +72,7 @@ class Sweep:
     scratch: Path
     facts: dict[str, Any]
     """The fields that all results share."""
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Model -> its backend, accuracy and stages."""
+    models: dict[str, Served] = field(default_factory=dict)
     cuts: dict[float, list[Cut]] = field(default_factory=dict)
     expected: dict[tuple[str, float], list[str]] = field(default_factory=dict)
     """Model and duration -> what each clip says alone."""
@@ -181,15 +192,17 @@ def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> 
                 )
 
 
-def _check_same_models(results: Iterable[Result], models: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) -> None:
     """See that results are of the models that are served now.
 
     Raises:
         GridError: They are not; the message names what differs.
     """
     for result in results:
-        for key, now in models.get(result.cell.model, {}).items():
-            before = getattr(result, key, None)
+        if (served := models.get(result.cell.model)) is None:
+            continue
+        for key in ("backend", "configuration", "accuracy"):
+            before, now = getattr(result, key), getattr(served, key)
             if before is not None and before != now:
                 raise GridError(
                     f"{key} of {result.cell.model} must be as it was for the results that are there, {before}, but is "
@@ -198,7 +211,7 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Mapping[s
                 )
 
 
-def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
+def _examine(sweep: Sweep, model: str) -> Served:
     """What is served under a name, and how well it hears the manifest."""
     client = sweep.target.client
     names = [model, *([f"{model}_pcm"] if sweep.grid.static else [])]
@@ -224,12 +237,12 @@ def _examine(sweep: Sweep, model: str) -> dict[str, Any]:
     stages = [step.model_name for step in config_of(model).ensemble_scheduling.step]
     configs = [config_of(name) for name in (*stages, model)]
     served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
-    return {
-        "backend": config_of(f"{model}_acoustic").backend,
-        "stages": stages,
-        "configuration": hashlib.sha256(served).hexdigest(),
-        "accuracy": accuracy,
-    }
+    return Served(
+        backend=config_of(f"{model}_acoustic").backend,
+        stages=stages,
+        configuration=hashlib.sha256(served).hexdigest(),
+        accuracy=accuracy,
+    )
 
 
 def _list_models(client: Any) -> str:
@@ -266,7 +279,7 @@ def _check_http(url: str) -> None:
 
 def _measure(sweep: Sweep, cell: Cell) -> Result:
     """Measure a cell; what fails is recorded, unless the server is gone."""
-    grid, facts = sweep.grid, sweep.models[cell.model]
+    grid, served = sweep.grid, sweep.models[cell.model]
     folder = sweep.out / cell.name
     _empty(folder)
     _ask(sweep.target, sweep.target.client.is_server_ready)
@@ -298,9 +311,9 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         report=report,
         date=raw_file.utc_now(),
         command=shlex.join(["perf_analyzer", *command[1:]]) if command else "",
-        backend=facts["backend"],
-        configuration=facts["configuration"],
-        accuracy=facts["accuracy"],
+        backend=served.backend,
+        configuration=served.configuration,
+        accuracy=served.accuracy,
         speech=raw_file.Speech(manifest=str(grid.manifest), format=_file_format(grid), clips=grid.clips),
         others_busy_cores=round(busy, 2),
         batches={stage: after[stage].since(before[stage]).batches for stage in before} if one_server else {},
@@ -319,7 +332,7 @@ def _empty(folder: Path) -> None:
 
 def _count(sweep: Sweep, cell: Cell) -> tuple[dict[str, StageStatistics], float]:
     """What the stages have executed so far, by the stage's last word, and the CPU time of the server."""
-    stages = sweep.models[cell.model]["stages"]
+    stages = sweep.models[cell.model].stages
     prefix = f"{cell.model}_"
     statistics = {stage.removeprefix(prefix): read_statistics(sweep.target.client, stage) for stage in stages}
     return statistics, measure_cpu_s(sweep.target.pid) if sweep.target.pid else 0.0
