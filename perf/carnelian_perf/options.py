@@ -18,6 +18,7 @@ Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MOST_TARGET_MS = 3_600_000  # an hour; without a limit, infinity would be a target
+MOST_THREADS = 1024  # more than CPUs have; for a hundred thousand, libraries run out of memory and crash
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
@@ -103,6 +104,22 @@ def check_file(option: str, path: Path) -> None:
     """Refuse what is no file."""
     if not path.is_file():
         raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
+
+
+def check_render(context: typer.Context, raw: Path, *read: str) -> None:
+    """Refuse a raw file that is not there, and beside it what rendering would not read.
+
+    Args:
+        context: Of the command.
+        raw: What `--render` names.
+        read: Other options that rendering reads.
+    """
+    check_file("--render", raw)
+    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if others := given - {"--render", *read}:
+        names = (name if name.startswith("--") else name.upper() for name in sorted(others))
+        raise typer.BadParameter(f"--render, which measures nothing, must come without {', '.join(names)}")
 
 
 def check_raw_file(path: Path | None) -> Path | None:

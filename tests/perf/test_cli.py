@@ -13,6 +13,7 @@ from carnelian_training import command_options
 
 ROOT = Path(__file__).parents[2]
 DEMO, DEMO_CLIPS = "demo/quartznet_demo.pt", "demo/clips/manifest.jsonl"
+INFER = "perf/results/quartznet_demo_infer.json"
 QUARTZNET = "training/configs/quartznet_15x5.yaml"
 
 
@@ -52,6 +53,14 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["training"], "must be named"),
         (["training", QUARTZNET, "--batches", "1,x"], "--batches"),
         (["infer"], "a checkpoint or a training YAML"),
+        (["infer", DEMO, "--threads", "1025"], "--threads"),
+        (
+            ["infer", DEMO, "--engines", "eager", "--render", INFER, "--published-model", "quartznet_15x5"],
+            "--engines, SOURCE",
+        ),
+        (["hourglass", "training/configs/wav2vec2_base.yaml", "--render", INFER], "without CONFIG"),
+        (["hourglass", "training/configs/wav2vec2_base.yaml", "--threads", "1025"], "--threads"),
+        (["training", QUARTZNET, "--threads", "1025"], "--threads"),
         (["infer", "nowhere.pt"], "nowhere.pt"),
         (["decoding", "nowhere.pt", DEMO_CLIPS, "--lm", "lm.klm"], "CHECKPOINT"),
         (["decoding", DEMO, DEMO_CLIPS, "--lm", "nowhere.klm"], "--lm"),
@@ -94,9 +103,17 @@ def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, 
     assert (status, "--manifest must be a file, but nowhere.jsonl is not there" in err) == (2, True), err
 
 
-@pytest.mark.parametrize(
-    "command", ["batching", "tune", "overhead", "first-request", "memory", "training", "hourglass"]
-)
+RENDERING = ["infer", "batching", "mixed", "tune", "overhead", "first-request", "memory", "training", "hourglass"]
+
+
+@pytest.mark.parametrize("command", RENDERING)
+def test_what_is_rendered_takes_nothing_of_a_measurement(call, command):
+    status, _, err = call(main, command, "--out", "elsewhere.json", "--render", INFER)
+    assert status == 2
+    assert "--render, which measures nothing, must come without --out" in err
+
+
+@pytest.mark.parametrize("command", RENDERING)
 def test_what_is_no_raw_file_is_status_1(tmp_path, call, command):
     path = tmp_path / "raw.json"
     path.write_text("{}")

@@ -8,11 +8,13 @@ import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
+    MOST_THREADS,
     PRECISIONS,
     Durations,
     PublishedMachine,
     SpeechManifest,
     check_file,
+    check_render,
     check_words,
     counts_of,
     durations_of,
@@ -29,6 +31,7 @@ app = typer.Typer()
 
 @app.command()
 def infer(
+    context: typer.Context,
     source: Annotated[
         Path | None,
         typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
@@ -47,7 +50,7 @@ def infer(
     batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16",
     steps: Annotated[int, typer.Option(help="Steps that are counted.", min=1)] = 20,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1, max=MOST_THREADS)] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="fp32, tf32 (of GPUs), bf16, fp16.")] = "fp32",
     manifest: SpeechManifest = DEMO_MANIFEST,
@@ -73,7 +76,7 @@ def infer(
     chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
     if raw is not None:
-        check_file("--render", raw)
+        check_render(context, raw, "--published-model", "--published-machine", "--published-precision")
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:

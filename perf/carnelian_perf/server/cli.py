@@ -16,8 +16,8 @@ from carnelian_perf.options import (
     Repository,
     SpeechManifest,
     check_apart,
-    check_file,
     check_model_and_clips,
+    check_render,
     check_words,
     check_writable,
     describe_clips,
@@ -35,6 +35,7 @@ app = typer.Typer()
 
 @app.command()
 def tune(
+    context: typer.Context,
     repository: Annotated[Path, typer.Option(help="The repository that other settings are compared with.")] = Path(
         "model_repository"
     ),
@@ -90,7 +91,8 @@ def tune(
             raw = raw_file_path(out, f"{name}_tune_{goal}.json")
             check_apart(write, raw)
             write_each(measure(plan), raw)
-    check_file("--render", raw)
+    else:
+        check_render(context, raw, "--write")
     check_apart(write, raw)
     tuning = Measurement.read(raw)
     print(f"wrote {write_page(raw, render_page(tuning, raw.name))}")
@@ -105,6 +107,7 @@ def tune(
 
 @app.command()
 def overhead(
+    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     random_weights: RandomWeights = None,
@@ -143,12 +146,14 @@ def overhead(
             )
             raw = raw_file_path(out, f"{name}_overhead.json")
             write_each(measure(plan), raw)
-    check_file("--render", raw)
+    else:
+        check_render(context, raw)
     show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
 def first_request(
+    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     random_weights: RandomWeights = None,
@@ -186,12 +191,14 @@ def first_request(
             )
             raw = raw_file_path(out, f"{name}_first_request.json")
             write_each(measure(plan), raw)
-    check_file("--render", raw)
+    else:
+        check_render(context, raw)
     show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
 def memory(
+    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     manifest: ClipsManifest = None,
@@ -227,7 +234,8 @@ def memory(
         )
         raw = raw_file_path(out, f"{model}_memory.json")
         write_each(measure(plan), raw)
-    check_file("--render", raw)
+    else:
+        check_render(context, raw)
     print("\n".join(f"wrote {path}" for path in render(raw)))
     trend = trend_of(Measurement.read(raw))
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")

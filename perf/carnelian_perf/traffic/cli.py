@@ -13,6 +13,7 @@ from carnelian_perf.options import (
     Repository,
     check_file,
     check_model_and_clips,
+    check_render,
     describe_clips,
     raw_file_option,
     raw_file_path,
@@ -26,6 +27,7 @@ app = typer.Typer()
 
 @app.command()
 def batching(
+    context: typer.Context,
     repository: Annotated[Path, typer.Option(help="The repository that the candidates are variants of.")] = Path(
         "model_repository"
     ),
@@ -50,7 +52,7 @@ def batching(
     from carnelian_perf.traffic.render_batching import render
 
     if raw is not None:
-        check_file("--render", raw)
+        check_render(context, raw)
         print("\n".join(f"wrote {path}" for path in render(raw)))
         return
     check_file("--checkpoint", checkpoint)
@@ -84,6 +86,7 @@ def batching(
 
 @app.command()
 def mixed(
+    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
@@ -138,5 +141,6 @@ def mixed(
             )
             raw = raw_file_path(out, f"{name}_mixed.json")
             write_each(measure(plan), raw)
-    check_file("--render", raw)
+    else:
+        check_render(context, raw)
     print("\n".join(f"wrote {path}" for path in render(raw)))

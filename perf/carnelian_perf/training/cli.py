@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from carnelian_perf.options import (
+    MOST_THREADS,
     PRECISIONS,
     Overrides,
     check_file,
+    check_render,
     check_words,
     counts_of,
     raw_file_option,
@@ -45,6 +47,7 @@ def loading(
 
 @app.command()
 def training(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
@@ -56,7 +59,7 @@ def training(
     duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 7.0,
     steps: Annotated[int, typer.Option(help="Counted steps of each cell.", min=1)] = 5,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
-    threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1, max=MOST_THREADS)] = 1,
     out: Annotated[Path | None, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
@@ -68,7 +71,7 @@ def training(
     from carnelian_perf.training.steps_results import Measurement, Work
 
     if raw is not None:
-        check_file("--render", raw)
+        check_render(context, raw)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
@@ -93,6 +96,7 @@ def training(
 
 @app.command()
 def hourglass(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="A training YAML of wav2vec 2.0."),
@@ -102,7 +106,7 @@ def hourglass(
     batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
     duration: Annotated[float, typer.Option(help="Seconds per clip.", min=0.5, max=60)] = 15.6,
     steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1, max=MOST_THREADS)] = 1,
     out: Annotated[Path | None, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
@@ -111,7 +115,7 @@ def hourglass(
     from carnelian_perf.training.render_hourglass import render_page
 
     if raw is not None:
-        check_file("--render", raw)
+        check_render(context, raw)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
