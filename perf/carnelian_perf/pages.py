@@ -1,8 +1,10 @@
 """Pages: Markdown and plots beside the raw files that they are made of."""
 
+import contextlib
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,6 +64,19 @@ def write_plot(path: Path, figure: "Figure") -> None:
     write_whole(path, content.getvalue())
 
 
+@contextlib.contextmanager
+def rendering(raw_path: Path) -> Iterator[None]:
+    """Name a raw file whose parts, each right by itself, do not fit one another.
+
+    Raises:
+        ValueError: A page cannot be made of it.
+    """
+    try:
+        yield
+    except (LookupError, StopIteration, ArithmeticError, statistics.StatisticsError) as error:
+        raise ValueError(f"{raw_path} must hold all that its page shows, but does not: {error!r}") from error
+
+
 def write_page(raw_path: Path, text: str) -> Path:
     """Write the page of a raw file beside it as :func:`write_whole` does.
 
@@ -91,6 +106,7 @@ def write_page_and_plot(
         Their paths: the raw file's name with `.md` and `.png`.
     """
     plot = raw_path.with_suffix(".png")
-    page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
-    draw(measurement, plot)
+    with rendering(raw_path):
+        page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
+        draw(measurement, plot)
     return page, plot

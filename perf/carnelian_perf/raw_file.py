@@ -19,7 +19,7 @@ from carnelian_perf.whole_file import write_whole
 T = TypeVar("T")
 Own = TypeVar("Own", bound="RawFile")
 
-STRICT = with_config(ConfigDict(extra="forbid"))
+STRICT = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
 """A list that is never empty in a raw file."""
 

@@ -33,9 +33,10 @@ def run(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     RESULTS.mkdir(parents=True)
 
-    def run(command: str, expected: int = 0) -> None:
+    def run(command: str, expected: int = 0) -> str:
         status, _, err = call(main, *shlex.split(command)[1:])
         assert status == expected, err
+        return err
 
     return run
 
@@ -90,6 +91,33 @@ def test_page_of_an_interrupted_command_says_so(path, run):
     raw.write_text(json.dumps(content))
     run(f"carnelian-perf {content['subject']} --render {raw}")
     assert "\n\n**Not finished.** " in raw.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("quartznet_demo_infer", ("common", 0, "duration_s"), 3.5),  # no timing has it
+        ("quartznet_demo_infer", ("common", 0, "features_ms"), []),
+        ("quartznet_15x5_overhead", ("ways",), {}),
+        ("quartznet_15x5_training", ("machine",), {}),
+        ("wav2vec2_base_hourglass", ("machine",), {}),
+        ("quartznet_demo_first_request", ("machine",), {}),
+        ("quartznet_demo_tune_throughput", ("machine",), {}),
+        ("quartznet_demo_mixed", ("machine",), {}),
+        ("quartznet_demo_infer", ("gflop_per_s",), 0),
+        ("quartznet_demo_infer", ("gflop_per_s",), float("nan")),
+    ],
+)
+def test_raw_file_whose_parts_do_not_fit_is_named(name, keys, value, run):
+    content = read(ROOT / RESULTS / f"{name}.json")
+    part = content
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    raw = RESULTS / f"{name}.json"
+    raw.write_text(json.dumps(content))
+    assert f"{raw} must " in run(f"carnelian-perf {content['subject']} --render {raw}", expected=1)
+    assert not raw.with_suffix(".md").is_file()
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)

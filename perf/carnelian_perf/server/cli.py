@@ -65,7 +65,7 @@ def tune(
 
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
-    from carnelian_perf.pages import write_page
+    from carnelian_perf.pages import rendering, write_page
     from carnelian_perf.server.render_tune import render_page
     from carnelian_perf.server.tune_results import Measurement, Objective
 
@@ -95,7 +95,8 @@ def tune(
         check_render(context, raw, "--write")
     check_apart(write, raw)
     tuning = Measurement.read(raw)
-    print(f"wrote {write_page(raw, render_page(tuning, raw.name))}")
+    with rendering(raw):
+        print(f"wrote {write_page(raw, render_page(tuning, raw.name))}")
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
 
@@ -122,6 +123,7 @@ def overhead(
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
+    from carnelian_perf.pages import rendering
     from carnelian_perf.server.overhead_results import Measurement
     from carnelian_perf.server.render_overhead import render_page
 
@@ -148,7 +150,8 @@ def overhead(
             write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    show_page(raw, render_page(Measurement.read(raw), raw.name))
+    with rendering(raw):
+        show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
@@ -171,6 +174,7 @@ def first_request(
 
     Starts a server on 127.0.0.1 for each duration and round, one after the other.
     """
+    from carnelian_perf.pages import rendering
     from carnelian_perf.server.first_request_results import Measurement
     from carnelian_perf.server.render_first_request import render_page
 
@@ -193,7 +197,8 @@ def first_request(
             write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    show_page(raw, render_page(Measurement.read(raw), raw.name))
+    with rendering(raw):
+        show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
 from carnelian_perf.options import PRECISIONS
+from carnelian_perf.pages import rendering
 from carnelian_perf.sweeps.results import Result
 
 
@@ -37,8 +38,9 @@ def read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequenc
             )
         if model in found:
             raise ValueError(f"--infer must have one file for each model, but {raw} is another of {model}")
-        _check_machine(raw, measurement, results)
-        found[model] = _sum_up(raw, measurement, model, results)
+        with rendering(raw):
+            _check_machine(raw, measurement, results)
+            found[model] = _sum_up(raw, measurement, model, results)
     return found
 
 

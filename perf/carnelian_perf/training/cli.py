@@ -67,6 +67,7 @@ def training(
 
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
+    from carnelian_perf.pages import rendering
     from carnelian_perf.training.render_steps import render_page
     from carnelian_perf.training.steps_results import Measurement, Work
 
@@ -91,7 +92,8 @@ def training(
         raw = raw_file_path(out, f"{settings.name}_training.json")
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
         write_each(measure(settings, cells, work), raw)
-    show_page(raw, render_page(Measurement.read(raw), raw.name))
+    with rendering(raw):
+        show_page(raw, render_page(Measurement.read(raw), raw.name))
 
 
 @app.command()
@@ -111,6 +113,7 @@ def hourglass(
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
+    from carnelian_perf.pages import rendering
     from carnelian_perf.training.hourglass_results import Measurement, Work
     from carnelian_perf.training.render_hourglass import render_page
 
@@ -129,4 +132,5 @@ def hourglass(
         settings = load_config(config, tuple(overrides or ()))
         raw = raw_file_path(out, f"{settings.name}_hourglass.json")
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
-    show_page(raw, render_page(Measurement.read(raw)))
+    with rendering(raw):
+        show_page(raw, render_page(Measurement.read(raw)))
