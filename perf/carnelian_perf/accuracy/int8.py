@@ -17,7 +17,7 @@ from carnelian_export.parity import ClipFeatures, run
 from carnelian_training.config import Config
 from carnelian_training.ctc import Options
 from carnelian_training.data.loading import load
-from carnelian_training.data.manifest import clips_to_evaluate
+from carnelian_training.data.manifest import Clip, clips_to_evaluate, read_manifest
 from carnelian_training.data.plan import Item
 from carnelian_training.evaluation.evaluate import build_decoder, count_errors
 from carnelian_training.models.network import CtcNetwork
@@ -79,7 +79,13 @@ class Measurement(Record):
 
 
 def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Path, out: Path) -> Summary:
-    """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`."""
+    """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`.
+
+    Raises:
+        ValueError: A clip is in both manifests, or a file is no manifest.
+    """
+    clips = clips_to_evaluate(manifest)
+    check_others(read_manifest(calibration), clips)
     decoder = build_decoder(config)
     graphs = (
         export_ragged(network),
@@ -88,7 +94,6 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
     # One thread: the clock of a process counts those of a pool late, and what they spin after their work.
     sessions = [open_session(graph, "cpu", threads=1) for graph in graphs]
     pairs = []
-    clips = clips_to_evaluate(manifest)
     # All before the first is timed: the threads that read ahead would be counted as whoever runs meanwhile.
     batches = list(load([[Item(clip)] for clip in clips], config.features, config.data.num_threads))
     inputs: list[ClipFeatures] = [batch.features[0, :, : int(batch.lengths[0])].numpy() for batch in batches]
@@ -121,6 +126,18 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
     origin = describe_origin(find_commit())
     Measurement(model=config.name, **origin, summary=summary, pairs=pairs).write(out)
     return summary
+
+
+def check_others(calibration: Sequence[Clip], clips: Sequence[Clip]) -> None:
+    """See that no clip to transcribe is one to calibrate on: scales that saw it flatter int8.
+
+    Raises:
+        ValueError: One is; the message names it.
+    """
+    seen = {(clip.audio_filepath.resolve(), clip.offset or 0) for clip in calibration}
+    for clip in clips:
+        if (clip.audio_filepath.resolve(), clip.offset or 0) in seen:
+            raise ValueError(f"--manifest must have other clips than --int8-clips, but {clip.title} is in both")
 
 
 def summarise(pairs: Sequence[Pair]) -> Summary:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.accuracy import int8
-from carnelian_perf.accuracy.int8 import Measurement, Pair, summarise
+from carnelian_perf.accuracy.int8 import Measurement, Pair, check_others, summarise
 from carnelian_perf.cli import main
+from carnelian_training.data.manifest import Clip
 
 ROOT = Path(__file__).parents[3]
 DEMO, CLIPS = ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -22,6 +23,17 @@ def pair(words: int, errors_fp32: int, errors_int8: int) -> Pair:
         cpu_fp32_s=2.0,
         cpu_int8_s=1.0,
     )
+
+
+def test_clips_that_int8_was_calibrated_on_are_refused(tmp_path):
+    def clip(name: str, offset: float | None = None) -> Clip:
+        return Clip(tmp_path / name, 2.0, "yes", offset=offset)
+
+    seen = [clip("a.wav"), clip("b.wav", 2.0)]
+    check_others(seen, [clip("c.wav"), clip("b.wav")])
+    for again, title in ((clip("x/../a.wav", 0.0), "a.wav at 0 s"), (clip("b.wav", 2.0), "b.wav at 2 s")):
+        with pytest.raises(ValueError, match=rf"must have other clips than --int8-clips, but .*{title} is in both"):
+            check_others(seen, [clip("c.wav"), again])
 
 
 def test_differences_are_paired_and_counted_over_all_words():
@@ -53,11 +65,13 @@ def test_the_raw_file_is_named_after_the_model(tmp_path, call, monkeypatch):
 
 
 def test_both_forms_are_measured_on_the_same_clips(tmp_path, call):
-    status, _, err = call(
-        main, "int8", DEMO, "--int8-clips", CLIPS, "--manifest", CLIPS, "--out", tmp_path / "raw.json"
-    )
+    lines = CLIPS.read_text().replace('"audio_filepath": "', f'"audio_filepath": "{CLIPS.parent}/').splitlines(True)
+    (tmp_path / "others.jsonl").write_text("".join(lines[:-2]))
+    (tmp_path / "clips.jsonl").write_text("".join(lines[-2:]))
+    manifests = ("--int8-clips", tmp_path / "others.jsonl", "--manifest", tmp_path / "clips.jsonl")
+    status, _, err = call(main, "int8", DEMO, *manifests, "--out", tmp_path / "raw.json")
     assert status == 0, err
     found = Measurement.read(tmp_path / "raw.json")
-    assert len(found.pairs) == len(CLIPS.read_text().splitlines())
+    assert len(found.pairs) == 2
     assert found.summary.wer_int8 < 0.5
     assert found.summary.same_best > 0.9
