@@ -238,8 +238,14 @@ def fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tupl
 
 
 def rate(words: Sequence[Heard], name: str, calibrated: bool) -> Row:
-    """Errors of times and of confidences, and the points of the calibration curve."""
+    """Errors of times and of confidences, and the points of the calibration curve.
+
+    Raises:
+        ValueError: No word's times are known.
+    """
     timed = [word for word in words if word.reference is not None]
+    if not timed:
+        raise ValueError(f"{name} must hear a word right that PocketSphinx aligns, but heard none; take more clips")
     starts, ends = (
         [abs(word.times[side] - word.reference[side]) for word in timed if word.reference is not None]
         for side in (0, 1)

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from carnelian_perf.clips import LIMIT_S, MOST_CUTS, SHORTEST_CUT_S
 
 HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
+ModelName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+"""Fit for a folder: those of cells are named after it."""
 Protocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system"]
 Positive = Annotated[int, Field(gt=0)]
@@ -74,7 +76,7 @@ class Grid(_Strict):
     """Served for the sweep, on free ports of 127.0.0.1."""
     server: Running | None = None
     """In place of `repository`."""
-    models: dict[str, ModelUnderTest] = Field(min_length=1)
+    models: dict[ModelName, ModelUnderTest] = Field(min_length=1)
     manifest: HomePath = Path("demo/clips/manifest.jsonl")
     """Speech with its texts: cut to the durations; whole, for the word error rate."""
     durations_s: list[Duration] = Field(default=[2, 7, 16.7], min_length=1)

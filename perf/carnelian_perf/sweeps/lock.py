@@ -19,8 +19,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     The system lets others in if this process is killed. The folder itself is locked, so that no file is left in it.
 
     Raises:
-        GridError: Another sweep works in the folder.
+        GridError: Another sweep works in the folder, or it is a file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise GridError(f"a sweep's results must be in a folder, but {folder} is a file; name another (--out)")
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)

@@ -31,7 +31,7 @@ class Result(RawFile):
     """SHA-256 of what the server says of the model and its stages: files with the same were served alike."""
     accuracy: dict[str, float]
     """wer, cer, utterances and words of the manifest's whole clips, through the same server; empty of a network with
-    random weights."""
+    random weights; no rates of clips without words."""
     speech: Speech
     others_busy_cores: float
     """Cores that other processes kept busy just before the run."""

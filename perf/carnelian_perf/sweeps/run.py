@@ -229,7 +229,8 @@ def _examine(sweep: Sweep, model: str) -> Served:
                 f"of {len(found.outcomes)}, first: {found.failures[0]}"
             )
         rates = found.error_rates()
-        accuracy = {"wer": rates.wer, "cer": rates.cer, "utterances": rates.utterances, "words": rates.words}
+        shares = {"wer": rates.wer, "cer": rates.cer} if rates.words else {}
+        accuracy = {**shares, "utterances": rates.utterances, "words": rates.words}
 
     def config_of(name: str) -> Any:
         return _ask(sweep.target, lambda: client.get_model_config(name).config)

@@ -39,6 +39,11 @@ def test_half_of_the_clips_without_times_is_named():
         calibrate([])
 
 
+def test_decoder_that_hears_nothing_right_is_named():
+    with pytest.raises(ValueError, match=r"beam must hear a word right .* take more clips"):
+        rate([heard(0.9, False, 1.0, None)], "beam", False)
+
+
 def test_a_clip_is_aligned_at_any_rate_and_with_any_channels(tmp_path):
     pytest.importorskip("pocketsphinx", reason="needs carnelian-perf[words]")
     clip = read_manifest(MANIFEST)[0]

@@ -215,6 +215,13 @@ def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, ser
 
 
 @pytest.mark.usefixtures("program")
+def test_file_in_place_of_the_folder_is_named(make_grid, tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(GridError, match=r"results must be in a folder, but .*/out is a file"):
+        run_grid(make_grid(static={}), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("program")
 def test_missing_model_is_named_with_what_is_there(make_grid, tmp_path):
     with pytest.raises(RuntimeError, match=r"'jasper' is not; the server has .*quartznet_demo"):
         run_grid(make_grid(models={"jasper": {}}, static={}), tmp_path)
