@@ -53,6 +53,20 @@ def test_the_table_of_decoders_is_that_of_the_raw_file():
         assert shown.endswith(f"| {row['same']} of {row['clips']} |")
 
 
+def test_gains_of_hot_words_are_those_of_the_raw_file():
+    rows = json.loads(read("perf/results/quartznet_demo_decoding.json"))["hotwords"]
+    found = {(row["decoder"], row["boost"]): row for row in rows}
+    (before, after), (beam_before, beam_after) = (
+        [found[name, boost] for boost in (0, 6)] for name in ("ngram", "beam")
+    )
+    f1 = f"from {before['f1']:.2f} to {after['f1']:.2f} (ngram) and {beam_after['f1']:.2f} (beam)"
+    wer, then, beam_wer, beam_then = (
+        f"{100 * row['wer_of_others']:.2f}" for row in (before, after, beam_before, beam_after)
+    )
+    falls = f"the WER of the other words falls from {wer} to {then} and from {beam_wer} to {beam_then}."
+    assert f"Their F1 rises {f1}; {falls}" in " ".join(read("training/docs/decoding.md").split())
+
+
 @pytest.mark.parametrize("page", ["export/README.md", "export/docs/precision.md"])
 def test_the_cost_of_int8_is_that_of_the_raw_file(page):
     found = json.loads(read("perf/results/quartznet_demo_int8.json"))["summary"]
