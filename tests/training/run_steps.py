@@ -30,8 +30,8 @@ def main(steps: int, paths: list[str]) -> None:
                 state.step += 1
                 parts += share.parts
                 empty += len(share.items) < process.size
-            buffers = state.model.named_buffers()
-            statistics = sum(float(buffer.sum()) for name, buffer in buffers if name.endswith("running_mean"))
+            buffers = [buffer for buffer in state.best_model.buffers() if buffer.is_floating_point()]
+            statistics = torch.stack(process.gather(torch.stack([buffer.mean() for buffer in buffers]))).tolist()
             if process.leads:
                 found = {"losses": losses, "parts": parts, "empty": empty, "statistics": statistics}
                 sys.stdout.write(json.dumps(found) + "\n")

@@ -51,6 +51,8 @@ def variants(tiny_config, tmp_path):
     muon = OptimizerConfig(name="muon", lr=0.05, betas=(0.9, 0.98), warmup_steps=1)
     found["muon"] = dataclasses.replace(found["frozen"], optimizer=muon)
     found["parts"] = dataclasses.replace(found["frozen"], data=dataclasses.replace(data, device_batch_s=5))
+    averaged = dataclasses.replace(config.optimizer, ema=0.9)
+    found["single"] = dataclasses.replace(config, data=dataclasses.replace(data, batch_s=1), optimizer=averaged)
     paths = {}
     for name, variant in found.items():
         paths[name] = tmp_path / f"{name}.json"
@@ -65,12 +67,17 @@ def ten_steps(start, variants):
 
 def test_two_processes_equal_one(variants):
     one, two = ten_steps([sys.executable], variants), ten_steps(TORCHRUN, variants)
-    for name in ("shared", "frozen", "parts"):
+    for name in ("shared", "frozen", "parts", "single"):
         assert two[name]["losses"] == pytest.approx(one[name]["losses"], abs=TOLERANCE), name
     # Muon's AdamW may make a step out of rounding; processes that do not share their matrices are 0.1 apart.
     assert two["muon"]["losses"] == pytest.approx(one["muon"]["losses"], abs=1e-3)
     assert two["shared"]["empty"] > 0
-    assert two["shared"]["statistics"] == pytest.approx(one["shared"]["statistics"], abs=TOLERANCE)
+    assert two["single"]["empty"] == 10
+    for name in ("shared", "single"):
+        for statistics in two[name]["statistics"]:
+            assert statistics == pytest.approx(one[name]["statistics"][0], abs=TOLERANCE), name
+    of_first, of_second = two["process"]["statistics"]
+    assert of_first == of_second
     assert one["parts"]["parts"] > 15 > one["frozen"]["parts"] == 10
     assert one["parts"]["losses"] == pytest.approx(one["frozen"]["losses"], abs=TOLERANCE)
     # The comparison means something: with statistics of their own, processes see another loss.

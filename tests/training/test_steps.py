@@ -221,15 +221,15 @@ def test_dropout_differs_by_seed_step_and_process(tiny_config, changed):
     assert len({first, loss(seed=2), loss(step=1), loss(rank=1)}) == 4
 
 
-def test_statistics_of_network_and_average_are_averaged_over_processes(tiny_config, changed):
-    averaged = []
-
+def test_statistics_move_by_the_mean_over_the_processes_with_clips(tiny_config):
     class Several(Process):
-        def average(self, tensors):
-            averaged.extend(map(id, tensors))
+        def total(self, values):
+            return values.mul_(3)  # two more are as this one, and one has not moved
 
-    config = changed(tiny_config, optimizer={"ema": 0.9})
-    state = new_state(config, Several(CPU.device))
-    state.settle(config)
-    for network in (state.model, state.average.model):
-        assert {id(buffer) for buffer in network.buffers()} <= set(averaged)
+    for with_clips, share in ((3, 1.0), (4, 0.75)):
+        state = new_state(tiny_config, Several(CPU.device, size=4))
+        norms = [module for module in state.model.modules() if isinstance(module, MaskedBatchNorm)]
+        for norm in norms:
+            norm.running_mean += 8
+        state.took_step(tiny_config, with_clips)
+        assert all((norm.running_mean == 8 * share).all() and (norm.running_var == 1).all() for norm in norms)

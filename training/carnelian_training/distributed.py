@@ -71,19 +71,12 @@ class Process:
             dist.all_gather_object(tensors, tensor.cpu())
         return tensors
 
-    def average(self, tensors: list[Tensor]) -> None:
-        """Replace floating-point tensors by their means over all processes."""
-        for tensor in tensors if self.size > 1 else []:
-            if tensor.is_floating_point():
-                dist.all_reduce(tensor)
-                tensor.div_(self.size)
-
     def parallel(self, model: nn.Module) -> nn.Module:
         """The same model, whose backward pass leaves the mean of all processes' gradients in every one of them."""
         if self.size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
-        # Batch-norm statistics are shared or averaged where they matter: `loop.batch_statistics`, `State.settle`.
+        # Batch-norm statistics are shared or averaged step by step: `loop.batch_statistics`, `State.took_step`.
         known = inspect.signature(DistributedDataParallel).parameters
         keep_buffers: dict[str, Any] = {
             "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False

@@ -35,7 +35,6 @@ def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
 
     What a run that was killed while it wrote has left goes too.
     """
-    state.settle(config)
     memory = state.whole_memory()
     state.saved_at = time.monotonic()
     state.milestones.update(config.loop.milestones)

@@ -89,9 +89,22 @@ class State:
             torch._foreach_copy_(self._kept, self._statistics)
         return self._network
 
-    def took_step(self) -> None:
-        """Follow the optimiser's step."""
+    def took_step(self, config: RunConfig, with_clips: int) -> None:
+        """Follow the optimiser's step: batch-norm statistics move by the mean change, which all processes then have.
+
+        Args:
+            config: of the run.
+            with_clips: how many processes had clips in it.
+        """
         self.skipped_in_a_row = 0
+        if self.process.size > 1 and self._statistics and config.loop.batch_statistics == "process":
+            # A process without clips has changed nothing. Averaged seldom, the statistics of one that is often without
+            # would still be mostly those of the start.
+            changes = torch.cat(torch._foreach_sub(self._statistics, self._kept))
+            self.process.total(changes).div_(with_clips)
+            torch._foreach_copy_(self._statistics, self._kept)
+            sizes = [len(statistic) for statistic in self._statistics]
+            torch._foreach_add_(self._statistics, changes.split_with_sizes(sizes))
         if self.average is not None:
             self.average.update(self.step)
 
@@ -105,13 +118,6 @@ class State:
             torch._foreach_copy_(self._statistics, self._kept)
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
-
-    def settle(self, config: RunConfig) -> None:
-        """Average batch-norm statistics over the processes, before they are used or written; all must call it."""
-        if config.loop.batch_statistics == "process":
-            self.process.average(list(self.model.buffers()))
-            if self.average is not None:
-                self.process.average(list(self.average.model.buffers()))
 
     def rate_by(self, digest: str | None, change: str) -> None:
         """Measure on what has this digest from now on: on another than before, what was best before is no bar.

@@ -156,7 +156,8 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
         total += loss.detach()
         losses.append((batch.items, item_losses.detach()))
         counts += torch.tensor([weight, len(batch.skipped)])
-    weights, left_out = process.total(counts).tolist()
+    has_clips = torch.tensor([any(items for items, _ in losses)])
+    weights, left_out, with_clips = process.total(torch.cat([counts, has_clips])).tolist()
     state.skipped_clips += left_out
     if not weights:
         return None
@@ -170,7 +171,7 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     outcome = Outcome(loss_value, norm_value, lr, measured)
     if outcome.is_finite:
         state.optimizer.step()
-        state.took_step()
+        state.took_step(config, with_clips)
     else:
         not_finite = [
             item for items, values in losses for item, value in zip(items, values, strict=False) if not value.isfinite()
@@ -218,7 +219,6 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
 
 def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
     """Evaluate and keep the best weights; where there is nothing to rate them by, the last."""
-    state.settle(config)
     finding = task.evaluate(state, report)
     if state.process.leads and (finding is None or finding.error < state.best_error):
         results = {"step": state.step} if finding is None else finding.record
