@@ -113,6 +113,10 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
         ("loop.milestones=[-100, 5]", r"`milestones` must be steps, at least 1, but hold \[-100\]"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),
+        (
+            "loop.seed=18446744073709551616",
+            r"`seed` must be at least -2\^63 and below 2\^64, but is 18446744073709551616",
+        ),
         ("data.train=[{path: a.jsonl}", "cannot be read as YAML"),
         ("name=2001-99-99", r"'name=2001-99-99': .* month must be in 1\.\.12"),
         ("name=!!timestamp x", "cannot be read as YAML"),

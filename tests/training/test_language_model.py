@@ -115,6 +115,12 @@ def test_too_many_tokens_for_a_text_are_refused_in_words():
         train_tokenizer(["the cat"], TokenConfig(size=500), LABEL_CHARACTERS)
 
 
+def test_a_seed_may_be_negative(config):
+    """As PyTorch and Python's `random` take them; NumPy does not."""
+    streams = Streams([[2, 3]] * 99, config.text)
+    assert next(streams.segments(-1, 0, 0))
+
+
 def test_an_epoch_reads_every_stream_in_order_once(config, changed):
     sentences = [[i % 7 + 2] * (i % 5 + 1) for i in range(99)]
     streams = Streams(sentences, changed(config, text={"context_share": 0.0}).text)

@@ -137,6 +137,8 @@ class LoopConfig:
         check_at_least_one(
             self, "steps", "log_every_steps", "evaluate_every_steps", "checkpoint_every_steps", "keep_last"
         )
+        if not -(2**63) <= self.seed < 2**64:  # as PyTorch takes them
+            raise ValueError(f"`seed` must be at least -2^63 and below 2^64, but is {self.seed}")
         if early := [step for step in self.milestones if step < 1]:
             raise ValueError(f"`milestones` must be steps, at least 1, but hold {early}")
         check_positive(self, "checkpoint_every_s")

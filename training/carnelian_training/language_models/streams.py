@@ -93,7 +93,7 @@ class Streams:
 
     def _lay_out(self, seed: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, targets and reach, [streams, time] int64 each, of an epoch, which begins anywhere in the text."""
-        rng = np.random.default_rng([seed, epoch])
+        rng = np.random.default_rng([seed % 2**64, epoch])  # NumPy takes no negative one
         turn = int(rng.integers(len(self.since)))
         in_context = rng.random(self.sentence[-1] + 1) < self.config.context_share
         # Longer than any memory; the model sees to it that no token sees more than there is.
