@@ -343,6 +343,25 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         checkpoint.load(tmp_path / "other.pt")
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"config": None},
+        {"results": None},
+        *({"weights": weights} for weights in (None, [], {"a": "b"}, {1: torch.zeros(1)})),
+    ],
+)
+def test_a_checkpoint_without_its_parts_is_refused(broken, tiny_config, tmp_path):
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    checkpoint.save(tmp_path / "tiny.pt", tiny_config, weights, results={})
+    content = torch.load(tmp_path / "tiny.pt", weights_only=True)
+    (name,) = broken
+    for wrong in (content | broken, {key: value for key, value in content.items() if key != name}):
+        torch.save(wrong, tmp_path / "tiny.pt")
+        with pytest.raises(CheckpointError, match=rf"tiny\.pt must hold .*, but its `{name}` "):
+            checkpoint.load(tmp_path / "tiny.pt")
+
+
 def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
     weights = checkpoint.build_model(tiny_config).state_dict()
     del weights["head.bias"]

@@ -93,7 +93,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
     Raises:
-        CheckpointError: The file cannot be read, is not a checkpoint of ours, or holds weights that are not finite.
+        CheckpointError: The file cannot be read, is not a checkpoint of ours, lacks a part, or holds weights that are
+            not finite.
     """
     check_holds_weights(path)
     check_undamaged(path)
@@ -105,9 +106,19 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         ) from error
     if not isinstance(content, dict) or content.get("format") != 1:
         raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
+    _check_parts(path, content)
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:
         raise CheckpointError(f"{path} must hold finite weights, but {len(broken)} tensor(s) do not, {broken[0]} first")
     return run_from_dict(content["config"], str(path)), content
+
+
+def _check_parts(path: Path, content: dict[str, Any]) -> None:
+    for part in ("config", "weights", "results"):
+        if not isinstance(content.get(part), dict):
+            raise CheckpointError(f"{path} must hold all parts of a checkpoint, but its `{part}` is no dictionary")
+    for name, tensor in content["weights"].items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path} must hold tensors by name, but its `weights` are not, {name!r} first")
 
 
 def load_model(path: Path) -> tuple[Config, CtcNetwork]:
