@@ -26,6 +26,8 @@ from carnelian_training.weight_files import (
     torch_reason,
 )
 
+MOST_NAMED = 10
+"""Tensors or fields that do not fit; the others are counted."""
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
 
 
@@ -191,26 +193,30 @@ def average(sources: Sequence[Path], target: Path) -> None:
         target: in float32, without what resuming needs.
 
     Raises:
-        CheckpointError: There are fewer, one differs from the last in labels, features, text, what `model` computes or
-            a tensor's shape.
+        CheckpointError: There are fewer, one comes twice, or differs from the last in labels, features, text, what
+            `model` computes or a tensor's shape.
         ValueError: `target` is one of them.
     """
     if len(sources) < 2:
         raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")
+    for i, path in enumerate(sources):
+        if path.resolve() in [other.resolve() for other in sources[:i]]:
+            raise CheckpointError(f"an average must be of different files, but {path} comes twice")
     check_apart(target, *sources)
     config, content = load(sources[-1])
     sums = {name: tensor.double() for name, tensor in content["weights"].items() if tensor.is_floating_point()}
     for path in sources[:-1]:
         other, more = load(path)
-        differences = {
+        differences = [
             *(key for key in ("labels", "features", "text") if getattr(other, key, None) != getattr(config, key, None)),
-            *model_differences(other, config),
-            *(name for name, _ in _shapes(content["weights"]) ^ _shapes(more["weights"])),
-        }
+            *sorted(model_differences(other, config)),
+        ]
+        if not differences:  # else they say why tensors differ
+            differences = sorted({name for name, _ in _shapes(content["weights"]) ^ _shapes(more["weights"])})
         if differences:
-            raise CheckpointError(
-                f"{path} must be of the same network as {sources[-1]}, but differs in {', '.join(sorted(differences))}"
-            )
+            named = ", ".join(differences[:MOST_NAMED])
+            named += f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+            raise CheckpointError(f"{path} must be of the same network as {sources[-1]}, but differs in {named}")
         for name, tensor in sums.items():
             tensor += more["weights"][name]
     means = {name: (tensor / len(sources)).float() for name, tensor in sums.items()}

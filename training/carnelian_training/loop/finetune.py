@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from carnelian_training import checkpoint
+from carnelian_training.checkpoint import MOST_NAMED
 from carnelian_training.config import Config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.language_models.config import LanguageModelConfig
@@ -16,9 +17,6 @@ from carnelian_training.run_config import RunConfig, model_differences
 from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
-
-MOST_NAMED = 10
-"""Tensors that do not fit; the others are counted."""
 
 
 def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
