@@ -41,6 +41,13 @@ class OutputFormat(str, Enum):
     CTM = "ctm"
 
 
+def _folder(path: str) -> Path:
+    """Not "", a variable of a shell that is not set: to Path it is the working directory."""
+    if not path:
+        raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
+    return Path(path)
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -52,7 +59,10 @@ def transcribe(
     output: Annotated[OutputFormat, typer.Option("--format", help="What to print.")] = OutputFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write each file's transcript into this folder instead, as NAME.txt, .json, ...")
+        Path | None,
+        typer.Option(
+            parser=_folder, help="Write each file's transcript into this folder instead, as NAME.txt, .json, ..."
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from carnelian_training.command_options import folder
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,7 +24,7 @@ def export(
         str | None,
         typer.Option(help="The model's public name, for example quartznet_15x5; optional with --out."),
     ] = None,
-    repository: Annotated[Path | None, typer.Option(help="The folder that tritonserver loads.")] = None,
+    repository: Annotated[Path | None, typer.Option(parser=folder, help="The folder that tritonserver loads.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="For a neural language model, in place of --repository: the .onnx to write.")
     ] = None,

@@ -94,6 +94,13 @@ def published_table(model: str | None, machine: str | None, precision: str | Non
     return {"model": model, "hardware": machine or "A100", "precision": precision or "fp16"}
 
 
+def folder(path: str) -> Path:
+    """A folder to write. Not "", a variable of a shell that is not set: to Path it is the working directory."""
+    if not path:
+        raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
+    return Path(path)
+
+
 def check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None:
     """Refuse words that are not known."""
     if wrong := set(words) - set(known):

@@ -189,6 +189,12 @@ def test_a_full_disk_behind_the_standard_output_is_one_line(endpoint, clip):
     assert b"Traceback" not in done.stderr
 
 
+def test_an_empty_path_is_no_folder(transcribe, clip, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = transcribe(clip, "--out", "")
+    assert (status, "must be a folder" in err) == (2, True)
+
+
 def test_attempts_are_as_many_as_asked_for(transcribe, endpoint, triton, clip):
     triton.script = [("UNAVAILABLE", "Exceeds maximum queue size")] * 5
     status, _, err = transcribe(clip, "--url", endpoint.url, "--attempts", "2")

@@ -53,6 +53,13 @@ def test_an_option_comes_before_a_file_of_weights(checkpoint, tmp_path, call):
     assert [parameters[name].string_value for name in ("lm_weight", "word_score")] == ["0.75", "2.0"]
 
 
+def test_an_empty_path_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
+    """The variable of a shell that is not set: the model came into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    status, _, err = call(main, checkpoint, "--name", "tiny", "--repository", "")
+    assert (status, "folder" in err) == (2, True)
+
+
 def test_an_address_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
     """The model was in a new folder called `s3:`, and the export said that it was done."""
     monkeypatch.chdir(tmp_path)

@@ -68,6 +68,7 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["held-out", DEMO, "nowhere.jsonl", "--lm", DEMO], "MANIFEST"),
         (["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--lm-weights", "nowhere.json"], "--lm-weights"),
         (["loading", "nowhere.yaml"], "CONFIG"),
+        (["sweep", "nowhere.yaml", "--out", ""], "must be a folder"),
         (["training", "nowhere.yaml"], "CONFIG"),
         (["training", QUARTZNET, "--threads", "2", "--processes", "1,2"], "--threads"),
         (

@@ -49,6 +49,14 @@ def test_unknown_keys_are_refused_at_every_depth(config_file, path):
         config_from_dict(tree, "here")
 
 
+@pytest.mark.parametrize("path", ["data.train.0.path", "data.dev", "augment.noise.path", "augment.reverberation.path"])
+def test_no_path_is_empty(config_file, path):
+    """To Path it is the working directory, whose every sound became noise."""
+    config_file.write_text(config_file.read_text() + "data: {train: [{path: a}]}\n")
+    with pytest.raises(ConfigError, match=rf"{path}: a path must not be empty.* \(found ''\)"):
+        load_config(config_file, (f"{path}=''",))
+
+
 def test_true_is_no_number(config_file):
     mistakes = ("augment.consistency=true", "augment.speed=[yes, 1]", "loop.steps=yes")
     with pytest.raises(ConfigError) as error:

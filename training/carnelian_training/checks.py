@@ -1,6 +1,20 @@
 """Checks of the numbers in a configuration: each raises a ValueError with what must hold and what was found."""
 
 import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+
+def _check_given(path: Any) -> Any:
+    if path == "":
+        raise ValueError("a path must not be empty; the working directory is .")
+    return path
+
+
+GivenPath = Annotated[Path, BeforeValidator(_check_given)]
+"""Not "", which to Path is the working directory."""
 
 
 def check_positive(config: object, *names: str) -> None:

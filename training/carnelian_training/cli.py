@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carnelian_training.command_options import check_writable
+from carnelian_training.command_options import check_writable, folder
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.language_models.command import ngram, perplexity, weigh
@@ -39,7 +39,7 @@ MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "
 def fit(
     config: Annotated[Path, typer.Argument(help="A YAML file, for example training/configs/quartznet_15x5.yaml.")],
     directory: Annotated[
-        Path, typer.Option("--out", file_okay=False, help="Folder of the run; resumed if it holds checkpoints.")
+        Path, typer.Option("--out", parser=folder, help="Folder of the run; resumed if it holds checkpoints.")
     ],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
 ) -> None:

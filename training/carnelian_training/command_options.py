@@ -13,3 +13,16 @@ def check_writable(path: Path | None) -> Path | None:
         if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
             raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
     return path
+
+
+def folder(path: str | Path) -> Path:
+    """A folder to write. Not "", a variable of a shell that is not set: to Path it is the working directory.
+
+    Raises:
+        typer.BadParameter: It is empty, or a file.
+    """
+    if not str(path):
+        raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
+    if Path(path).is_file():
+        raise typer.BadParameter(f"this must be a folder, but {path} is a file")
+    return Path(path)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 from carnelian_training.checks import (
+    GivenPath,
     check_at_least_one,
     check_not_negative,
     check_positive,
@@ -41,7 +42,7 @@ LABELS = tuple(LABEL_CHARACTERS)
 class ManifestConfig:
     """One training manifest."""
 
-    path: Path
+    path: GivenPath
     """NeMo JSON lines; relative to the working directory."""
     repeat: int = 1
     """How often each of its clips comes in one epoch."""
@@ -55,7 +56,7 @@ class DataConfig:
     """Which clips, and how they are batched."""
 
     train: tuple[ManifestConfig, ...] = ()
-    dev: Path | None = None
+    dev: GivenPath | None = None
     batch_s: float = 128.0
     """Seconds of audio per step, padding included, over all processes together."""
     device_batch_s: float | None = None
@@ -83,7 +84,7 @@ class DataConfig:
 class NoiseConfig:
     """Additive noise from files."""
 
-    path: Path
+    path: GivenPath
     """A folder of sound files, searched with its subfolders; relative to the working directory."""
     probability: float = 0.5
     snr_db: tuple[float, float] = (5.0, 30.0)
@@ -97,7 +98,7 @@ class NoiseConfig:
 class ReverberationConfig:
     """Convolution with the impulse responses of rooms."""
 
-    path: Path
+    path: GivenPath
     """A folder of impulse responses as sound files, searched with its subfolders."""
     probability: float = 0.5
 

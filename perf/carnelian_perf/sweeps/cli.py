@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import PublishedMachine, check_file, published_table
+from carnelian_perf.options import PublishedMachine, check_file, folder, published_table
 
 app = typer.Typer()
 
@@ -18,7 +18,11 @@ def sweep(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the sweep; each cell has its own in it.", show_default="perf/results/NAME_sweep"),
+        typer.Option(
+            parser=folder,
+            help="Folder of the sweep; each cell has its own in it.",
+            show_default="perf/results/NAME_sweep",
+        ),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure unstable and failed cells again.")] = False,
 ) -> None:

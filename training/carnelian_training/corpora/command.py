@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from carnelian_training.command_options import folder
+
 prepare = typer.Typer(no_args_is_help=True, help="Fetch a corpus and write its manifests.")
 
 
@@ -15,7 +17,7 @@ def _prepare() -> None:
 
 @prepare.command()
 def librispeech(
-    directory: Annotated[Path, typer.Argument(help="Gets LibriSpeech/ and a manifest for each part.")],
+    directory: Annotated[Path, typer.Argument(parser=folder, help="Gets LibriSpeech/ and a manifest for each part.")],
     part: Annotated[
         list[str] | None, typer.Option(help="For example train-clean-100; repeatable. All seven by default, 60 GB.")
     ] = None,
@@ -74,7 +76,9 @@ def convert(
 
 def perturb(
     manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
-    directory: Annotated[Path, typer.Argument(help="Gets manifest.jsonl, with the old clips and the new.")],
+    directory: Annotated[
+        Path, typer.Argument(parser=folder, help="Gets manifest.jsonl, with the old clips and the new.")
+    ],
     speed: Annotated[list[float], typer.Option(help="1.1 is ten per cent faster and higher; repeatable.")],
 ) -> None:
     """Write clips at other speeds, for other tools; training does so while it reads (`augment.speed_factors`)."""

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from carnelian_training.command_options import folder
+
 
 def import_(
     source: Annotated[
@@ -53,7 +55,7 @@ def to_nemo(
 
 def to_huggingface(
     source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Ours, of wav2vec 2.0.")],
-    target: Annotated[Path, typer.Argument(help="The folder to write.")],
+    target: Annotated[Path, typer.Argument(parser=folder, help="The folder to write.")],
 ) -> None:
     """Write a wav2vec 2.0 as a folder for Hugging Face's transformers."""
     from carnelian_training import checkpoint

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from carnelian_training.command_options import folder
+
 
 def synthesise(
-    out: Annotated[Path, typer.Argument(help="Folder of the corpus: made, or gone on with.")],
+    out: Annotated[Path, typer.Argument(parser=folder, help="Folder of the corpus: made, or gone on with.")],
     hours: Annotated[float, typer.Option(help="Length of the corpus.")],
     voices: Annotated[
         str | None,
@@ -33,7 +35,9 @@ def synthesise(
 
 
 def surroundings(
-    directory: Annotated[Path, typer.Argument(help="Gets rooms/ and noise/, for `augment` in the configuration.")],
+    directory: Annotated[
+        Path, typer.Argument(parser=folder, help="Gets rooms/ and noise/, for `augment` in the configuration.")
+    ],
     seed: Annotated[int, typer.Option(help="The same seed, the same sounds.", min=0)] = 1,
     rooms: Annotated[int, typer.Option(help="How many impulse responses.")] = 200,
     noises: Annotated[int, typer.Option(help="How many noises, half a minute each.")] = 60,
