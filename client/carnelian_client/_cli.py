@@ -211,15 +211,20 @@ def _options(assignments: list[str]) -> DecodingOptions:
 
     methods = (CarnelianClient.transcribe, CarnelianClient.transcribe_many)
     taken = {name for method in methods for name in inspect.signature(method).parameters} - {"options"}
+    chosen: dict[str, str] = {}
     for assignment in assignments:
-        if "=" not in assignment:
+        name, separator, value = assignment.partition("=")
+        if not separator:
             raise typer.BadParameter(f"--option must be name=value, but is {assignment!r}")
-        if (name := assignment.partition("=")[0]) in taken:
+        if name in taken:
             raise typer.BadParameter(
                 f"--option must be one of the decoder, but {name} is not; the command has --model, --timeout and "
                 "--concurrency"
             )
-    return cast("DecodingOptions", {name: value for name, _, value in (a.partition("=") for a in assignments)})
+        if name in chosen:
+            raise typer.BadParameter(f"--option must name {name} once, but gives it as {chosen[name]!r} and {value!r}")
+        chosen[name] = value
+    return cast("DecodingOptions", chosen)
 
 
 def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS | None:

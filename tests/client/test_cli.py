@@ -195,6 +195,11 @@ def test_an_empty_path_is_no_folder(transcribe, clip, monkeypatch, tmp_path):
     assert (status, "must be a folder" in err) == (2, True)
 
 
+def test_an_option_comes_once(transcribe, clip):
+    status, _, err = transcribe(clip, "--option", "beam_width=5", "--option", "beam_width=7")
+    assert (status, "'5' and '7'" in err) == (2, True)
+
+
 def test_attempts_are_as_many_as_asked_for(transcribe, endpoint, triton, clip):
     triton.script = [("UNAVAILABLE", "Exceeds maximum queue size")] * 5
     status, _, err = transcribe(clip, "--url", endpoint.url, "--attempts", "2")

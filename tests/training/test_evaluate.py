@@ -261,6 +261,20 @@ def test_a_language_model_that_nothing_asks_is_wrong_use(command):
     assert command(DEMO, CLIPS, "--neural-lm", DEPLOYED / "english.onnx", "--decoder", "beam")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--decoder", "greedy", "--option", "decoder=beam"], "decoder is given as 'beam' and 'greedy'"),
+        (["--option", "beam_width=5", "--option", "beam_width=7"], "beam_width is given as '5' and '7'"),
+        (["--model", "jasper"], "--model must come with --url"),
+    ],
+)
+def test_an_option_that_would_be_dropped_is_refused(command, arguments, message):
+    status, _, err = command(DEMO, CLIPS, *arguments)
+    assert status in (1, 2)
+    assert message in err
+
+
 def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command):
     models = ["--lm", DEPLOYED / "english.klm", "--lm-weights", DEMO.parent / "lm_weights.json"]
     status, _, err = command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")

@@ -31,6 +31,7 @@ LmWeights = Annotated[
 DecoderOptions = Annotated[
     list[str] | None, typer.Option("--option", help="A decoder option, such as beam_width=50; repeatable.")
 ]
+SERVED = "quartznet_demo"
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
 
@@ -65,7 +66,9 @@ def evaluate(
             "--table", help="Compare all decoders on all manifests; with --url, the server with offline, too."
         ),
     ] = False,
-    model: Annotated[str, typer.Option(help="With --url, the name of the served model.")] = "quartznet_demo",
+    model: Annotated[
+        str | None, typer.Option(help="With --url, the name of the served model.", show_default=SERVED)
+    ] = None,
     decoder: Decoder = None,
     language_model: LanguageModel = None,
     neural_language_model: NeuralLanguageModel = None,
@@ -83,6 +86,9 @@ def evaluate(
     """
     from carnelian_training.replacement import check_apart
 
+    if model is not None and url is None:
+        raise typer.BadParameter("--model must come with --url: it is the name of a served model")
+    model = model or SERVED
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
     if table:
@@ -189,7 +195,7 @@ def _read_decoding(
     """The decoder's options, of which one has to ask each language model."""
     from carnelian_training import ctc
 
-    decoding = ctc.split_assignments(options or ()) | ({"decoder": decoder} if decoder else {})
+    decoding = ctc.split_assignments([*(options or ()), *([f"decoder={decoder}"] if decoder else ())])
     if language_model and decoding.get("decoder") != "ngram":
         raise typer.BadParameter("--lm must come with --decoder ngram, or `evaluate --table`: no other decoder asks it")
     if neural_language_model and decoding.get("rescore", "").lower() != "true":

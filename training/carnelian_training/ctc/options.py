@@ -149,12 +149,17 @@ def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
     """`name=value` of a command line as parameters.
 
     Raises:
-        OptionError: One has no `=`.
+        OptionError: One has no `=`, or comes twice.
     """
+    parameters: dict[str, str] = {}
     for assignment in assignments:
-        if "=" not in assignment:
+        name, separator, value = assignment.partition("=")
+        if not separator:
             raise OptionError(f"an option must be given as name=value, but is {assignment!r}")
-    return {name: value for name, _, value in (assignment.partition("=") for assignment in assignments)}
+        if name in parameters:
+            raise OptionError(f"an option must come once, but {name} is given as {parameters[name]!r} and {value!r}")
+        parameters[name] = value
+    return parameters
 
 
 def _decoder(value: Any, decoders: Sequence[str]) -> str:
