@@ -59,6 +59,21 @@ def test_a_voice_that_cannot_be_heard_is_named(bad_clips, name):
         babble([bad_clips[name]], np.random.default_rng(1))
 
 
+def test_sounds_of_another_run_are_not_left_among_these(tmp_path, call):
+    options = ["surroundings", tmp_path, "--noises", 0]
+    assert call(main, *options, "--rooms", 2, "--seed", 1)[0] == 0
+    before = (tmp_path / "rooms" / "0000.wav").read_bytes()
+    status, _, err = call(main, *options, "--rooms", 1, "--seed", 2)
+    assert (status, "has 1, such as 0001.wav" in err) == (1, True)
+    assert (tmp_path / "rooms" / "0000.wav").read_bytes() == before
+    assert call(main, *options, "--rooms", 3, "--seed", 2)[0] == 0
+
+
+@pytest.mark.parametrize(("rooms", "noises"), [(0, 0), (-1, 1), (1, -1)])
+def test_no_sound_at_all_is_refused(tmp_path, call, rooms, noises):
+    assert call(main, "surroundings", tmp_path, "--rooms", rooms, "--noises", noises)[0] == 2
+
+
 def test_a_manifest_without_voices_is_refused(tmp_path, call):
     write_manifest(tmp_path / "none.jsonl", [])
     status, _, err = call(main, "surroundings", tmp_path / "out", "--babble", tmp_path / "none.jsonl")

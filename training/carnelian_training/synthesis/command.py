@@ -39,8 +39,8 @@ def surroundings(
         Path, typer.Argument(parser=folder, help="Gets rooms/ and noise/, for `augment` in the configuration.")
     ],
     seed: Annotated[int, typer.Option(help="The same seed, the same sounds.", min=0)] = 1,
-    rooms: Annotated[int, typer.Option(help="How many impulse responses.")] = 200,
-    noises: Annotated[int, typer.Option(help="How many noises, half a minute each.")] = 60,
+    rooms: Annotated[int, typer.Option(help="How many impulse responses.", min=0)] = 200,
+    noises: Annotated[int, typer.Option(help="How many noises, half a minute each.", min=0)] = 60,
     babble: Annotated[
         Path | None, typer.Option(help="A manifest at 16 kHz: a third of the noises is its voices.")
     ] = None,
@@ -49,6 +49,8 @@ def surroundings(
     from carnelian_training.data.manifest import read_manifest
     from carnelian_training.synthesis.surroundings import write_surroundings
 
+    if not (rooms or noises):
+        raise typer.BadParameter("--rooms or --noises must be above 0, but both are 0: there is nothing to make")
     voices = read_manifest(babble) if babble else []
     if babble and not voices:
         raise typer.BadParameter(f"--babble must name a manifest with clips, but {babble} has none")

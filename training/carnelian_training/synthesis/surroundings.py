@@ -30,8 +30,17 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
     """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble.
 
     Raises:
-        ValueError: A voice cannot be read, or there is nothing to hear.
+        ValueError: A voice cannot be read, or there is nothing to hear; or the folders hold other files, which training
+            would read too.
     """
+    for name, count in (("rooms", rooms), ("noise", noises)):
+        made = {f"{i:04d}.wav" for i in range(count)}
+        others = sorted(path for path in (directory / name).glob("*") if path.name not in made)
+        if others:
+            raise ValueError(
+                f"{directory / name} must hold no other files than are made, for training reads all, but has "
+                f"{len(others)}, such as {others[0].name}: delete them, or choose another folder"
+            )
     rng = np.random.default_rng(seed)
     for i in tqdm(range(rooms), "rooms", disable=None):
         _write(directory / "rooms" / f"{i:04d}.wav", room(rng))
