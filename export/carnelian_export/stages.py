@@ -2,8 +2,12 @@
 
 import json
 import shutil
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,6 +37,7 @@ MAX_ATTENDING = 8
 
 VERSION = "1"
 CALIBRATION = "calibration.json"
+_KENLM_BINARY = b"mmap lm"
 _ENSEMBLE_README = (
     "An ensemble has no files. Git drops empty folders, so this file keeps this one, which Triton needs.\n"
 )
@@ -59,9 +64,12 @@ class Decoding:
         """What the `_ctc` stage's configuration holds: every option, and the language models' files.
 
         Raises:
+            RepositoryError: The n-grams are damaged.
             LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels.
             OptionError: There is no such option, or not with this value.
         """
+        if self.language_model:
+            _check_undamaged(self.language_model)
         decoder = ctc.Decoder(
             labels, 1.0, language_model=self.language_model, neural_language_model=self.neural_language_model
         )
@@ -78,11 +86,24 @@ class Decoding:
         return {name: path for name, path in models.items() if path}
 
 
+def _check_undamaged(path: Path) -> None:
+    """Have another process load n-grams first: where a binary of KenLM is damaged, reading it can end the process."""
+    with suppress(OSError), path.open("rb") as file:  # the decoder says what it is that is not there
+        if file.read(len(_KENLM_BINARY)) != _KENLM_BINARY:
+            return
+    load = "import sys, kenlm; kenlm.Model(sys.argv[1])"
+    ended = subprocess.run([sys.executable, "-c", load, path], capture_output=True, check=False).returncode
+    if ended < 0:
+        raise RepositoryError(
+            f"{path} is damaged: KenLM ended with {signal.Signals(-ended).name} as it loaded it; make it anew"
+        )
+
+
 def write_stages(folder: Path, name: str, config: Config, decoding: Decoding, target: Target) -> None:
     """Write the folders into an empty one.
 
     Raises:
-        RepositoryError: A language model's file is called as another file of the model, or not in ASCII.
+        RepositoryError: A language model's file is damaged, or called as another file of the model, or not in ASCII.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the labels.
         TuningError: A stage has no such setting.
     """

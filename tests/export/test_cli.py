@@ -45,6 +45,27 @@ def test_another_file_is_refused_in_few_words(checkpoint, tmp_path, call, option
     assert not list(tmp_path.glob("r/*"))
 
 
+def test_a_calibration_that_is_not_there_is_named(checkpoint, tmp_path, call):
+    """It was called a repository that could not be written."""
+    arguments = ["--name", "tiny", "--repository", tmp_path / "r", "--calibration", tmp_path / "nowhere.json"]
+    status, _, err = call(main, checkpoint, *arguments)
+    assert status == 1
+    assert f"{tmp_path / 'nowhere.json'} must be a file of `carnelian-perf words`" in err
+    assert "could not be written" not in err
+
+
+def test_a_damaged_language_model_is_named(checkpoint, tmp_path):
+    """KenLM follows what such a file says to anywhere in memory: SIGSEGV ended the command, without a word."""
+    damaged = bytearray(NGRAMS.read_bytes())
+    damaged[141] ^= 4
+    (tmp_path / "lm.klm").write_bytes(damaged)
+    arguments = ["--name", "tiny", "--repository", tmp_path / "r", "--lm", tmp_path / "lm.klm"]
+    export = [sys.executable, "-c", "from carnelian_export.cli import main; main()", checkpoint, *arguments]
+    done = subprocess.run(export, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path / 'lm.klm'} is damaged" in done.stderr
+
+
 def test_an_option_comes_before_a_file_of_weights(checkpoint, tmp_path, call):
     (tmp_path / "weights.json").write_text('{"options": {"lm_weight": 0.25, "word_score": 2.0}}')
     weights = ["--lm", NGRAMS, "--lm-weights", tmp_path / "weights.json", "--option", "lm_weight=0.75"]

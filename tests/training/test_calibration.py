@@ -57,6 +57,11 @@ def test_what_is_written_is_read(tmp_path):
         '{"confidence": {}, "end_late_s": "0.04"}',
         '{"confidence": {"greedy": [Infinity, 0]}}',
         '{"confidence": {"gredy": [1, 0]}}',
+        '{"confidence": {"greedy": [-1, 0]}}',
+        '{"confidence": {"greedy": [0, 0]}}',
+        '{"confidence": {}, "start_late_s": 1e9}',
+        '{"confidence": {}, "end_late_s": -11}',
+        "[" * 100_000,
     ],
 )
 def test_another_file_is_not_taken_for_a_calibration(tmp_path, content):

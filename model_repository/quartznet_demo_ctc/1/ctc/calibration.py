@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 CERTAIN = 1e-3
 """Confidences are kept so far from 0 and 1."""
+MAX_DELAY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Calibration:
         """Read a file of :meth:`to_json`.
 
         Raises:
-            ValueError: It is another file.
+            ValueError: It cannot be read, or is another file.
         """
         try:
             content = json.loads(path.read_text())
@@ -50,7 +51,13 @@ class Calibration:
             for number in (found.start_late_s, found.end_late_s, *chain(*found.confidence.values())):
                 if type(number) not in (int, float) or not math.isfinite(number):
                     raise ValueError(f"corrections must be finite numbers, but there is {number!r}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            for delay_s in (found.start_late_s, found.end_late_s):
+                if abs(delay_s) > MAX_DELAY_S:
+                    raise ValueError(f"delays must be at most {MAX_DELAY_S:g} s, but there is {delay_s:g}")
+            for scale, _ in found.confidence.values():
+                if scale <= 0:
+                    raise ValueError(f"scales must be positive, or unsure words are the surer, but there is {scale:g}")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {why}") from error
         return found
