@@ -76,6 +76,8 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
             "must be another file",
         ),
         (["tune", "--render", "README.md", "--write", "README.md"], "must be another file"),
+        (["training", QUARTZNET, "--threads", "100000"], "--threads"),
+        (["infer", QUARTZNET, "--threads", "100000"], "--threads"),
         (["training", QUARTZNET, "--precisions", "fp32,fp8"], "fp8"),
         (["hourglass", "training/configs/wav2vec2_base.yaml", "--factors", "1,2"], "--factors must be above 1"),
         (["tune", "--objective", "beauty"], "beauty"),

@@ -56,3 +56,4 @@ def test_dropout_happens_with_its_probability_and_keeps_the_mean():
     (grad,) = torch.autograd.grad(result.sum(), x)
     torch.testing.assert_close(grad, result)
     assert dropout(x, 0.3, False) is x
+    assert dropout(x, 1 - 1e-16, True).isfinite().all()

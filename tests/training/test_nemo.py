@@ -244,6 +244,12 @@ def break_tensors(tree, tensors):
         (lambda tree, _: tree["preprocessor"].update(sample_rate=8000), "`sample_rate` must be 16000"),
         (lambda tree, _: tree["preprocessor"].update(use_grads=True), "`use_grads` must be False"),
         (lambda tree, _: tree["preprocessor"].update(window_size="long"), "`window_size` must be a number, but is"),
+        (
+            lambda tree, _: tree["preprocessor"].update(window_stride=True),
+            "`window_stride` must be a number",
+        ),
+        (lambda tree, _: tree["preprocessor"].update(preemph=1e20), "`preemphasis` must be at most 1, but is 1e[+]20"),
+        (lambda tree, _: tree["preprocessor"].update(log_zero_guard_value=[]), r"features\.log_guard: .*number"),
         (lambda tree, _: tree["encoder"]["jasper"][1].update(kernel_size_factor=None), "`kernel_size_factor` must be"),
         (lambda tree, _: tree["encoder"]["jasper"][1].update(kernel=[None]), "block 1, `kernel` must be a number"),
         (

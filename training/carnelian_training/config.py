@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from carnelian_training.checks import (
     GivenPath,
     check_at_least_one,
+    check_at_most,
     check_not_negative,
     check_positive,
     check_probability,
@@ -49,6 +50,7 @@ class ManifestConfig:
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "repeat")
+        check_at_most(self, 10_000, "repeat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches")
+        check_at_most(self, 1024, "num_threads")
         check_not_negative(self, "min_duration_s")
         if not self.min_duration_s <= self.max_duration_s:
             raise ValueError(

@@ -56,6 +56,9 @@ class FeatureSettings:
         for name in ("preemphasis", "std_guard"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"`{name}` must be finite and at least 0, but is {getattr(self, name)}")
+        for name in ("preemphasis", "log_guard"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"`{name}` must be at most 1, but is {getattr(self, name)}")
         if self.window_samples < 2:
             raise ValueError(f"`window_samples` must be at least 2, but is {self.window_samples}")
         if self.fft_size < self.window_samples or self.fft_size % 2:

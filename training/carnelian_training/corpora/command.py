@@ -94,7 +94,7 @@ def validate(
     ],
     write: Annotated[bool, typer.Option("--write", help="Write what is left to NAME.clean.jsonl.")] = False,
     min_rate: Annotated[int, typer.Option(help="Hz; files recorded below are reported.", min=0)] = 16_000,
-    threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.", min=1, max=1024)] = None,
 ) -> None:
     """Decode every clip and report what cannot be learnt from, and why; exit status 1 if there is any."""
     from carnelian_training.data.validate import list_checks

@@ -181,7 +181,7 @@ def _features(options: Options, where: str) -> Options:
         "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
         "preemphasis": options.get("preemph", 0.97) or 0.0,
         "magnitude_power": int(power) if power in (1, 2) else power,
-        "log_guard": {"tiny": float32.tiny, "eps": float32.eps}.get(guard, guard),
+        "log_guard": {"tiny": float32.tiny, "eps": float32.eps}[guard] if guard in ("tiny", "eps") else guard,
         "log_guard_by": options.get("log_zero_guard_type", "add"),
     }
     if not options.get("use_torchaudio"):

@@ -74,7 +74,7 @@ def single(value: Any, where: str) -> Any:
     if isinstance(value, str):  # what PyYAML makes of 1e-5
         with contextlib.suppress(ValueError):
             value = float(value)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise CheckpointError(f"{where} must be a number, but is {value!r}")
     return value
 
