@@ -89,6 +89,13 @@ def test_what_is_said_in_two_windows_is_one_clip(lhotse_recordings, call):
     assert sorted(clip.text for clip in read_manifest(target)) == ["Drei", "Eins", "Zwei"]
 
 
+def test_a_manifest_of_nothing_is_refused(tmp_path, call):
+    (tmp_path / "cuts.yaml").write_text("[]")
+    status, _, err = call(main, "convert", tmp_path / "a.jsonl", "--cuts", tmp_path / "cuts.yaml")
+    assert (status, f"{tmp_path / 'cuts.yaml'} must hold" in err) == (1, True)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
 def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     lhotse = pytest.importorskip("lhotse")
     fast, target = lhotse_recordings / "fast.jsonl.gz", lhotse_recordings / "x.jsonl"

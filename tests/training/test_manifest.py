@@ -92,6 +92,7 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         (json.dumps(LINE | {"speaker": "\ud83d"}), "half of a pair, '\\ud83d'"),
         (json.dumps(LINE | {"text": None}), "a string (empty without one), found None"),
         (json.dumps(LINE | {"duration": 10**400}), "`duration` must be a positive number of seconds, found 1000"),
+        ('{"text": "a", "text": "b"}', "does not parse: a key must come once, but 'text' does not"),
         ('{"take": ' + "1" * 5000 + "}", "does not parse: Exceeds the limit"),
         ('{"a":' * 100_000, "does not parse: maximum recursion depth exceeded"),
     ],

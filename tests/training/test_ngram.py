@@ -176,6 +176,11 @@ def test_thresholds_that_cannot_be_are_wrong_use(text, tmp_path, build, prune):
     assert "counts that never fall" in " ".join(err.split())
 
 
+def test_thresholds_of_longer_words_than_there_are_are_wrong_use(text, tmp_path, build):
+    status, _, err = build(text, tmp_path / "lm.klm", "--order", "3", "--prune", "0,0,1,2,3")
+    assert (status, "one count for each of --order 3" in " ".join(err.split())) == (2, True)
+
+
 def test_the_report_does_not_overwrite_the_model(text, tmp_path, build):
     assert build(text, tmp_path / "lm.json")[0] == 2
 

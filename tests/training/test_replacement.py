@@ -101,14 +101,14 @@ def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
         "ngram --text TEXT --exclude CLIPS OUT",
         "convert --cuts CUTS OUT",
         "convert --recordings RECORDINGS --supervisions SUPERVISIONS OUT",
-        "publish MODEL OUT",
+        "publish MODEL.pt OUT",
         "average MODEL OTHER --out OUT",
         "import MODEL OUT",
         "to-nemo MODEL OUT",
     ],
 )
 def test_nothing_is_written_over_what_it_is_made_of(words, tmp_path, call):
-    places = [word for word in words.split() if (word.isupper() and word != "OUT") or word == "LM.onnx"]
+    places = [word for word in words.split() if (word.isupper() and word != "OUT") or word in ("LM.onnx", "MODEL.pt")]
     for place in places:
         (tmp_path / place).write_text(place)
     for place in places:
@@ -122,3 +122,17 @@ def test_the_report_of_an_n_gram_model_does_not_take_the_place_of_its_text(tmp_p
     (tmp_path / "train.json").write_text("a sentence")
     status, _, err = call(main, "ngram", tmp_path / "train.klm", "--text", tmp_path / "train.json")
     assert (status, "must be another file than the source" in err) == (1, True)
+
+
+def test_a_checkpoint_takes_no_other_files_place(tmp_path, call):
+    (tmp_path / "clips.jsonl").write_text("{}")
+    status, _, err = call(main, "publish", tmp_path / "a.pt", tmp_path / "clips.jsonl")
+    assert (status, "must end in .pt" in err) == (2, True)
+
+
+@pytest.mark.parametrize("content", ["# a page", '{"a": 1}', "\n"])
+def test_what_is_no_checkpoint_is_called_so(tmp_path, call, content):
+    """PyTorch's reason was the number of a byte: 101, or "Unsupported operand 91"."""
+    (tmp_path / "page.pt").write_text(content)
+    status, _, err = call(main, "publish", tmp_path / "page.pt", tmp_path / "b.pt")
+    assert (status, err.strip().endswith("it is no file of PyTorch's")) == (1, True)

@@ -290,3 +290,9 @@ def test_a_run_that_cannot_be_drawn_ends_well(tiny_config, tmp_path, content, ca
     (tmp_path / "metrics.jsonl").write_text(content)
     report.close()
     assert "tiny.png was not drawn: " in caplog.text
+
+
+def test_what_is_no_text_is_named(tmp_path, call):
+    (tmp_path / "metrics.jsonl").write_bytes(b"\x89PNG")
+    status, _, err = call(main, "plot", tmp_path / "metrics.jsonl", tmp_path / "a.svg")
+    assert (status, f"{tmp_path / 'metrics.jsonl'} must be `metrics.jsonl`" in err) == (1, True)

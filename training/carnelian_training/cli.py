@@ -242,6 +242,8 @@ def publish(
     target: Annotated[Path, typer.Argument(help="Where to write it.")],
 ) -> None:
     """Strip a checkpoint of what only resuming needs and store its weights in float16."""
+    if target.suffix != ".pt":
+        raise typer.BadParameter(f"a checkpoint must end in .pt, but the target is {target}")
     from carnelian_training.checkpoint import publish as run
 
     run(checkpoint, target)

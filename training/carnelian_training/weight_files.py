@@ -76,4 +76,7 @@ def is_finite(tensor: Tensor) -> bool:
 def torch_reason(error: Exception) -> str:
     """What PyTorch could not read, without its advice, which is to run what the file says."""
     found = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\. Please|$)", str(error), re.MULTILINE)
-    return found[1] if found else str(error) or type(error).__name__
+    reason = found[1] if found else str(error) or type(error).__name__
+    if isinstance(error, KeyError) or re.fullmatch(r"Unsupported operand \d+|\d+", reason):  # a byte for a command
+        return "it is no file of PyTorch's"
+    return reason

@@ -27,7 +27,9 @@ def librispeech(
     """Fetch LibriSpeech, check it, unpack it, write manifests; run it again to go on."""
     from carnelian_training.corpora import librispeech
 
-    for manifest in librispeech.prepare(directory, part or librispeech.ALL, url=url or librispeech.URL, jobs=jobs):
+    for manifest in librispeech.prepare(
+        directory, part or librispeech.ALL, url=librispeech.URL if url is None else url, jobs=jobs
+    ):
         typer.echo(f"wrote {manifest}")
 
 
@@ -71,7 +73,10 @@ def convert(
         kept = " ".join(found.translate(gone).split()) if remove else found
         return kept.lower() if lower else kept
 
-    write_manifest(manifest, (replace(clip, text=text(clip.text)) for clip in clips))
+    written = [replace(clip, text=text(clip.text)) for clip in clips]
+    if not written:
+        raise ValueError(f"{cuts or supervisions} must hold a supervision at least, but has none")
+    write_manifest(manifest, written)
 
 
 def perturb(

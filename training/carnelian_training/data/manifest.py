@@ -129,7 +129,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits; too deep
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
@@ -158,6 +158,15 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     if file.parts[:1] == ("~",):
         file = file.expanduser()
     return Clip(folder / file, float(duration), text, row, offset=None if offset is None else float(offset))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which a key comes once; JSON lets the last of several equal keys win without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"a key must come once, but {max(keys, key=keys.count)!r} does not")
+    return found
 
 
 def _is_number(value: object) -> bool:

@@ -77,6 +77,8 @@ def ngram(
     counts = [int(count) if count.strip().isdecimal() else -1 for count in prune.split(",")]
     if min(counts) < 0 or counts != sorted(counts):
         raise typer.BadParameter(f"--prune must be counts that never fall, such as 0,0,1, but is {prune!r}")
+    if len(counts) > max(order, 3):  # the default has 3
+        raise typer.BadParameter(f"--prune must have at most one count for each of --order {order}, but is {prune!r}")
     if target.suffix == ".json":
         raise typer.BadParameter(f"the model must not be named as its report is, but is {target}; name it lm.klm")
     for written in (target, target.with_suffix(".json")):

@@ -44,9 +44,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a run, in order; a last line that a kill cut short is left out.
 
     Raises:
-        ValueError: A line is no record of a run; the message names the file and the line.
+        ValueError: A line is no record of a run, or the file no text; the message names the file and the line.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be `metrics.jsonl` of a run, JSON lines, but is no text") from error
     records = []
     for number, line in enumerate(lines, start=1):
         try:
