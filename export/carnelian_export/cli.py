@@ -136,7 +136,7 @@ def _export_language_model(source: Path, name: str | None, out: Path) -> None:
 
 
 def main() -> None:
-    """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
+    """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
     logging.basicConfig(format="%(message)s")
     for number in (signal.SIGTERM, signal.SIGHUP):  # what was written so far is removed on the way out
         if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has SIGHUP

@@ -25,7 +25,7 @@ def carnelian_perf() -> None:
 
 
 def main() -> None:
-    """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
+    """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("carnelian_perf").setLevel(logging.INFO)
     # gRPC, that of perf_analyzer too, would ask a proxy for this machine's own addresses.

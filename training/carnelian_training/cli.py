@@ -272,7 +272,7 @@ app.command(rich_help_panel=TOOLKITS)(to_huggingface)
 
 
 def main() -> None:
-    """Run the command: exit status 0 done, 1 failed, 2 wrong use."""
+    """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # "generated new fontManager", before anything of ours
     try:
