@@ -72,3 +72,21 @@ def test_a_text_that_the_recogniser_does_not_hear_is_aligned_all_the_same():
     assert (end - begin >= 1).all()
     assert (end[:-1] <= begin[1:]).all()
     assert end[-1] <= frames
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_recogniser_that_is_sure_of_another_text_can_be_aligned(seed):
+    """States that were not followed for a while hold nothing of the time before."""
+    rng = np.random.default_rng(seed)
+    clip = normalise(rng.normal(scale=60, size=(100, 4)))
+    text = rng.integers(0, 3, 40)
+    begin, end = align(clip, text, SPACE)
+    assert (begin < end).all()
+    assert (end[:-1] <= begin[1:]).all()
+
+
+def test_a_pause_of_several_spaces_is_one():
+    clip = say([A, SPACE, BLANK, SPACE, B], certainty=15.0)
+    clip[3, B] = clip[3, SPACE] - 1  # likelier than a blank, but less so than another space
+    begin, end = align(clip, np.array([A, SPACE, B]), SPACE)
+    assert (begin[0], end[0], begin[2], end[2]) == (0, 1, 4, 5)

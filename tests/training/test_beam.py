@@ -271,6 +271,12 @@ def test_nothing_but_blanks_is_an_empty_text(arpa):
     assert hypothesis.confidence == pytest.approx(0.997, abs=1e-3)
 
 
+def test_a_word_is_as_certain_as_its_least_certain_character_at_its_best_frame():
+    heard = [[0.01, 0.6, 0.01, 0.38], [0.01, 0.95, 0.01, 0.03], [0.01, 0.01, 0.9, 0.08], [0.01, 0.01, 0.7, 0.28]]
+    (word,) = decode(np.log(np.array(heard, np.float32))).words
+    assert (word.word, word.confidence) == ("ab", pytest.approx(0.9, abs=1e-3))
+
+
 def test_a_minute_of_equal_probabilities_ends():
     clip = np.log(np.full((3000, 4), 0.25, np.float32))
     hypothesis = decode(clip, beam_width="10")

@@ -118,6 +118,13 @@ def test_without_an_unknown_word_it_is_as_likely_as_the_least_likely_one(tmp_pat
     assert f"{known} has no <unk>" not in caplog.text
 
 
+def test_a_word_that_never_comes_is_not_the_least_likely_one(tmp_path, arpa):
+    path = tmp_path / "lm.arpa"
+    without = arpa.read_text().replace("ngram 1=5", "ngram 1=4").replace("-2.0\t<unk>\t0\n", "")
+    path.write_text(without.replace("-0.9\tab", "-99\tab"))
+    assert LanguageModel(path, LABELS).best[-1] == pytest.approx(-0.7 * math.log(10), abs=1e-4)
+
+
 def test_many_labels_take_their_table_once(tmp_path):
     labels = [" ", *map(chr, range(0x4E00, 0x5600))]
     words = [first + second for first, second in zip(labels[1:1001], labels[1000:2000], strict=True)]
@@ -145,9 +152,28 @@ def test_what_is_no_language_model_is_refused(tmp_path, content):
         LanguageModel(path, LABELS)
 
 
+def test_a_language_model_that_was_cut_short_or_is_no_utf8_is_refused(tmp_path, arpa):
+    cut, latin = tmp_path / "cut.arpa.gz", tmp_path / "latin.arpa"
+    cut.write_bytes(gzip.compress(arpa.read_bytes())[:-20])
+    latin.write_text(arpa.read_text().replace("ab", "aé"), encoding="latin-1")
+    for path in (cut, latin):
+        with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
+            LanguageModel(path, LABELS)
+
+
 def test_without_kenlm_a_language_model_says_what_to_install(arpa, monkeypatch):
     monkeypatch.setitem(sys.modules, "kenlm", None)
     monkeypatch.delitem(sys.modules, "carnelian_training.ctc.language_model", raising=False)
     with pytest.raises(MissingPackage, match="pip install ufal-kenlm"):
         Decoder(LABELS, 0.02, language_model=arpa)
     assert Decoder(LABELS, 0.02).decoders == ["greedy", "beam"]
+
+
+def test_answers_are_forgotten_before_they_fill_the_memory(arpa, monkeypatch):
+    monkeypatch.setattr("carnelian_training.ctc.language_model.MAX_ANSWERS", 2)
+    model = LanguageModel(arpa, LABELS)
+    context = model.start()
+    first = [model.score(context, word) for word in (0, 1, -1)]
+    context = model.start()
+    assert not model._answers
+    assert [model.score(context, word)[0] for word in (0, 1, -1)] == [score for score, _ in first]
