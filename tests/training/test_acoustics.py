@@ -74,6 +74,13 @@ def test_a_room_neither_shifts_nor_lengthens(sounds):
     assert heard[2600] / heard[1000] == pytest.approx(0.5, abs=1e-3)
 
 
+def test_an_echo_beyond_the_end_is_not_heard_at_the_start(sounds):
+    signal = np.zeros(8192, np.float32)
+    signal[8000] = 1.0
+    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, ZERO, ZERO, ZERO, SEED)
+    np.testing.assert_allclose(heard[:8000], 0, atol=1e-6)
+
+
 def test_gain_is_in_decibels():
     heard = disturb(np.ones(10, np.float32), NO_ROOM, NO_NOISE, ZERO, np.float32(-20), ZERO, SEED)
     np.testing.assert_allclose(heard, 0.1, rtol=1e-6)
@@ -170,10 +177,22 @@ def test_empty_noise_and_silent_rooms_are_refused(tmp_path):
         read_room(tmp_path / "silent.wav")
 
 
+def test_noise_that_is_not_finite_is_refused(tmp_path):
+    soundfile.write(tmp_path / "nan.wav", np.full(1600, np.nan, np.float32), 16000, subtype="FLOAT")
+    with pytest.raises(ConfigError, match="must hold finite samples"):
+        read_noise(Disturbance(noise=tmp_path / "nan.wav"), 1.0)
+
+
 def test_a_folder_without_sounds_is_refused(tmp_path):
     config = AugmentConfig(noise=NoiseConfig(path=tmp_path))
     with pytest.raises(ConfigError, match="must hold sound files"):
         Sounds.find(config)
+
+
+def test_every_room_is_drawn(tmp_path):
+    config = AugmentConfig(reverberation=ReverberationConfig(path=tmp_path, probability=1.0))
+    rooms, rng = (tmp_path / "hall.wav", tmp_path / "hut.wav"), random.Random(0)
+    assert {Sounds(rooms).draw(config, rng).room for _ in range(50)} == set(rooms)
 
 
 def test_undisturbed_unless_configured():
@@ -188,6 +207,13 @@ def test_a_room_of_any_level_has_unit_energy_from_its_direct_sound_on(tmp_path):
     assert np.linalg.norm(room) == pytest.approx(1.0, abs=1e-6)
     assert len(room) == 3900
     assert (room[0], room[1600]) == pytest.approx((0.8944, 0.4472), abs=1e-3)
+
+
+def test_the_direct_sound_may_be_negative(tmp_path):
+    response = np.zeros(4000, np.float32)
+    response[100], response[1700] = -0.8, 0.4
+    soundfile.write(tmp_path / "inverted.wav", response, 16000, subtype="FLOAT")
+    assert len(read_room(tmp_path / "inverted.wav")) == 3900
 
 
 @pytest.mark.parametrize("read", [read_room, lambda path: read_noise(Disturbance(noise=path), 1.0)])

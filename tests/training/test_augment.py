@@ -30,6 +30,15 @@ def test_masks_stay_in_their_limits_and_follow_the_generator():
     assert len(set(bands.tolist())) > 4
 
 
+def test_there_are_as_many_masks_as_configured():
+    config = AugmentConfig(frequency_masks=2, frequency_mask_bands=4, time_masks=3, time_mask_frames=5)
+    masked = spec_augment(torch.ones(200, 64, 300), torch.full((200,), 300), config, range(200)) == 0
+    for axis, count in ((2, 2), (1, 3)):
+        hidden = masked.all(axis).int()
+        starts = (hidden.diff(dim=1) == 1).sum(1) + hidden[:, 0]
+        assert starts.max() == count
+
+
 def test_cutout_zeroes_boxes_within_the_clip():
     config = AugmentConfig(frequency_masks=0, time_masks=0, cutout_boxes=1, cutout_bands=20, cutout_frames=5)
     features, lengths = torch.ones(300, 64, 100), torch.full((300,), 50)

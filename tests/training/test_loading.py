@@ -2,12 +2,14 @@ import dataclasses
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from carnelian_training.checkpoint import build_model
-from carnelian_training.data.defects import Limits
+from carnelian_training.data.defects import Heard, Limits, silence_defect, sound_defect
 from carnelian_training.data.loading import load
-from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item
 from carnelian_training.features import FeatureSettings
 from torch.nn import functional as F
@@ -40,6 +42,17 @@ def test_speed_shortens_a_clip():
     clip = read_manifest(CLIPS)[0]
     slow, fast = load([[Item(clip)], [Item(clip, 1.25)]], FeatureSettings(), 1)
     assert fast.lengths.item() == pytest.approx(slow.lengths.item() / 1.25, abs=2)
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.9])
+def test_a_clip_that_lasts_a_little_longer_than_its_line_says_keeps_its_end(tmp_path, speed):
+    noise = np.random.default_rng(0).standard_normal(32000) * 0.1
+    soundfile.write(tmp_path / "a.wav", noise, 16000)
+    whole, rounded = (
+        batch.lengths.item()
+        for batch in load([[Item(Clip(tmp_path / "a.wav", s, "a"), speed)] for s in (2.0, 1.9)], FeatureSettings(), 1)
+    )
+    assert rounded == whole
 
 
 def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplog):
@@ -76,6 +89,13 @@ def test_training_leaves_out_exactly_the_bad_clips(bad_clips, tiny_config, caplo
     assert alone.items == ()
     assert len(alone.skipped) == 1
     assert list(second.items) == [Item(clip) for clip in good]
+
+
+def test_quiet_is_not_silent_and_rounded_is_not_wrong():
+    assert [bool(silence_defect(10 ** (level_db / 20))) for level_db in (-85, -95)] == [False, True]
+    clip = Clip(Path("a.wav"), 10.0, "a")  # 0.1 s and a hundredth
+    for seconds, is_wrong in ((9.85, False), (10.15, False), (9.75, True), (10.25, True)):
+        assert bool(sound_defect(clip, Heard(round(seconds * 16_000), 0.1))) == is_wrong
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])

@@ -328,3 +328,10 @@ def test_every_clip_has_its_least_number_of_spans():
     assert hidden.min() >= 11  # two spans that do not begin at one frame
     assert hidden.max() <= 20
     assert time_mask([3], 3, rare, [1]).all()
+
+
+def test_the_number_of_spans_is_exact_on_average():
+    spans = SpanMaskConfig(time_probability=0.5, time_length=10, time_least=0)
+    hidden = time_mask([30] * 2000, 30, spans, range(2000)).sum(1)  # 1.5 spans: one in half of the clips, else two
+    assert (hidden > 10).float().mean() == pytest.approx(0.5, abs=0.05)
+    assert hidden.min() == 10

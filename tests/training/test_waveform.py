@@ -58,6 +58,14 @@ def test_silence_is_zero(serve, level):
     np.testing.assert_allclose(found[:800], 0.0 if normalises else level, atol=1e-3)
 
 
+@pytest.mark.parametrize("guard", [1e-5, 1e-2])
+def test_the_guard_is_that_of_the_settings(load_stage, guard):
+    served = load_stage(waveform, max_audio_s=60.0, variance_guard=guard)
+    signal = 0.01 * np.random.default_rng(0).standard_normal(16000).astype(np.float32)  # variance 1e-4
+    ((features, _),) = served([signal], [16000])
+    np.testing.assert_allclose(features.std(), (1 + guard / signal.var()) ** -0.5, rtol=1e-3)
+
+
 def test_the_guard_of_silence_is_positive():
     assert WaveformSettings().variance_guard > 0
     with pytest.raises(ValueError, match="`variance_guard` must be positive"):
