@@ -108,6 +108,13 @@ def test_a_body_that_computes_something_else_is_named(tiny_config, source, caplo
     assert "compute something else:\n  `model.stages.1.dilation` is 2, in the checkpoint 1" in caplog.text
 
 
+def test_other_features_than_those_of_the_checkpoint_are_warned_of(tiny_config, changed, source, caplog):
+    for edges, warned in (("reflect", False), ("zero", True)):
+        config = changed(with_init(tiny_config, source), features={"edges": edges})
+        finetune.start_from_checkpoint(checkpoint.build_model(config), config)
+        assert ("`features` differ from those that" in caplog.text) == warned
+
+
 def test_a_checkpoint_of_another_family_is_refused_in_one_line(source, tmp_path):
     (tmp_path / "fine.yaml").write_text(f"name: fine\nmodel: {{name: wav2vec2}}\ninit: {{checkpoint: {source}}}\n")
     with pytest.raises(CheckpointError, match=r"^`init\.checkpoint` must be of a wav2vec2.* is of a quartznet: .*$"):

@@ -11,6 +11,7 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import Process
+from carnelian_training.loop.ema import Average
 from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Share
@@ -233,3 +234,12 @@ def test_statistics_move_by_the_mean_over_the_processes_with_clips(tiny_config):
             norm.running_mean += 8
         state.took_step(tiny_config, with_clips)
         assert all((norm.running_mean == 8 * share).all() and (norm.running_var == 1).all() for norm in norms)
+
+
+def test_the_average_moves_by_its_decay_once_the_start_is_over():
+    model = torch.nn.Linear(1, 1)
+    average = Average(model, 0.9)
+    with torch.no_grad():
+        model.weight += 1
+    average.update(100_000)
+    torch.testing.assert_close(model.weight - average.model.weight, torch.full((1, 1), 0.9))
