@@ -90,6 +90,12 @@ def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, capl
         ("model", "blank_weight", 5.0),
         ("inner", "crop_seq_to_multiple", 4),
         ("inner", "rotary_embeddings", True),
+        ("inner", "activation_fn", "relu"),
+        ("inner", "layer_type", "conformer"),
+        ("inner", "pos_enc_type", "rope"),
+        ("inner", "pos_conv_depth", 5),
+        ("inner", "conv_pos_batch_norm", True),
+        ("inner", "use_spectrogram_features", True),
     ],
 )
 def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, value):
@@ -98,8 +104,35 @@ def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, v
     cfg = unpickling.plain(content["cfg"])
     (cfg["model"]["w2v_args"]["model"] if section == "inner" else cfg[section])[option] = value
     torch.save(content | {"cfg": cfg, "task_state": None}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=rf"`{option}` must be \w+, but is {value}"):
+    with pytest.raises(CheckpointError, match=rf"`{option}` must be .*, but is {value!r}"):
         sources.read(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("quantize_input", True),
+        ("quantizer_depth", 2),
+        ("target_glu", True),
+        ("negatives_from_everywhere", True),
+        ("cross_sample_negatives", 10),
+        ("codebook_negatives", 10),
+    ],
+)
+def test_a_pre_training_of_another_kind_is_refused(option, value):
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content["args"] = unpickling.plain(content["args"]) | {option: value}
+    with pytest.raises(CheckpointError, match=rf"`{option}` must be .*, but is {value!r}"):
+        fairseq.config_tree(content, None, "here")
+
+
+def test_how_the_network_was_trained_comes_along():
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    theirs = {"dropout_input": 0.11, "encoder_layerdrop": 0.12, "feature_grad_mult": 0.13, "activation_dropout": 0.14}
+    content["args"] = unpickling.plain(content["args"]) | theirs
+    model = fairseq.config_tree(content, None, "here")[0]["model"]
+    ours = ("input_dropout", "layer_drop", "extractor_gradient", "activation_dropout")
+    assert [model[name] for name in ours] == [0.11, 0.12, 0.13, 0.14]
 
 
 def test_a_hubert_of_fairseq_is_read(tmp_path):

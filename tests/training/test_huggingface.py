@@ -112,6 +112,9 @@ def test_parameters_of_base_in_pretraining():
     [
         ({"hidden_act": "relu"}, "`hidden_act` must be 'gelu', but is 'relu'"),
         ({"model_type": "wavlm"}, "`model_type` must be 'wav2vec2', but is 'wavlm'"),
+        ({"feat_extract_activation": "relu"}, "`feat_extract_activation` must be 'gelu', but is 'relu'"),
+        ({"add_adapter": True}, "`add_adapter` must be False, but is True"),
+        ({"adapter_attn_dim": 16}, "`adapter_attn_dim` must be None, but is 16"),
         ({"model_type": "hubert", "conv_pos_batch_norm": True}, "`conv_pos_batch_norm` must be False, but is True"),
         ({"num_hidden_layers": 3}, r"wav2vec2\.encoder\.layers\.2\.attention\.q_proj\.weight: missing"),
         ({"hidden_size": 12}, r"masked_spec_embed: must be \[12\], but is \[24\]"),
@@ -130,6 +133,15 @@ def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(hf_folder
     (hf_folder / "config.json").write_text(json.dumps(options | {"apply_spec_augment": False}))
     spans = sources.read(hf_folder)[0].augment.spans
     assert (spans.time_probability, spans.channel_probability) == (0, 0)
+
+
+def test_how_the_network_was_trained_comes_along(hf_folder):
+    options = json.loads((hf_folder / "config.json").read_text())
+    theirs = {"layerdrop": 0.12, "feat_proj_dropout": 0.13, "hidden_dropout": 0.14, "attention_dropout": 0.15}
+    (hf_folder / "config.json").write_text(json.dumps(options | theirs))
+    model = sources.read(hf_folder)[0].model
+    found = (model.layer_drop, model.input_dropout, model.dropout, model.attention_dropout)
+    assert found == (0.12, 0.13, 0.14, 0.15)
 
 
 def test_what_only_pretraining_needs_may_be_left_in_a_recogniser(hf_folder):
