@@ -161,6 +161,18 @@ def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav, retr
         asyncio.run(main())
 
 
+def test_a_server_that_is_stopping_is_not_ready(endpoint, start_endpoint, monkeypatch):
+    def stop(self, request, context):
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Server not ready")
+
+    async def ask(url):
+        async with AsyncCarnelianClient(url) as client:
+            return await client.is_ready()
+
+    monkeypatch.setattr(type(endpoint.triton), "ModelReady", stop)
+    assert asyncio.run(ask(start_endpoint().url)) is False
+
+
 def test_a_closed_client_says_so(endpoint, wav):
     async def main():
         client = AsyncCarnelianClient(endpoint.url)
@@ -230,6 +242,13 @@ def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton,
 
 async def listed(outcomes):
     return [outcome async for outcome in outcomes]
+
+
+def test_many_go_to_the_model_and_have_the_time_that_the_call_says(run, triton, wav):
+    run(lambda client: listed(client.transcribe_many([wav, wav], model="jasper", timeout_s=3)))
+    for request in triton.requests:
+        assert request.model_name == "jasper"
+        assert request.parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.3)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -121,6 +121,12 @@ def test_the_addresses_of_one_name_are_used_in_turn(start_endpoint, wav):
             client.transcribe(wav)
 
 
+def test_an_answer_may_be_large(client, triton, wav, answers):
+    """Many alternatives of a long clip are more than gRPC's usual 4 MiB."""
+    triton.script = [answers("a", padding="x" * (5 << 20))]
+    assert client.transcribe(wav).text == "a"
+
+
 def test_health_readiness_and_models(client):
     assert client.health() == Health(is_live=True, is_ready=False, server_version="2.51.0")
     assert client.is_ready()

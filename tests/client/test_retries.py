@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import tenacity
 from carnelian_client import (
     AccessDenied,
     CarnelianClient,
@@ -18,6 +19,7 @@ from carnelian_client import (
     ServerBusy,
 )
 from carnelian_client._errors import STATUS_ERRORS
+from carnelian_client._retry import Deadline, retry_arguments
 
 BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue size")
 
@@ -47,6 +49,22 @@ def test_no_attempt_is_made_after_the_deadline(endpoint, triton, wav):
             client.transcribe(wav, timeout_s=1.0)
         assert time.monotonic() - start < 2.0  # for a busy machine; a thousand attempts would take 100 s
     assert 2 < len(triton.requests) < 50
+
+
+def test_no_wait_is_longer_than_the_longest():
+    retrying = tenacity.Retrying(**retry_arguments(RetryPolicy(first_wait_s=1, longest_wait_s=2), Deadline(1000)))
+    twentieth = tenacity.RetryCallState(retrying, None, (), {})
+    twentieth.attempt_number = 20
+    assert 1 < max(retrying.wait(twentieth) for _ in range(100)) <= 2
+
+
+@pytest.mark.parametrize(("wait_s", "is_last"), [(50, False), (70, True)])
+def test_a_wait_that_would_outlast_the_deadline_is_not_begun(wait_s, is_last):
+    retrying = tenacity.Retrying(**retry_arguments(RetryPolicy(), Deadline(60)))
+    first = tenacity.RetryCallState(retrying, None, (), {})
+    first.set_result(None)
+    first.upcoming_sleep = wait_s
+    assert retrying.stop(first) == is_last
 
 
 def test_retries_are_logged_without_a_handler_of_ours(client, triton, wav, caplog):
