@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -20,3 +21,20 @@ def test_an_interrupt_ends_the_sending():
         send_all(send, range(10_000), 2)
     signal.signal(signal.SIGINT, before)
     assert len(sent) < 10_000
+
+
+def test_a_failure_ends_the_sending():
+    """That of the second client, too: it is the first one's answers that are waited for."""
+    sent, both_send = [], threading.Barrier(2, timeout=30)
+
+    def send(index: int) -> None:
+        if index < 2:
+            both_send.wait()
+        if threading.current_thread().name.endswith("_1"):
+            raise ValueError("refused")
+        sent.append(index)
+        time.sleep(0.001)
+
+    with pytest.raises(ValueError, match="refused"):
+        send_all(send, range(2000), 2)
+    assert len(sent) < 1999

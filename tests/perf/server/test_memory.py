@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from carnelian_perf.clips import cut_clips
@@ -17,6 +18,17 @@ REQUESTS = [250 * number for number in range(8, 41)]
 
 def noise(index: int) -> int:
     return random.Random(index).randrange(MIB)
+
+
+def make_measurement(origin: dict[str, Any], samples: list[Sample]) -> Measurement:
+    return Measurement(
+        **origin,
+        others_busy_cores=0.1,
+        concurrency=8,
+        wall_s=12.0,
+        traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
+        samples=samples,
+    )
 
 
 def test_noise_and_a_late_jump_are_flat():
@@ -49,6 +61,13 @@ def test_a_measurement_that_ended_at_once_has_no_trend():
         find_trend([250], [100])
 
 
+def test_the_trend_is_of_what_comes_after_the_first_fifth(origin):
+    process = Process(rss=9, pss=8, uss=7)
+    samples = [Sample(requests=r, processes={SERVER: process}, shared_memory_bytes=0) for r in range(0, 1001, 50)]
+    settled = make_measurement(origin, samples).settled()
+    assert [sample.requests for sample in settled] == list(range(200, 1001, 50))
+
+
 def test_page_and_plot_are_made_of_the_raw_file(origin, tmp_path):
     samples = [
         Sample(
@@ -61,14 +80,7 @@ def test_page_and_plot_are_made_of_the_raw_file(origin, tmp_path):
         )
         for requests in (0, *REQUESTS)
     ]
-    measurement = Measurement(
-        **origin,
-        others_busy_cores=0.1,
-        concurrency=8,
-        wall_s=12.0,
-        traffic=Traffic(source="some clips", durations_s=[1.0, 5.0, 12.0]),
-        samples=samples,
-    )
+    measurement = make_measurement(origin, samples)
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
     page, plot = render(tmp_path / "raw.json")

@@ -12,7 +12,16 @@ from carnelian_perf.load import LoadError
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server import tune
 from carnelian_perf.server.render_tune import render_page
-from carnelian_perf.server.tune import Knob, Plan, list_candidates, list_knobs, measure, read_settings
+from carnelian_perf.server.tune import (
+    Knob,
+    Plan,
+    _Search,
+    _Servers,
+    list_candidates,
+    list_knobs,
+    measure,
+    read_settings,
+)
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     SHIPPED,
@@ -99,6 +108,18 @@ def test_a_change_must_gain_in_most_rounds_not_in_one():
     assert compare(steady, slow, "throughput", 500).is_gain
     assert not compare(lucky, slow, "throughput", 500).is_gain
     assert not compare(little, slow, "throughput", 500).is_gain
+
+
+def test_of_several_gains_the_largest_is_kept_and_without_one_nothing(measurement):
+    three = {"ctc": {"instances": 3}}
+    measurement.runs.extend(make_run(name_settings(three), number, 0.105 * number) for number in (1, 2, 3))
+    plan = make_plan(MANIFEST.parent, num_requests=4)
+    with _Servers(plan) as servers:  # none is asked for
+        search = _Search(plan, servers, measurement)
+        for candidates in ([TWO, three], [three, TWO]):
+            assert search.choose("ctc instances", {}, candidates) == TWO
+        assert search.choose("ctc instances", TWO, [three]) == TWO
+    assert measurement.kept["ctc instances"] == name_settings(TWO)
 
 
 def test_candidates_are_what_differs_from_the_best_so_far():

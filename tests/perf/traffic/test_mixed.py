@@ -3,15 +3,26 @@
 import dataclasses
 import io
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
 import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
-from carnelian_perf.traffic.mixed import HIGHEST_SHARE, SYSTEMS, Plan, measure, pad_clip
-from carnelian_perf.traffic.mixed_results import Measurement, Run, summarise
+from carnelian_perf.traffic.mixed import (
+    HIGHEST_SHARE,
+    SYSTEMS,
+    Plan,
+    System,
+    _find_mismatches,
+    _Search,
+    measure,
+    pad_clip,
+)
+from carnelian_perf.traffic.mixed_results import Measurement, Run, meets, summarise
 from carnelian_perf.traffic.open_loop import draw_arrivals
 from carnelian_perf.traffic.render_mixed import render
 
@@ -32,6 +43,21 @@ def make_run(system: str, rate: float | None, p95_ms: float, round_number: int =
         real_frames=2000,
         processed_frames=3000.0,
         server_cpu_s=0.4,
+    )
+
+
+def make_plan(repository: Path, padded: onnx.ModelProto, systems: Sequence[System]) -> Plan:
+    return Plan(
+        repository=repository,
+        model="quartznet_demo",
+        padded=padded,
+        clips=cut_clips(MANIFEST, 3),
+        source="the demo's",
+        target_ms=60_000,
+        seconds=0.1,
+        steps=1,
+        rounds=1,
+        systems=systems,
     )
 
 
@@ -92,6 +118,31 @@ def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement, tmp
     assert "| our way | at least 6.0 | - |" in render(tmp_path / "raw.json")[0].read_text()
 
 
+def test_the_target_is_of_the_95th_percentile():
+    run = dataclasses.replace(make_run("ours", 6.0, 100), latencies_s=[0.1] * 9 + [0.9])
+    assert [meets(run, target_ms) for target_ms in (899, 901)] == [False, True]
+
+
+def test_the_search_closes_in_on_the_highest_rate_within_the_target():
+    search = _Search(0.0, 8.0)
+    rates = []
+    for _ in range(8):
+        rates.append(search.middle)
+        search.narrow(is_met=search.middle <= 5.2)
+    assert rates[:4] == [4.0, 6.0, 5.0, 5.5]
+    assert rates[-1] == pytest.approx(5.2, abs=0.05)
+
+
+def test_a_clip_that_says_something_else_in_another_run_is_named():
+    plan = make_plan(MANIFEST.parent, onnx.ModelProto(), SYSTEMS)
+    transcripts = {
+        "shipped": {0: {"a"}, 1: {"b", "c"}, 2: {"d"}},
+        "buckets": {0: {"a"}, 2: {"e"}},
+        "padded": {0: {"another"}},
+    }
+    assert _find_mismatches(plan, transcripts) == [1, 2]
+
+
 def test_arrivals_are_poisson_and_the_same_each_time():
     times = draw_arrivals(50.0, 2000, seed=1)
     assert times == draw_arrivals(50.0, 2000, seed=1) == sorted(times)
@@ -116,19 +167,7 @@ def test_client_padding_is_silence_to_multiples_of_ten_seconds():
 
 def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded, monkeypatch):
     monkeypatch.setattr(mixed, "NUM_CLIPS", 20)
-    plan = Plan(
-        repository=repository,
-        model="quartznet_demo",
-        padded=padded,
-        clips=cut_clips(MANIFEST, 3),
-        source="the demo's",
-        target_ms=60_000,
-        seconds=0.1,
-        steps=1,
-        rounds=1,
-        systems=[SYSTEMS[0], SYSTEMS[2]],
-    )
-    after_the_closed_loop, measurement = measure(plan)
+    after_the_closed_loop, measurement = measure(make_plan(repository, padded, [SYSTEMS[0], SYSTEMS[2]]))
     assert len(after_the_closed_loop.runs) == 2
     assert [summary.rate_per_s for summary in summarise(after_the_closed_loop)] == [0.0, 0.0]
     turns = [(run.system, run.rate_per_s is None) for run in measurement.runs]
