@@ -63,6 +63,17 @@ def test_every_convolution_of_the_blocks_is_in_integers(network, clips, tmp_path
     assert kinds.count("Transpose") <= 4  # once into the layout of the integers' kernels, and once back
 
 
+def test_each_channel_of_a_weight_has_a_scale_of_its_own(network, clips):
+    graph = quantise.quantise(network, clips).graph
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    dequantised = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    convolutions = [node for node in graph.node if node.op_type == "Conv" and node.input[1] in dequantised]
+    assert len(convolutions) == 10
+    for node in convolutions:
+        weight, scale = (tensors[name] for name in dequantised[node.input[1]].input[:2])
+        assert scale.shape == (len(weight),)
+
+
 def test_two_products_never_overflow_sixteen_bits(path):
     """CPUs without VNNI add them there, and a larger sum would be cut off without a word."""
     graph = onnx.load(path).graph

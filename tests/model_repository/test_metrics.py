@@ -24,20 +24,38 @@ def read(server):
     return read
 
 
-def test_clips_and_their_seconds_are_counted(models, signals, read):
-    time.sleep(0.3)  # the stage sends what it counts a moment later
-    before = read()
+@pytest.fixture
+def count(models, read):
+    """Sends rows, and tells by how much counters have moved, once so many have."""
+
+    def count(num_counters: int, **rows: np.ndarray) -> dict[str, float]:
+        time.sleep(0.3)  # the stage sends what it counts a moment later
+        before = read()
+        models.infer(f"{MODEL}_pcm", **rows)
+        moved, end = {}, time.monotonic() + 30
+        while len(moved) < num_counters and time.monotonic() < end:
+            moved = {name: value - before[name] for name, value in read().items() if value != before[name]}
+        return moved
+
+    return count
+
+
+def test_clips_and_their_seconds_are_counted(signals, count):
     signal = next(iter(signals.values()))
     rows = {"SIGNAL": np.stack([signal, signal * np.nan]), "SIGNAL_LENGTH": np.full((2, 1), len(signal), np.int32)}
-    models.infer(f"{MODEL}_pcm", **rows)
-    moved, end = {}, time.monotonic() + 30
-    while len(moved) < 5 and time.monotonic() < end:
-        moved = {name: value - before[name] for name, value in read().items() if value != before[name]}
+    moved = count(5, **rows)
     assert moved["clips ok"] == 1
     assert moved["clips not_finite"] == 1
     assert moved["audio_seconds"] == pytest.approx(len(signal) / RATE_HZ, abs=0.05)
     assert moved["delivered_frames"] == moved["frames"] > 0  # equal rows need no padding
     assert set(moved) == {"clips ok", "clips not_finite", "audio_seconds", "delivered_frames", "frames"}
+
+
+def test_padding_counts_among_the_delivered_frames_alone(signals, count):
+    signal = next(iter(signals.values()))
+    lengths = np.int32([[len(signal)], [len(signal) // 2]])
+    moved = count(4, SIGNAL=np.stack([signal, signal]), SIGNAL_LENGTH=lengths)
+    assert moved["frames"] == pytest.approx(0.75 * moved["delivered_frames"], rel=0.02)
 
 
 def test_every_outcome_is_there_from_the_start(read):

@@ -18,6 +18,7 @@ from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers, open_session
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores, thread_count
+from carnelian_serving.installation import Installation
 from carnelian_serving.launcher import Server
 from carnelian_serving.stubs import find_instance
 from onnx import TensorProto, helper
@@ -215,6 +216,19 @@ def test_threads_of_the_command_line_override_the_configuration(monkeypatch: pyt
     assert thread_count(config, "intra_op_thread_count") == 0
     monkeypatch.setenv(THREADS_VARIABLE, "2")
     assert thread_count(config, "num_threads") == 2
+
+
+def test_the_threads_of_a_native_server_are_those_of_its_onnxruntime(cut_repository: Path) -> None:
+    native = Installation(Path("tritonserver"), None, {}, is_native=True)
+    plain, with_threads = (
+        [option for option in Server(cut_repository, threads=count)._command(native, Path("r")) if "onnx" in option]
+        for count in (None, 3)
+    )
+    assert plain == []
+    assert with_threads == [
+        "--backend-config=onnxruntime,enable-global-threadpool=1",
+        "--backend-config=onnxruntime,intra_op_thread_count=3",
+    ]
 
 
 def test_parameters_are_typed() -> None:
