@@ -1,0 +1,51 @@
+"""`.nemo` files as archives."""
+
+import bz2
+import functools
+import gzip
+import lzma
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from carnelian_training.foreign import sources
+from carnelian_training.weight_files import CheckpointError
+
+REFERENCES = Path(__file__).parent / "references"
+
+
+@pytest.mark.parametrize("pack", [functools.partial(gzip.compress, mtime=0), bz2.compress, lzma.compress])
+def test_a_damaged_archive_is_named(tmp_path, pack):
+    path = tmp_path / "x.nemo"
+    whole = pack((REFERENCES / "jasper.nemo").read_bytes())
+    for start in range(100, len(whole) // 3, 500):
+        path.write_bytes(whole[:start] + bytes([255] * 100) + whole[start + 100 :])
+        with pytest.raises(CheckpointError, match=r"x\.nemo"):
+            sources.read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"no tar", "must be a whole tar archive"), (None, "must hold model_config")]
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "x.nemo"
+    if content is None:
+        tarfile.open(path, "w").close()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(path)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(is_there, tmp_path, monkeypatch):
+    folder = tmp_path / "my model's"
+    folder.mkdir()
+    subprocess.run(["tar", "-C", folder, "-xf", REFERENCES / "quartznet.nemo"], check=True)
+    monkeypatch.chdir(folder if is_there else tmp_path)
+    with pytest.raises(CheckpointError, match=r"is one taken apart; pack it: (.*)") as refusal:
+        sources.read(Path() if is_there else Path(folder.name))
+    subprocess.run(str(refusal.value).partition("pack it: ")[2], shell=True, check=True)
+    packed = tmp_path / "my model's.nemo"
+    assert sources.read(packed, "same")[0] == sources.read(REFERENCES / "quartznet.nemo", "same")[0]
