@@ -1,5 +1,4 @@
 import dataclasses
-import fcntl
 import json
 import logging
 import math
@@ -7,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -24,7 +22,6 @@ from carnelian_training.distributed import Process
 from carnelian_training.loop import train
 from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume, write_checkpoint
-from carnelian_training.loop.run_folder import held
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Finding
 from carnelian_training.replacement import WriteError
@@ -295,37 +292,6 @@ def test_a_start_that_is_given_too_late_is_said_to_change_nothing(state, config,
     late = changed(config, init={"checkpoint": tmp_path / "better.pt"})
     assert resume(state, late, tmp_path)
     assert "`init.checkpoint` changes nothing in a run that is under way" in caplog.text
-
-
-def test_two_runs_do_not_share_a_folder(config, tmp_path):
-    with held(tmp_path), pytest.raises(ValueError, match="another one works in it: wait for that, or take another"):
-        train.train(config, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-def test_the_lock_of_a_folder_is_one_that_nfs_has(tmp_path, monkeypatch):
-    """A regular file, open for writing: NFS makes a lock on bytes of it, which other machines see."""
-    locks, flock = [], fcntl.flock
-
-    def seen(handle, kind):
-        flock(handle, kind)
-        locks.append((os.fstat(handle).st_mode, fcntl.fcntl(handle, fcntl.F_GETFL)))
-
-    monkeypatch.setattr(fcntl, "flock", seen)
-    with held(tmp_path / "run"):
-        pass
-    ((mode, flags),) = locks
-    assert stat.S_ISREG(mode)
-    assert flags & os.O_RDWR
-    assert not (tmp_path / "run").exists()  # nothing was written
-
-
-@pytest.mark.parametrize("name", ["tiny", "other"])
-def test_a_configuration_in_the_runs_folder_stays_as_it_was_written(config, changed, tmp_path, name):
-    (tmp_path / f"{name}.yaml").write_text("# a comment")
-    train.train(changed(config, loop={"steps": 1}), tmp_path, tmp_path / f"{name}.yaml")
-    assert (tmp_path / f"{name}.yaml").read_text() == "# a comment"
-    assert (tmp_path / "tiny.yaml").exists()
 
 
 def test_an_average_may_be_switched_on_and_off(state, config, changed, tmp_path):
