@@ -1,4 +1,3 @@
-import argparse
 import dataclasses
 import json
 import re
@@ -17,7 +16,6 @@ from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.best import error_of
 from carnelian_training.loop.recognition import read_training_clips
 from carnelian_training.loop.train import train
-from carnelian_training.weight_files import CheckpointError
 
 
 def losses(folder) -> list[float]:
@@ -273,59 +271,6 @@ def test_a_finished_run_stays_as_it_is(tiny_config, changed, tmp_path):
     assert (sorted(path.name for path in tmp_path.glob("*.pt")), losses(tmp_path)) == before
 
 
-def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_config, tmp_path):
-    train(tiny_config, tmp_path)
-    checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "to" / "published.pt")
-    config, model = checkpoint.load_model(tmp_path / "to" / "published.pt")
-    assert config == tiny_config
-    _, content = checkpoint.load(tmp_path / "to" / "published.pt")
-    assert content["weights"]["head.weight"].dtype == torch.float16
-    assert content["training"] is None
-    assert content["results"]["dev_wer"] > 0
-    _, exact = checkpoint.load_model(tmp_path / "tiny.pt")
-    torch.testing.assert_close(model.head.weight, exact.head.weight, atol=1e-3, rtol=1e-3)
-
-
-def test_an_average_is_the_mean_of_the_weights_and_statistics(tiny_config, tmp_path, call):
-    models = [checkpoint.build_model(tiny_config).eval() for _ in range(3)]
-    paths = [tmp_path / f"{i}.pt" for i in range(3)]
-    for i, (model, path) in enumerate(zip(models, paths, strict=True)):
-        model.blocks[0].sub_blocks[0].norm.running_var.fill_(1 + i)
-        checkpoint.save(path, tiny_config, model.state_dict(), results={"step": i})
-    assert call(main, "average", *paths, "--out", tmp_path / "mean.pt")[0] == 0
-    config, mean = checkpoint.load_model(tmp_path / "mean.pt")
-    assert config == tiny_config
-    torch.testing.assert_close(mean.head.weight, sum(model.head.weight for model in models) / 3)
-    assert mean.blocks[0].sub_blocks[0].norm.running_var.eq(2).all()
-    assert checkpoint.load(tmp_path / "mean.pt")[1]["results"] == {"average_of": ["0.pt", "1.pt", "2.pt"]}
-
-
-def test_an_average_of_different_networks_is_refused(tiny_config, tmp_path):
-    german = dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "ä"))
-    for name, config in (("a", tiny_config), ("b", german)):
-        checkpoint.save(tmp_path / f"{name}.pt", config, checkpoint.build_model(config).state_dict(), results={})
-    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
-    with pytest.raises(CheckpointError, match=r"a\.pt must be of the same network as .*b\.pt, but differs in labels$"):
-        checkpoint.average(paths, tmp_path / "mean.pt")
-    first, *rest = tiny_config.model.stages
-    dilated = dataclasses.replace(tiny_config.model, stages=(dataclasses.replace(first, stride=1, dilation=2), *rest))
-    undropped = dataclasses.replace(tiny_config.model, stages=(dataclasses.replace(first, dropout=0.5), *rest))
-    weights = checkpoint.build_model(tiny_config).state_dict()
-    for name, model in (("dilated", dilated), ("undropped", undropped)):
-        config = dataclasses.replace(tiny_config, model=model)
-        checkpoint.save(tmp_path / f"{name}.pt", config, weights, results={})
-    with pytest.raises(CheckpointError, match=r"differs in model\.stages\.0\.dilation, model\.stages\.0\.stride"):
-        checkpoint.average([tmp_path / "dilated.pt", paths[0]], tmp_path / "mean.pt")
-    checkpoint.average([tmp_path / "undropped.pt", paths[0]], tmp_path / "mean.pt")
-    checkpoint.save(tmp_path / "few.pt", tiny_config, dict(list(weights.items())[:1]), results={})
-    with pytest.raises(CheckpointError, match=rf"differs in (\S+, ){{9}}\S+ and {len(weights) - 11} more$"):
-        checkpoint.average([tmp_path / "few.pt", paths[0]], tmp_path / "mean.pt")
-    with pytest.raises(CheckpointError, match="two checkpoints or more, found 1"):
-        checkpoint.average(paths[:1], tmp_path / "mean.pt")
-    with pytest.raises(CheckpointError, match=r"must be of different files, but .*a\.pt comes twice"):
-        checkpoint.average([paths[0], paths[1], tmp_path / "." / "a.pt"], tmp_path / "mean.pt")
-
-
 def test_a_run_is_not_lost_to_what_is_made_of_it(tiny_config, tmp_path):
     """A checkpoint that resumes would be one that does not."""
     paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
@@ -339,42 +284,6 @@ def test_a_run_is_not_lost_to_what_is_made_of_it(tiny_config, tmp_path):
     assert [path.read_bytes() for path in paths] == before
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path):
-    (tmp_path / "text.pt").write_text("not a checkpoint")
-    with pytest.raises(CheckpointError, match=r"text\.pt cannot be read"):
-        checkpoint.load(tmp_path / "text.pt")
-    torch.save({"state_dict": {}}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match=r"must be a checkpoint of Carnelian.*carnelian-train import"):
-        checkpoint.load(tmp_path / "other.pt")
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"config": None},
-        {"results": None},
-        *({"weights": weights} for weights in (None, [], {"a": "b"}, {1: torch.zeros(1)})),
-    ],
-)
-def test_a_checkpoint_without_its_parts_is_refused(broken, tiny_config, tmp_path):
-    weights = checkpoint.build_model(tiny_config).state_dict()
-    checkpoint.save(tmp_path / "tiny.pt", tiny_config, weights, results={})
-    content = torch.load(tmp_path / "tiny.pt", weights_only=True)
-    (name,) = broken
-    for wrong in (content | broken, {key: value for key, value in content.items() if key != name}):
-        torch.save(wrong, tmp_path / "tiny.pt")
-        with pytest.raises(CheckpointError, match=rf"tiny\.pt must hold .*, but its `{name}` "):
-            checkpoint.load(tmp_path / "tiny.pt")
-
-
-def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
-    weights = checkpoint.build_model(tiny_config).state_dict()
-    del weights["head.bias"]
-    checkpoint.save(tmp_path / "tiny.pt", tiny_config, weights, results={})
-    with pytest.raises(CheckpointError, match=r"head\.bias"):
-        checkpoint.load_model(tmp_path / "tiny.pt")
-
-
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [(["--help"], 0), (["fit"], 2), (["fit", "absent.yaml", "--out", "x"], 1), (["nonsense"], 2)],
@@ -385,42 +294,6 @@ def test_exit_status(call, arguments, status):
 
 def test_an_error_is_one_line_that_begins_with_the_commands_name(call):
     assert call(main, "fit", "absent.yaml", "--out", "x")[2].startswith("carnelian-train: absent.yaml: ")
-
-
-def test_what_float16_cannot_hold_is_published_as_it_is(tiny_config, tmp_path):
-    model = checkpoint.build_model(tiny_config)
-    variance = model.blocks[0].sub_blocks[0].norm.running_var.fill_(1e5)
-    checkpoint.save(tmp_path / "tiny.pt", tiny_config, model.state_dict(), results={})
-    checkpoint.publish(tmp_path / "tiny.pt", tmp_path / "published.pt")
-    _, published = checkpoint.load_model(tmp_path / "published.pt")
-    assert torch.equal(published.blocks[0].sub_blocks[0].norm.running_var, variance)
-
-
-def test_an_average_of_networks_that_hear_otherwise_is_refused(tiny_config, changed, tmp_path):
-    weights = checkpoint.build_model(tiny_config).state_dict()
-    other = changed(tiny_config, features={"edges": "zero"})
-    for name, config in (("a", other), ("b", tiny_config)):
-        checkpoint.save(tmp_path / f"{name}.pt", config, weights, results={})
-    with pytest.raises(CheckpointError, match=r"a\.pt must be of the same network as .*b\.pt, .* in features$"):
-        checkpoint.average([tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "mean.pt")
-    assert not (tmp_path / "mean.pt").exists()
-
-
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (lambda path: path.write_text("nonsense"), "Unsupported operand 110"),
-        (lambda path: path.write_text(""), "EOFError"),
-        (
-            lambda path: torch.save(argparse.Namespace(a=1), path),
-            "Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default",
-        ),
-    ],
-)
-def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason, tmp_path):
-    write(tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=rf"x\.pt cannot be read as a checkpoint of Carnelian .*: {reason}$"):
-        checkpoint.load(tmp_path / "x.pt")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler")
