@@ -143,7 +143,7 @@ def test_many_labels_take_their_table_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"no language model", gzip.compress(b"no", mtime=0), gzip.compress(b"x")[:10] + b"!" * 20]
+    "content", [b"no language model", gzip.compress(b"no", mtime=0), gzip.compress(b"x", mtime=0)[:10] + b"!" * 20]
 )
 def test_what_is_no_language_model_is_refused(tmp_path, content):
     path = tmp_path / "lm.klm"
