@@ -1,5 +1,6 @@
 """Graphs beside the networks that they were made of."""
 
+import copy
 from pathlib import Path
 
 import onnx
@@ -21,6 +22,15 @@ def test_a_graph_with_other_weights_is_refused_with_the_numbers(tmp_path, config
     with torch.no_grad():
         network.head.bias += torch.linspace(0, 0.01, 29)
     with pytest.raises(ParityError, match=r"must be within 0\.001 of PyTorch's, .* but differ by 0\.0\d+"):
+        check_parity(tmp_path / "model.onnx", network)
+
+
+def test_a_graph_that_gives_no_numbers_is_refused(tmp_path, network):
+    spoilt = copy.deepcopy(network)
+    with torch.no_grad():
+        spoilt.head.bias[0] = torch.nan
+    onnx.save(export_ragged(spoilt), tmp_path / "model.onnx")
+    with pytest.raises(ParityError, match="but differ by nan"):
         check_parity(tmp_path / "model.onnx", network)
 
 

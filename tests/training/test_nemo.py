@@ -160,6 +160,16 @@ def test_options_of_the_features_come_along(tmp_path):
     )
 
 
+def test_windows_and_hops_may_be_given_in_samples(tmp_path):
+    def other(tree, tensors):
+        tree["preprocessor"] |= {"window_size": None, "n_window_size": 400, "window_stride": None}
+        tree["preprocessor"] |= {"n_window_stride": 200}
+        del tensors[nemo.FEATURE_TENSORS + "window"]
+
+    config, _ = sources.read(rewritten(REFERENCES / "quartznet.nemo", tmp_path / "other.nemo", other))
+    assert (config.features.window_samples, config.features.hop_samples) == (400, 200)
+
+
 def test_the_features_of_torchaudio_come_along(tmp_path, caplog):
     """`use_torchaudio: true` reflects at the ends, has a frame more and squares, in the versions that knew it."""
 
@@ -170,6 +180,18 @@ def test_the_features_of_torchaudio_come_along(tmp_path, caplog):
     assert config.features == FeatureSettings(std_guard=1e-5)
     assert (config.features.edges, config.features.frame_count) == ("reflect", "floor + 1")
     assert "3.0 does not look at it" in caplog.text
+
+
+def test_what_is_as_it_is_here_may_be_said(tmp_path):
+    def say(tree, tensors):
+        tree["preprocessor"] |= {"frame_splicing": 1, "exact_pad": False, "pad_value": 0, "mel_norm": "slaney"}
+        tree["encoder"] |= {"normalization_mode": "batch", "residual_mode": "add", "quantize": False}
+        for block in tree["encoder"]["jasper"]:
+            block |= {"heads": -1, "se": False, "residual_mode": "add", "stride_last": False, "future_context": -1}
+            block |= {"normalization": "batch"}
+
+    plain, said = REFERENCES / "quartznet.nemo", rewritten(REFERENCES / "quartznet.nemo", tmp_path / "said.nemo", say)
+    assert sources.read(said, "same")[0] == sources.read(plain, "same")[0]
 
 
 def test_even_kernels_are_rounded_up_as_nemo_does(tmp_path):
