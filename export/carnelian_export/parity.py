@@ -32,13 +32,14 @@ class Tolerance:
     mean: float
     """Over all of them."""
 
-    def check(self, differences: npt.NDArray[np.float32], what: str, where: str) -> float:
+    def check(self, differences: npt.NDArray[np.float32], what: str, where: str, advice: str = "") -> float:
         """Return the largest of differences.
 
         Args:
             differences: Of any shape.
             what: What was compared, in words, for the error.
             where: On which inputs, in words.
+            advice: The end of the error.
 
         Raises:
             ParityError: They are over this.
@@ -48,15 +49,19 @@ class Tolerance:
         if not (worst <= self.worst and mean <= self.mean):
             raise ParityError(
                 f"{what} must be within {self.worst:g} of PyTorch's, and {self.mean:g} in the mean, but differ by "
-                f"{worst:.3g}, and {mean:.3g} in the mean ({where})"
+                f"{worst:.3g}, and {mean:.3g} in the mean ({where}){advice}"
             )
         return worst
 
 
-TOLERANCES = {"fp32": Tolerance(1e-3, 1e-4), "fp16": Tolerance(0.2, 0.01), "bf16": Tolerance(2.0, 0.1)}
+TOLERANCES = {"fp32": Tolerance(1e-3, 1e-4), "fp16": Tolerance(0.2, 0.05), "bf16": Tolerance(2.0, 0.1)}
 """By precision. Kernels sum float32 in different orders: 1e-5 was seen on trained networks, where a wrong mask or a
-wrong weight shows as 0.1 and more, in the mean too. float16 keeps 11 bits and bfloat16 8: of labels down to
-:data:`UNLIKELY`, 0.09 and 0.005 were seen in float16, 1.1 and 0.05 in bfloat16, on the demo model."""
+wrong weight shows as 0.1 and more, and 0.02 and more in the mean. float16 keeps 11 bits and bfloat16 8: of labels down
+to :data:`UNLIKELY`, 0.09 and 0.005 were seen in float16, 1.1 and 0.05 in bfloat16, on the demo model. Deeper networks
+are further off in float16: 0.0131 in the mean of a QuartzNet of 19 blocks, 0.0101 to 0.0254 of wav2vec 2.0 and HuBERT,
+which is as far as `.half()` of `transformers`, 0.0127 to 0.0262 on speech. There the best label was the same in 98.9
+to 99.5 % of the frames, and distributions were within 0.015, where int8 may have :data:`MEAN_DISTANCE`. So in float16
+it is the worst that finds a wrong mask (0.5 and more)."""
 
 UNLIKELY = -50.0
 """Of labels below this log-probability the tolerances are relative, for the steps of a float grow with its size: on
@@ -164,6 +169,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
         f"{what}: log-probabilities of {precision}",
         f"alone, in a batch of {len(SHAPES)} clips of random features, and beside a very loud one; where PyTorch's x "
         f"is below {UNLIKELY:g}, times {UNLIKELY:g} / x",
+        "" if precision == "fp32" else "; export in fp32",
     )
     return float(np.concatenate(differences).max())
 

@@ -61,8 +61,8 @@ def test_a_wrong_weight_is_refused_in_float16_too(tmp_path, network):
     onnx.save(export_ragged(network, torch.float16), tmp_path / "model.onnx")
     check_parity(tmp_path / "model.onnx", network, "fp16")
     with torch.no_grad():
-        network.head.bias += torch.linspace(0, 0.1, 29)
-    with pytest.raises(ParityError, match=r"of fp16 .* 0\.01 in the mean, but differ by"):
+        network.head.bias += torch.linspace(0, 0.3, 29)
+    with pytest.raises(ParityError, match=r"of fp16 .* 0\.05 in the mean, but differ by .*; export in fp32$"):
         check_parity(tmp_path / "model.onnx", network, "fp16")
 
 
@@ -72,8 +72,8 @@ def test_a_trained_network_is_exported_in_float16_and_wrong_weights_of_it_are_re
     difference = write_model(tmp_path, "demo", config, network, target=Target(precision="fp16"))
     assert difference < 0.5
     with torch.no_grad():
-        network.head.bias += torch.linspace(0, 0.1, len(network.head.bias))
-    with pytest.raises(ParityError, match=r"of fp16 .* by 0\.\d+, and 0\.0[12]\d+ in the mean .* below -50, times"):
+        network.head.bias += torch.linspace(0, 0.35, len(network.head.bias))
+    with pytest.raises(ParityError, match=r"of fp16 .* by 0\.\d+, and 0\.06\d+ in the mean .* below -50, times"):
         check_parity(tmp_path / "demo_acoustic" / "1" / "model.onnx", network, "fp16")
 
 
