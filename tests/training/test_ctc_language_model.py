@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from carnelian_training.ctc import Decoder, MissingPackage, Options
-from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError
+from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError, match_case
 
 LABELS = [" ", "a", "b"]
 
@@ -48,14 +48,25 @@ def test_a_language_model_in_either_case_serves_labels_in_the_other(tmp_path, ar
     assert found[2].confidence == found[0].confidence
 
 
-@pytest.mark.parametrize(("word", "labels", "unknown"), [("aß", " AS", "'ß' in 'aß'"), ("ai", " AIİ", "'i' in 'ai'")])
-def test_a_language_model_that_would_not_come_back_from_the_other_case_is_refused(
-    tmp_path, arpa, word, labels, unknown
-):
+@pytest.mark.parametrize(
+    ("words", "labels", "spelled"),
+    [
+        ("IŞIK ALTIN KADIN", " abcdhiklnrstyzış", "ışık altın kadın"),
+        ("IŞIK İKİ", " abcdhiklnrstyzış", "ışık iki"),
+        ("ışık iki", " ABCDHIKLNRSTYZİŞ", "IŞIK İKİ"),
+    ],
+)
+def test_a_turkish_language_model_in_the_other_case_keeps_both_letters_i(words, labels, spelled):
+    to_labels, from_labels = match_case(words.split(), list(labels))
+    assert to_labels(words) == spelled
+    assert from_labels(spelled) == words
+
+
+def test_a_language_model_that_would_not_come_back_from_the_other_case_is_refused(tmp_path, arpa):
     path = tmp_path / "lm.arpa"
-    path.write_text(arpa.read_text().replace("ab", word))
-    with pytest.raises(LanguageModelError, match=unknown):
-        LanguageModel(path, list(labels))
+    path.write_text(arpa.read_text().replace("ab", "aß"))
+    with pytest.raises(LanguageModelError, match="'ß' in 'aß'"):
+        LanguageModel(path, [" ", "A", "S"])
 
 
 # The form of LibriSpeech's published 3-gram.pruned.*.arpa.gz: SRILM's, with an empty line first, in capitals, the

@@ -18,6 +18,7 @@ import kenlm
 import numpy as np
 
 from .prefix_tree import build_tree, encode
+from .spelling import choose_cases
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +141,11 @@ def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
 
 def match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """What spells a word of the model in the labels, and a text in the labels as the model does."""
-    if not any(map(str.isupper, labels)) and all(word.upper() == word.lower().upper() == word for word in words):
-        return str.lower, str.upper
-    # Turkish has two letters whose capitals or small letters are another language's other one.
-    if not any(map(str.islower, labels)) and "İ" not in labels and all(w.upper().lower() == w for w in words):
-        return str.upper, str.lower
+    lower, upper = choose_cases(labels)
+    if not any(map(str.isupper, labels)) and all(upper(word) == upper(lower(word)) == word for word in words):
+        return lower, upper
+    if not any(map(str.islower, labels)) and all(lower(upper(word)) == word for word in words):
+        return upper, lower
     return str, str
 
 
