@@ -15,7 +15,10 @@ from carnelian_export.graph.shaped import build_shaped, export_shaped
 from carnelian_export.graph.to_onnx import OUTPUTS, export_ragged
 from carnelian_export.parity import ClipFeatures, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles, shapes_of
-from carnelian_export.target import Target
+from carnelian_export.target import Target, TargetError
+
+MOST_BYTES = 2**31
+"""Of an ONNX file: it is a message of protobuf."""
 
 
 def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int) -> float:
@@ -29,7 +32,9 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         ParityError: They differ by more than the precision explains.
         EngineError: TensorRT is not installed, or does not build the engine.
         QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
+        TargetError: The network is too large for an ONNX file in this precision.
     """
+    _check_size(network, target.precision)
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
     path = folder / "model.onnx"
@@ -43,6 +48,19 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
     graph = export_shaped(network, dtype, config.features.hop_samples) if is_shaped else export_ragged(network, dtype)
     onnx.save(graph, path)
     return check_parity(path, network, target.precision)
+
+
+def _check_size(network: CtcNetwork, precision: str) -> None:
+    """Refuse what tracing, which takes minutes, would end in an error about."""
+    number = sum(parameter.numel() for parameter in network.parameters())
+    # Graphs of the other precisions are made out of one in float32, or compared in it first.
+    kept, size = ("fp16", 2) if precision == "fp16" else ("fp32", 4)
+    if number * size >= MOST_BYTES:
+        advice = "; export with `--precision fp16`" if size > 2 and number * 2 < MOST_BYTES else ""
+        raise TargetError(
+            f"an ONNX file holds at most {MOST_BYTES / 2**30:g} GiB, but the parameters of this network take "
+            f"{number * size / 2**30:.2f} GiB in {kept}{advice}"
+        )
 
 
 def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, hop_samples: int) -> float:

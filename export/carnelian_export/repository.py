@@ -80,6 +80,7 @@ def write_model(
         EngineError: TensorRT is not there, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
             nothing was written.
+        TargetError: The network is too large for its format in this precision; nothing was written.
         TuningError: A stage has no such setting; nothing was written.
         WriteError: The disk has no room, or a folder that is there may not be moved; nothing was written.
     """

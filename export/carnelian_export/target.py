@@ -12,7 +12,7 @@ PROVIDERS = ("cuda", "tensorrt")
 
 
 class TargetError(ValueError):
-    """A format, precision or provider that does not exist, or options that do not go together."""
+    """A format, precision or provider that does not exist or cannot hold the network, or options that clash."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from carnelian_export.graph.to_onnx import INPUTS, OUTPUTS, export_padded, expor
 from carnelian_export.model_configs import read_config
 from carnelian_export.parity import TOLERANCES, run, score
 from carnelian_export.repository import write_model
-from carnelian_export.target import Target
+from carnelian_export.target import Target, TargetError
 from carnelian_training import waveform
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict
@@ -176,6 +176,25 @@ def test_norms_and_attention_over_a_long_loud_clip_in_float16_stay_within_the_to
     difference = np.abs(found[0] - expected)
     assert 1e-5 < difference.max() <= TOLERANCES["fp16"].worst
     assert difference.mean() <= TOLERANCES["fp16"].mean
+
+
+@pytest.mark.parametrize(
+    ("width", "precision", "message"),
+    [
+        (1280, "fp32", r"holds at most 2 GiB, but .* take 3\.59 GiB in fp32; export with `--precision fp16`$"),
+        (1920, "fp32", r"take 8\.04 GiB in fp32$"),
+        (1920, "fp16", r"take 4\.02 GiB in fp16$"),
+    ],
+)
+def test_a_network_that_no_onnx_file_holds_is_refused_before_it_is_traced(tmp_path, width, precision, message):
+    """XLS-R of 1 and 2 billion parameters."""
+    model = {"name": "wav2vec2", "width": width, "layers": 48, "heads": 16, "feed_forward": 4 * width}
+    config = config_from_dict({"name": "large", "model": model}, "here")
+    with torch.device("meta"):
+        network = build_model(config)
+    with pytest.raises(TargetError, match=message):
+        write_model(tmp_path, "large", config, network, target=Target(precision=precision))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_hugging_face_folder_is_exported_as_it_is(tmp_path, call):
