@@ -127,6 +127,30 @@ def test_folders_that_contradict_themselves_are_refused(hf_folder, change, messa
         sources.read(hf_folder)
 
 
+def test_gelu_by_its_other_name_is_the_same(hf_folder):
+    config, _ = sources.read(hf_folder, "same")
+    options = json.loads((hf_folder / "config.json").read_text())
+    options |= {"hidden_act": "gelu_python", "feat_extract_activation": "gelu_python"}
+    (hf_folder / "config.json").write_text(json.dumps(options))
+    assert sources.read(hf_folder, "same")[0] == config
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("adapter_config.json", "an adapter alone: merge it first"),
+        ("tf_model.h5", "those of TensorFlow alone: save them as safetensors"),
+    ],
+)
+def test_weights_of_another_kind_are_told_how_to_become_a_model(hf_folder, file, message):
+    (hf_folder / file).write_text("{}")
+    sources.read(hf_folder)
+    (hf_folder / "model.safetensors").unlink()
+    (hf_folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(hf_folder)
+
+
 def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(hf_folder):
     options = json.loads((hf_folder / "config.json").read_text())
     assert sources.read(hf_folder)[0].augment.spans.time_probability > 0

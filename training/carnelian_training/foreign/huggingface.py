@@ -28,6 +28,7 @@ from carnelian_training.weight_files import CheckpointError, check_holds_weights
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FIXED: Options = {
     "model_type": "wav2vec2",
     "hidden_act": "gelu",
@@ -37,6 +38,12 @@ FIXED: Options = {
 }
 HUBERT: Options = FIXED | {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
 """A fine-tuned HuBERT is a wav2vec 2.0 with these options, by another name."""
+ACTIVATIONS = ("hidden_act", "feat_extract_activation")
+INSTEAD = {
+    "adapter_config.json": "an adapter alone: merge it first (`merge_and_unload` of peft)",
+    "tf_model.h5": "those of TensorFlow alone: save them as safetensors first (`from_tf=True` of transformers 4)",
+}
+"""Files of folders without weights of PyTorch, and what to do then."""
 MODEL: dict[str, tuple[str, Any]] = {
     "conv_channels": ("conv_dim", [512] * 7),
     "conv_kernels": ("conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
@@ -84,7 +91,14 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     Raises:
         CheckpointError: It is no such folder, or has options that ours have not.
     """
+    if not any(found for name in WEIGHTS for found in path.glob(f"{name}*")):
+        for name, what in INSTEAD.items():
+            if (path / name).is_file():
+                raise CheckpointError(f"{path} must hold a model's weights, but holds {what}")
     options = read_json(path / "config.json")
+    for name in ACTIVATIONS:
+        if options.get(name) == "gelu_python":  # the same function, written out
+            options[name] = "gelu"
     fixed = HUBERT if options.get("model_type") == HUBERT["model_type"] else FIXED
     wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in fixed.items() if options.get(k, v) != v]
     if "model_type" not in options or wrong:
@@ -124,7 +138,7 @@ def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | Non
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in WEIGHTS:
         if (path / name).is_file():
             return _weights_file(path / name)
         index = path / f"{name}.index.json"
