@@ -110,7 +110,7 @@ def test_extra_arguments_come_last(render: Render) -> None:
     assert server["args"].index("--") < len(server["args"]) - 1
 
 
-@pytest.mark.parametrize("option", sorted({*OWN_OPTIONS, "--model-repository", "--model-store"}))
+@pytest.mark.parametrize("option", sorted(OWN_OPTIONS))
 def test_options_that_the_launcher_has_are_no_extra_arguments(option: str, refusal: Callable[..., str]) -> None:
     for runtime in ("wheel", "native"):
         for spelling in (option, option[:-1]):
