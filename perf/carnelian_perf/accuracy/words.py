@@ -199,7 +199,7 @@ def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
     """Median delays, and for each decoder the logistic regression of right on the log-odds of confidence.
 
     Raises:
-        ValueError: No word's times are known.
+        ValueError: No word's times are known, or what is known is no calibration.
     """
     if all(word.reference is None for word in words):
         raise ValueError(

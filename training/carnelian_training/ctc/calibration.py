@@ -36,6 +36,22 @@ class Calibration:
     confidence: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Decoder -> scale and offset of the log-odds of a word's confidence."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: One corrects nothing that a recogniser could do.
+        """
+        for delay_s in (self.start_late_s, self.end_late_s):
+            if abs(delay_s) > MAX_DELAY_S:
+                raise ValueError(f"delays must be at most {MAX_DELAY_S:g} s, but there is {delay_s:g}")
+        for decoder, (scale, _) in self.confidence.items():
+            if scale <= 0:
+                raise ValueError(
+                    f"the surer a word, the likelier it must be right, but the scale of {decoder} is {scale:g}; "
+                    "calibrate on more clips"
+                )
+
     @classmethod
     def read(cls, path: Path) -> "Calibration":
         """Read a file of :meth:`to_json`.
@@ -51,12 +67,6 @@ class Calibration:
             for number in (found.start_late_s, found.end_late_s, *chain(*found.confidence.values())):
                 if type(number) not in (int, float) or not math.isfinite(number):
                     raise ValueError(f"corrections must be finite numbers, but there is {number!r}")
-            for delay_s in (found.start_late_s, found.end_late_s):
-                if abs(delay_s) > MAX_DELAY_S:
-                    raise ValueError(f"delays must be at most {MAX_DELAY_S:g} s, but there is {delay_s:g}")
-            for scale, _ in found.confidence.values():
-                if scale <= 0:
-                    raise ValueError(f"scales must be positive, or unsure words are the surer, but there is {scale:g}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {why}") from error
