@@ -86,6 +86,9 @@ class Decoding:
         return {name: path for name, path in models.items() if path}
 
 
+_OF_DAMAGE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+
+
 def _check_undamaged(path: Path) -> None:
     """Have another process load n-grams first: where a binary of KenLM is damaged, reading it can end the process."""
     with suppress(OSError), path.open("rb") as file:  # the decoder says what it is that is not there
@@ -93,7 +96,7 @@ def _check_undamaged(path: Path) -> None:
             return
     load = "import sys, kenlm; kenlm.Model(sys.argv[1])"
     ended = subprocess.run([sys.executable, "-c", load, path], capture_output=True, check=False).returncode
-    if ended < 0:
+    if -ended in _OF_DAMAGE:  # SIGKILL is one of too little memory
         raise RepositoryError(
             f"{path} is damaged: KenLM ended with {signal.Signals(-ended).name} as it loaded it; make it anew"
         )

@@ -9,6 +9,8 @@ import pytest
 from carnelian_export import repository
 from carnelian_export.cli import main
 from carnelian_export.model_configs import read_config
+from carnelian_export.stages import Decoding
+from carnelian_training.config import LABELS
 
 REFERENCES = Path(__file__).parents[1] / "training" / "references"
 
@@ -64,6 +66,13 @@ def test_a_damaged_language_model_is_named(checkpoint, tmp_path):
     done = subprocess.run(export, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"{tmp_path / 'lm.klm'} is damaged" in done.stderr
+
+
+def test_a_language_model_that_memory_has_run_out_for_is_not_called_damaged(tmp_path, monkeypatch):
+    (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert Decoding(language_model=NGRAMS).parameters(LABELS)["language_model"] == NGRAMS.name
 
 
 def test_an_option_comes_before_a_file_of_weights(checkpoint, tmp_path, call):
