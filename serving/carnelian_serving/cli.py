@@ -22,6 +22,15 @@ from carnelian_serving.triton_options import has_port
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
 """Which end tritonserver after it stood still for more than a second amid requests."""
+
+
+def _folder(path: str) -> Path:
+    """Not "", a variable of a shell that is not set: to Path it is the working directory."""
+    if not path:
+        raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
+    return Path(path)
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -42,7 +51,9 @@ def serve(
             metavar="-- TRITON_OPTION", help="Options that are passed on to tritonserver.", show_default=False
         ),
     ] = None,
-    repository: Annotated[Path, typer.Option(help="Folder of Triton models.")] = Path("model_repository"),
+    repository: Annotated[Path, typer.Option(parser=_folder, help="Folder of Triton models.")] = Path(
+        "model_repository"
+    ),
     model: Annotated[
         list[str] | None,
         typer.Option(help="Load only this model and, of an ensemble, its stages. Repeatable."),

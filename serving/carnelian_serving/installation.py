@@ -108,7 +108,7 @@ def prepare_wheel(scratch: Path) -> Installation:
     try:
         _copy_backends(backends, triton, stub)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InstallationError(
             f"Triton's Python backend, some 3 MB, must find room in {scratch.parent}, but there is too little "

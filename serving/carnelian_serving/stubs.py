@@ -72,7 +72,7 @@ class StubWatch:
             num_calls: At how many without a break, this one included. Not for how long: who asks may be stopped, too.
         """
         stopped = set()
-        for pid in self._instances:
+        for pid in self._instances.keys() & _children(self._server_pid):  # numbers of ended ones may be others' now
             with contextlib.suppress(OSError):
                 if _read_stat(pid)[1][0] in ("T", "t"):
                     stopped.add(pid)

@@ -33,7 +33,7 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
-from carnelian_serving.triton_options import check_options, trim_key
+from carnelian_serving.triton_options import OWN_OPTIONS, check_options, trim_key
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -204,11 +204,7 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
     [
         "--allow-http=Off",
         "--http-restricted-api=trace,health:key=1",
-        "--http-port=1",
-        "--exit-timeout-secs=9",
         "--exit-timeout=9",
-        "--model-repository=elsewhere",
-        "--model-store=elsewhere",
         "--http-po=1",
         "--allow-ht=false",
     ],
@@ -216,6 +212,12 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
 def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
     with pytest.raises(ServerError, match=option.partition("=")[0].removesuffix("-secs")):
         check_options([option, "--http-restricted-api=trace:key=1"])
+
+
+@pytest.mark.parametrize(("option", "own"), OWN_OPTIONS.items())
+def test_an_option_that_the_launcher_has_is_named(option: str, own: str) -> None:
+    with pytest.raises(ServerError, match=f"`{own}` must stand before the `--`, but `{option}`"):
+        check_options([f"{option}=1"])
 
 
 @pytest.mark.parametrize(

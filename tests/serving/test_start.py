@@ -40,6 +40,12 @@ def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository: P
     assert "must begin with" in done.stderr
 
 
+def test_an_empty_path_is_no_repository() -> None:
+    done = run_command("--repository=")
+    assert done.returncode == 2
+    assert "must be a folder, but is empty" in done.stderr
+
+
 def test_a_taken_port_is_named_with_its_option(cut_repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

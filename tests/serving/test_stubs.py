@@ -89,3 +89,15 @@ def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path: Path, parent: str
     end_orphans("carnelian-")
     process.communicate(b"\n")
     assert process.returncode == status
+
+
+def test_a_stopped_process_that_is_no_child_of_the_server_is_none_of_its_stubs(stub):
+    """Triton starts and ends stubs to read configurations, and the number of one may be another process's now."""
+    watch = StubWatch(os.getpid())
+    watch.crashed()
+    stub.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, stub.pid, os.WSTOPPED | os.WNOWAIT)
+    with subprocess.Popen(["sleep", "60"]) as server:
+        watch._server_pid = server.pid
+        assert watch.stopped(1) == []
+        server.kill()
