@@ -36,6 +36,9 @@ def test_an_average_is_the_mean_of_the_weights_and_statistics(tiny_config, tmp_p
     torch.testing.assert_close(mean.head.weight, sum(model.head.weight for model in models) / 3)
     assert mean.blocks[0].sub_blocks[0].norm.running_var.eq(2).all()
     assert checkpoint.load(tmp_path / "mean.pt")[1]["results"] == {"average_of": ["0.pt", "1.pt", "2.pt"]}
+    checkpoint.average([paths[0], paths[0], paths[2]], tmp_path / "weighted.pt")
+    _, mean = checkpoint.load_model(tmp_path / "weighted.pt")
+    torch.testing.assert_close(mean.head.weight, (2 * models[0].head.weight + models[2].head.weight) / 3)
 
 
 def test_an_average_of_different_networks_is_refused(tiny_config, tmp_path):
@@ -60,8 +63,8 @@ def test_an_average_of_different_networks_is_refused(tiny_config, tmp_path):
         checkpoint.average([tmp_path / "few.pt", paths[0]], tmp_path / "mean.pt")
     with pytest.raises(CheckpointError, match="two checkpoints or more, found 1"):
         checkpoint.average(paths[:1], tmp_path / "mean.pt")
-    with pytest.raises(CheckpointError, match=r"must be of different files, but .*a\.pt comes twice"):
-        checkpoint.average([paths[0], paths[1], tmp_path / "." / "a.pt"], tmp_path / "mean.pt")
+    with pytest.raises(CheckpointError, match=r"two files or more, but .*a\.pt is the only one"):
+        checkpoint.average([paths[0], tmp_path / "." / "a.pt"], tmp_path / "mean.pt")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):

@@ -102,13 +102,14 @@ def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
         "convert --cuts CUTS OUT",
         "convert --recordings RECORDINGS --supervisions SUPERVISIONS OUT",
         "publish MODEL.pt OUT",
-        "average MODEL OTHER --out OUT",
+        "average MODEL.pt OTHER.pt --out OUT",
         "import MODEL OUT",
         "to-nemo MODEL OUT",
     ],
 )
 def test_nothing_is_written_over_what_it_is_made_of(words, tmp_path, call):
-    places = [word for word in words.split() if (word.isupper() and word != "OUT") or word in ("LM.onnx", "MODEL.pt")]
+    files = ("LM.onnx", "MODEL.pt", "OTHER.pt")
+    places = [word for word in words.split() if (word.isupper() and word != "OUT") or word in files]
     for place in places:
         (tmp_path / place).write_text(place)
     for place in places:
@@ -126,8 +127,9 @@ def test_the_report_of_an_n_gram_model_does_not_take_the_place_of_its_text(tmp_p
 
 def test_a_checkpoint_takes_no_other_files_place(tmp_path, call):
     (tmp_path / "clips.jsonl").write_text("{}")
-    status, _, err = call(main, "publish", tmp_path / "a.pt", tmp_path / "clips.jsonl")
-    assert (status, "must end in .pt" in err) == (2, True)
+    for command in (["publish", "a.pt"], ["average", "a.pt", "b.pt", "--out"]):
+        status, _, err = call(main, *command, tmp_path / "clips.jsonl")
+        assert (status, "must end in .pt" in err) == (2, True)
 
 
 @pytest.mark.parametrize("content", ["# a page", '{"a": 1}', "\n"])

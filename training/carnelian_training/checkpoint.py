@@ -189,19 +189,18 @@ def average(sources: Sequence[Path], target: Path) -> None:
     the mean errs less than any of them (stochastic weight averaging, Izmailov et al. 2018).
 
     Args:
-        sources: at least two; the configuration is taken from the last one.
+        sources: at least two files; one that comes twice counts twice. The configuration is taken from the last one.
         target: in float32, without what resuming needs.
 
     Raises:
-        CheckpointError: There are fewer, one comes twice, or differs from the last in labels, features, text, what
-            `model` computes or a tensor's shape.
+        CheckpointError: There are fewer, or one differs from the last in labels, features, text, what `model` computes
+            or a tensor's shape.
         ValueError: `target` is one of them.
     """
     if len(sources) < 2:
         raise CheckpointError(f"an average must be of two checkpoints or more, found {len(sources)}")
-    for i, path in enumerate(sources):
-        if path.resolve() in [other.resolve() for other in sources[:i]]:
-            raise CheckpointError(f"an average must be of different files, but {path} comes twice")
+    if len({path.resolve() for path in sources}) < 2:
+        raise CheckpointError(f"an average must be of two files or more, but {sources[0]} is the only one")
     check_apart(target, *sources)
     config, content = load(sources[-1])
     sums = {name: tensor.double() for name, tensor in content["weights"].items() if tensor.is_floating_point()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carnelian_training.command_options import check_writable, folder
+from carnelian_training.command_options import check_checkpoint, check_writable, folder
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.language_models.command import ngram, perplexity, weigh
@@ -86,6 +86,8 @@ def evaluate(
     """
     from carnelian_training.replacement import check_apart
 
+    if url == "":
+        raise typer.BadParameter("--url must be host:port, but is empty")
     if model is not None and url is None:
         raise typer.BadParameter("--model must come with --url: it is the name of a served model")
     model = model or SERVED
@@ -228,7 +230,7 @@ def _compare(
 @app.command(rich_help_panel=MODELS)
 def average(
     checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoints of one network: of a run, or of several.")],
-    target: Annotated[Path, typer.Option("--out", help="Where to write it.")],
+    target: Annotated[Path, typer.Option("--out", help="Where to write it: .pt.", callback=check_checkpoint)],
 ) -> None:
     """Average the weights of checkpoints, which often hears better than any of them."""
     from carnelian_training.checkpoint import average as run
@@ -239,11 +241,9 @@ def average(
 @app.command(rich_help_panel=MODELS)
 def publish(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `fit`.")],
-    target: Annotated[Path, typer.Argument(help="Where to write it.")],
+    target: Annotated[Path, typer.Argument(help="Where to write it: .pt.", callback=check_checkpoint)],
 ) -> None:
     """Strip a checkpoint of what only resuming needs and store its weights in float16."""
-    if target.suffix != ".pt":
-        raise typer.BadParameter(f"a checkpoint must end in .pt, but the target is {target}")
     from carnelian_training.checkpoint import publish as run
 
     run(checkpoint, target)

@@ -15,6 +15,13 @@ def check_writable(path: Path | None) -> Path | None:
     return path
 
 
+def check_checkpoint(path: Path) -> Path:
+    """A checkpoint to write, which no manifest ends like."""
+    if path.suffix != ".pt":
+        raise typer.BadParameter(f"a checkpoint must end in .pt, but the target is {path}")
+    return path
+
+
 def folder(path: str | Path) -> Path:
     """A folder to write. Not "", a variable of a shell that is not set: to Path it is the working directory.
 
