@@ -22,7 +22,7 @@ from carnelian_training.distributed import Process
 from carnelian_training.loop import train
 from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume, write_checkpoint
-from carnelian_training.loop.state import new_state
+from carnelian_training.loop.state import PARTS, new_state
 from carnelian_training.loop.task import Finding
 from carnelian_training.replacement import WriteError
 from carnelian_training.weight_files import CheckpointError
@@ -168,6 +168,17 @@ def test_weights_alone_are_no_run_to_resume(state, config, tmp_path, caplog):
     (tmp_path / "published.pt").replace(tmp_path / "tiny-00000002.pt")
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt must hold the state of a run to be resumed, but has weights alone" in caplog.text
+
+
+def test_a_checkpoint_without_the_whole_state_is_passed_over(state, config, tmp_path, caplog):
+    write_at(state, config, tmp_path, 1, 2)
+    newer = tmp_path / "tiny-00000002.pt"
+    before, content = checkpoint.load(newer)
+    assert set(content["training"]) == set(PARTS)
+    training = {part: value for part, value in content["training"].items() if part not in ("epoch", "memory")}
+    checkpoint.save(newer, before, content["weights"], results=content["results"], training=training)
+    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert "tiny-00000002.pt must hold the whole state of a run, but lacks epoch, memory" in caplog.text
 
 
 def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path):

@@ -11,7 +11,7 @@ from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
 from carnelian_training.loop.plot import read_metrics
 from carnelian_training.loop.report import METRICS
-from carnelian_training.loop.state import State, checkpoint_every_steps
+from carnelian_training.loop.state import PARTS, State, checkpoint_every_steps
 from carnelian_training.run_config import OF_TRAINING, SIZES_OF_PRETRAINING, RunConfig
 from carnelian_training.weight_files import CheckpointError
 
@@ -132,6 +132,11 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             _, content = checkpoint.load(path)
             if not content.get("training"):
                 raise CheckpointError(f"{path} must hold the state of a run to be resumed, but has weights alone")
+            if missing := [part for part in PARTS if part not in content["training"]]:
+                raise CheckpointError(
+                    f"{path} must hold the whole state of a run, but lacks {', '.join(missing)}: it is damaged, or of "
+                    "another version"
+                )
         except CheckpointError as error:
             logger.warning("%s\nfalling back to the checkpoint before it", error)
             continue
@@ -146,7 +151,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
 def _is_early(best: Path, metrics: Path, config: RunConfig) -> bool:
     """Whether a run wrote its best weights and was killed before its first checkpoint was due: then it starts anew."""
     try:
-        step = checkpoint.load(best)[1].get("results", {}).get("step")
+        step = checkpoint.load(best)[1]["results"].get("step")
     except CheckpointError:
         return False
     steps = [record["step"] for record in read_metrics(metrics)] if metrics.exists() else []

@@ -31,6 +31,11 @@ from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+PARTS = (
+    *("weights", "optimizer", "scaler", "epoch", "batch", "best_error", "rated_by", "evaluated_step", "milestones"),
+    *("memory", "skipped_clips", "skipped_steps", "skipped_in_a_row"),
+)
+"""What a checkpoint's `training` has."""
 MOST_VERSIONS = 64
 """Of a function that PyTorch compiles."""
 
