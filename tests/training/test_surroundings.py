@@ -66,7 +66,9 @@ def test_sounds_of_another_run_are_not_left_among_these(tmp_path, call):
     status, _, err = call(main, *options, "--rooms", 1, "--seed", 2)
     assert (status, "has 1, such as 0001.wav" in err) == (1, True)
     assert (tmp_path / "rooms" / "0000.wav").read_bytes() == before
+    (tmp_path / "rooms" / "README").touch()
     assert call(main, *options, "--rooms", 3, "--seed", 2)[0] == 0
+    assert call(main, "surroundings", tmp_path, "--rooms", 0, "--noises", 1)[0] == 0
 
 
 @pytest.mark.parametrize(("rooms", "noises"), [(0, 0), (-1, 1), (1, -1)])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import soundfile
 from tqdm import tqdm
 
-from carnelian_training.data.acoustics import to_mono_16khz
+from carnelian_training.data.acoustics import SUFFIXES, to_mono_16khz
 from carnelian_training.data.audio import encoded, error_words
 from carnelian_training.data.defects import SILENT_RMS
 from carnelian_training.data.manifest import Clip
@@ -30,15 +30,15 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
     """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble.
 
     Raises:
-        ValueError: A voice cannot be read, or there is nothing to hear; or the folders hold other files, which training
-            would read too.
+        ValueError: A voice cannot be read, or there is nothing to hear; or a folder that is written holds other sounds,
+            which training would read too.
     """
-    for name, count in (("rooms", rooms), ("noise", noises)):
-        made = {f"{i:04d}.wav" for i in range(count)}
-        others = sorted(path for path in (directory / name).glob("*") if path.name not in made)
-        if others:
+    for folder, count in ((directory / "rooms", rooms), (directory / "noise", noises)):
+        made = {folder / f"{i:04d}.wav" for i in range(count)}
+        others = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path not in made)
+        if count and others:
             raise ValueError(
-                f"{directory / name} must hold no other files than are made, for training reads all, but has "
+                f"{folder} must hold no other sounds than are made, for training reads all, but has "
                 f"{len(others)}, such as {others[0].name}: delete them, or choose another folder"
             )
     rng = np.random.default_rng(seed)
