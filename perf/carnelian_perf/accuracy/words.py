@@ -149,6 +149,7 @@ def measure(
     measurement.write(out)
     draw(measurement.decoders, out.with_suffix(".png"))
     if calibration is not None:
+        final.check()
         write_whole(calibration, final.to_json())
     return measurement
 
@@ -199,7 +200,7 @@ def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
     """Median delays, and for each decoder the logistic regression of right on the log-odds of confidence.
 
     Raises:
-        ValueError: No word's times are known, or what is known is no calibration.
+        ValueError: No word's times are known.
     """
     if all(word.reference is None for word in words):
         raise ValueError(

@@ -36,11 +36,11 @@ class Calibration:
     confidence: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Decoder -> scale and offset of the log-odds of a word's confidence."""
 
-    def __post_init__(self) -> None:
-        """Check the numbers.
+    def check(self) -> None:
+        """See that it corrects what a recogniser may do.
 
         Raises:
-            ValueError: One corrects nothing that a recogniser could do.
+            ValueError: It does not.
         """
         for delay_s in (self.start_late_s, self.end_late_s):
             if abs(delay_s) > MAX_DELAY_S:
@@ -67,6 +67,7 @@ class Calibration:
             for number in (found.start_late_s, found.end_late_s, *chain(*found.confidence.values())):
                 if type(number) not in (int, float) or not math.isfinite(number):
                     raise ValueError(f"corrections must be finite numbers, but there is {number!r}")
+            found.check()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {why}") from error

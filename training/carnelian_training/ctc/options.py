@@ -149,14 +149,14 @@ def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
     """`name=value` of a command line as parameters.
 
     Raises:
-        OptionError: One has no `=`, or comes twice.
+        OptionError: One has no `=`, or has two values.
     """
     parameters: dict[str, str] = {}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
         if not separator:
             raise OptionError(f"an option must be given as name=value, but is {assignment!r}")
-        if name in parameters:
+        if parameters.get(name, value) != value:
             raise OptionError(f"an option must come once, but {name} is given as {parameters[name]!r} and {value!r}")
         parameters[name] = value
     return parameters
