@@ -31,7 +31,7 @@ def main(steps: int, paths: list[str]) -> None:
                 parts += share.parts
                 empty += len(share.items) < process.size
             buffers = [buffer for buffer in state.best_model.buffers() if buffer.is_floating_point()]
-            statistics = torch.stack(process.gather(torch.stack([buffer.mean() for buffer in buffers]))).tolist()
+            statistics = torch.stack(process.gather(torch.tensor([buffer.mean() for buffer in buffers]))).tolist()
             if process.leads:
                 found = {"losses": losses, "parts": parts, "empty": empty, "statistics": statistics}
                 sys.stdout.write(json.dumps(found) + "\n")
