@@ -141,13 +141,14 @@ def _ignore_signals() -> None:
 
 
 def _print_ready(server: Server, triton_options: Sequence[str]) -> None:
-    urls = [f"HTTP {server.http_url}"]
-    if has_port("grpc", triton_options):
-        urls.insert(0, f"gRPC {server.grpc_url}")
-    if has_port("metrics", triton_options):
-        urls.append(f"metrics {server.metrics_url}")
+    urls = {
+        "grpc": f"gRPC {server.grpc_url}",
+        "http": f"HTTP {server.http_url}",
+        "metrics": f"metrics {server.metrics_url}",
+    }
+    opened = ", ".join(url for kind, url in urls.items() if has_port(kind, triton_options))
     try:
-        print(f"carnelian-serve: ready; {', '.join(urls)}", flush=True)
+        print(f"carnelian-serve: ready; {opened}", flush=True)
     except OSError:  # a closed stdout must not stop the server; Python would try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
