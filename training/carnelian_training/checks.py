@@ -37,10 +37,11 @@ def check_at_least_one(config: object, *names: str) -> None:
     """Whole fields that must be 1 or more, where they are given, and that 32 bits can hold."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not value >= 1:
+        if value is None:
+            continue
+        if not value >= 1:
             raise ValueError(f"`{name}` must be at least 1, but is {value}")
-        if value is not None:
-            check_at_most(config, 2**31 - 1, name)
+        check_at_most(config, 2**31 - 1, name)
 
 
 def check_at_most(config: object, most: int, *names: str) -> None:
