@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from carnelian_serving.addresses import choose_ports, read_addresses
+from carnelian_serving.addresses import choose_ports
 from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
@@ -33,7 +33,6 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 from carnelian_serving.shared_memory import SHARED_MEMORY
-from carnelian_serving.triton_options import OWN_OPTIONS, check_options, trim_key
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -197,52 +196,6 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: P
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, triton_options=options) as server:
         assert server.http_url.startswith("127.0.0.2:")
         urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready").read()
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--allow-http=Off",
-        "--http-restricted-api=trace,health:key=1",
-        "--exit-timeout=9",
-        "--http-po=1",
-        "--allow-ht=false",
-    ],
-)
-def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
-    with pytest.raises(ServerError, match=option.partition("=")[0].removesuffix("-secs")):
-        check_options([option, "--http-restricted-api=trace:key=1"])
-
-
-@pytest.mark.parametrize(("option", "own"), OWN_OPTIONS.items())
-def test_an_option_that_the_launcher_has_is_named(option: str, own: str) -> None:
-    with pytest.raises(ServerError, match=f"`{own}` must stand before the `--`, but `{option}`"):
-        check_options([f"{option}=1"])
-
-
-@pytest.mark.parametrize(
-    ("option", "passed_on"),
-    [
-        ("--grpc-restricted-protocol=trace:key= two words=\r\n", "--grpc-restricted-protocol=trace:key=two words="),
-        ("--http-restricted-api=trace", "--http-restricted-api=trace"),
-        ("--log-file= x ", "--log-file= x "),
-    ],
-)
-def test_keys_lose_the_white_space_around_them_alone(option: str, passed_on: str) -> None:
-    assert trim_key(option) == passed_on
-
-
-@pytest.mark.parametrize("key", ["", "\n", "two\nlines", "schlüssel"])
-def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
-    with pytest.raises(ServerError, match="the key of `--grpc-restricted-protocol=trace:key` must be") as refused:
-        trim_key(f"--grpc-restricted-protocol=trace:key={key}")
-    assert not key.strip() or key not in str(refused.value)
-
-
-@pytest.mark.parametrize("option", ["--http-address", "--metrics-address"])
-def test_an_address_that_is_a_name_is_refused(option: str) -> None:
-    with pytest.raises(ServerError, match=option):
-        read_addresses("127.0.0.1", [f"{option}=localhost"])
 
 
 def test_scratch_may_lie_in_shared_memory(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
