@@ -14,21 +14,15 @@ from carnelian_training.models import depthwise_gpu as kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-KERNEL = 75
-
 
 def main(capability: int) -> None:
     for dtype in ("fp16", "bf16", "fp32"):
-        tiles = {"tile_t": kernels.TILE_FRAMES, "tile_c": kernels.TILE_CHANNELS}
-        sums = {"tile_t": kernels.SUM_FRAMES, "tile_k": kernels.SUM_TAPS, "tile_c": kernels.SUM_CHANNELS}
+        tiles = {"run": kernels.RUN, "tile_c": kernels.TILE_CHANNELS}
         pointers = {"x": dtype, "taps": "fp32", "out": dtype}
-        numbers = ["frames", "channels"]
-        compile_kernel(
-            kernels._convolve_tile, pointers, numbers, {"kernel": KERNEL, "reverse": True, **tiles}, capability
-        )
+        numbers = ["frames", "channels", "kernel"]
+        compile_kernel(kernels._convolve_run, pointers, numbers, tiles, capability)
         pointers = {"x": dtype, "grad": dtype, "sums": "fp32"}
-        constants = {"kernel": KERNEL, "splits": kernels.SPLITS, **sums}
-        compile_kernel(kernels._sum_tile, pointers, ["batch", *numbers], constants, capability)
+        compile_kernel(kernels._sum_run, pointers, ["batch", *numbers], {"splits": kernels.SPLITS, **tiles}, capability)
 
 
 def compile_kernel(function, pointers: dict, numbers: list, constants: dict, capability: int) -> None:
@@ -42,7 +36,7 @@ def compile_kernel(function, pointers: dict, numbers: list, constants: dict, cap
         constexprs=constants,
         attrs={(place,): [["tt.divisibility", 16]] for place in aligned},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": kernels.WARPS})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
         binary.write(compiled.asm["cubin"])
         binary.flush()

@@ -1,4 +1,9 @@
-"""Hold the Triton kernels to PyTorch's convolutions, run by Triton's interpreter on the CPU (TRITON_INTERPRET=1)."""
+"""Hold the Triton kernels to PyTorch's convolutions.
+
+python interpret_depthwise.py [cpu]: run by Triton's interpreter (TRITON_INTERPRET=1); or cuda, where there is a GPU.
+"""
+
+import sys
 
 import torch
 from carnelian_training.models.masked import MaskedConv
@@ -6,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def main() -> None:
+def main(device: str = "cpu") -> None:
+    torch.set_default_device(device)
     torch.manual_seed(0)
     for channels, kernel, dilation, frames in (
         (8, 5, 1, 20),
@@ -22,7 +28,7 @@ def main() -> None:
         upstream = torch.randn_like(expected)
         for ours, reference in zip(run(conv, x, upstream), gradients(expected, conv, x, upstream), strict=True):
             torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device, torch.float16):
             halves = run(conv, x, upstream.half())
         assert [tensor.dtype for tensor in halves] == [torch.float16, torch.float32, torch.float32]
         for ours, reference in zip(halves, gradients(expected, conv, x, upstream), strict=True):
@@ -39,4 +45,4 @@ def gradients(result: Tensor, conv: MaskedConv, x: Tensor, upstream: Tensor) -> 
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

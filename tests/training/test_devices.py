@@ -4,11 +4,13 @@ Their values are on the CPU. An operator that gets some of them, and others with
 fails as on a GPU. Kernels, precisions and speed of a GPU stay untested.
 """
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 import torch
 from carnelian_training.cli import main
+from carnelian_training.config import config_from_dict
 from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
@@ -17,6 +19,7 @@ from carnelian_training.language_models.streams import Segment, Stretch
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
+from carnelian_training.models.masked import MaskedConv
 from carnelian_training.run_config import run_from_dict
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -121,6 +124,8 @@ class CpuGenerator(torch.Generator):
 def gpu(monkeypatch):
     """A process whose device looks like a GPU."""
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    find = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.2.0" if name == "triton" else find(name))
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # for `Module.to` of a subclass
     with Operators(), Functions():
@@ -221,3 +226,30 @@ def test_every_command_takes_the_device_that_there_is(command, call, tmp_path, m
     status, _, err = call(main, *command)
     assert status == 1
     assert "meta tensor" in err
+
+
+def config_with(**loop):
+    tree = {"name": "x", "model": {"name": "quartznet", "stages": [{"filters": 8, "kernel": 3, "residual": False}]}}
+    return config_from_dict({**tree, "loop": loop}, "test")
+
+
+def uses_triton(config, process):
+    state = new_state(config, process)
+    return {module.uses_triton for module in state.model.modules() if isinstance(module, MaskedConv)}
+
+
+def test_without_a_gpu_the_kernels_are_not_used():
+    assert uses_triton(config_with(depthwise="triton"), Process(torch.device("cpu"))) == {False}
+
+
+def test_an_older_triton_is_told_and_done_without(gpu, caplog):
+    assert uses_triton(config_with(), gpu) == {False}
+    assert "needs Triton 3.3, of PyTorch 2.7, or later, but found 3.2.0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"), [({}, True), ({"depthwise": "pytorch"}, False), ({"compile": True}, False)]
+)
+def test_on_a_gpu_the_kernels_are_used_unless_told_or_compiled(loop, expected, gpu, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.10.0")
+    assert uses_triton(config_with(**loop), gpu) == {expected}

@@ -6,6 +6,7 @@ clip (`data.plan.Item.seed`). So there is no state of a generator to keep either
 number of processes.
 """
 
+import importlib.metadata
 import logging
 import math
 import os
@@ -231,21 +232,37 @@ def new_state(config: RunConfig, process: Process) -> State:
             "`loop.precision: bf16` should have a CPU with AVX-512, but this one has AVX2 and emulates it, about ten "
             "times slower than fp32: set `loop.precision=fp32`"
         )
-    if config.loop.depthwise == "triton" and device.type != "cuda":
-        raise ValueError("`loop.depthwise: triton` must run on a GPU, but PyTorch sees none: set it to `pytorch`")
     allow_tf32(precision)
     torch.manual_seed(config.loop.seed)
     model = checkpoint.build_network(config).to(device)
     average = None if config.optimizer.ema is None else Average(model, config.optimizer.ema)
+    is_chosen = config.loop.depthwise == "triton" and device.type == "cuda" and not config.loop.compile
+    uses_triton = is_chosen and _has_triton()
     for module in model.modules():
         if isinstance(module, MaskedBatchNorm):
             module.shared = config.loop.batch_statistics == "shared" and process.size > 1
         if isinstance(module, Block):
             module.recompute = config.loop.recompute
         if isinstance(module, MaskedConv):
-            module.uses_triton = config.loop.depthwise == "triton"
+            module.uses_triton = uses_triton
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     return State(model, build_optimizer(config, model, process), scaler, average, process)
+
+
+def _has_triton() -> bool:
+    """Whether Triton compiles our kernels; a warning where it does not."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if version != "none" and tuple(map(int, version.split(".")[:2])) >= (3, 3):
+        return True
+    logger.warning(
+        "`loop.depthwise: triton` needs Triton 3.3, of PyTorch 2.7, or later, but found %s: depthwise convolutions are "
+        "PyTorch's, which train QuartzNet half as fast",
+        version,
+    )
+    return False
 
 
 def compiled(model: nn.Module, device: torch.device) -> nn.Module:

@@ -1,7 +1,7 @@
 """Depthwise convolution over time for NVIDIA GPUs, in the Triton language (https://triton-lang.org, not the server).
 
-Not the default: tests hold its results to PyTorch's in Triton's interpreter and compile it for GPUs, but no GPU has run
-it yet. `loop.depthwise: triton` chooses it, and `carnelian-perf training` tells whether it pays.
+PyTorch and cuDNN take 1.3 to 3 times as long with QuartzNet's wide kernels in half precision, and up to 20 times in
+float32: `perf/results/quartznet_15x5_training_gpu.md` has the ratio of whole steps.
 
 Tensors are rows, [batch, frames, channels], which is what channels last makes of [batch, channels, 1, frames]. Sums are
 float32, in an order that does not depend on timing.
@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Tiles for QuartzNet's 256 and 512 channels and 33 to 87 taps; all powers of two, as Triton demands.
-TILE_FRAMES, TILE_CHANNELS = 64, 64
-SUM_FRAMES, SUM_TAPS, SUM_CHANNELS = 16, 16, 32
-SPLITS = 32
+RUN = 16
+"""Results that a program forms at once from a window of 31 values, each of which goes into up to 16 of them."""
+TILE_CHANNELS = 128
+WARPS = 2
+SPLITS = 64
 """Parts of the batch whose sums of the weight gradient are formed apart, so that all of a GPU has work."""
 
 
@@ -55,10 +56,11 @@ def _convolve(x: Tensor, weight: Tensor, *, reverse: bool) -> Tensor:
     """Convolve, or with `reverse` bring a gradient of the result back to the input."""
     rows = _rows(x)
     batch, frames, channels = rows.shape
-    taps = weight[:, 0, 0, :].t().contiguous()  # [kernel, channels]
+    taps = weight[:, 0, 0, :].t()  # [kernel, channels]
+    taps = (taps.flip(0) if reverse else taps).contiguous()
     out = torch.empty_like(rows)
-    grid = (triton.cdiv(frames, TILE_FRAMES), triton.cdiv(channels, TILE_CHANNELS), batch)
-    _convolve_tile[grid](rows, taps, out, frames, channels, weight.shape[3], reverse, TILE_FRAMES, TILE_CHANNELS)
+    grid = (triton.cdiv(frames, RUN), triton.cdiv(channels, TILE_CHANNELS), batch)
+    _convolve_run[grid](rows, taps, out, frames, channels, weight.shape[3], RUN, TILE_CHANNELS, num_warps=WARPS)
     return out.transpose(1, 2).unsqueeze(2)
 
 
@@ -67,75 +69,77 @@ def _sum_products(x: Tensor, grad: Tensor, kernel: int) -> Tensor:
     rows, grad_rows = _rows(x), _rows(grad)
     batch, frames, channels = rows.shape
     sums = rows.new_empty((SPLITS, kernel, channels), dtype=torch.float32)
-    grid = (triton.cdiv(channels, SUM_CHANNELS), triton.cdiv(kernel, SUM_TAPS), SPLITS)
-    _sum_tile[grid](rows, grad_rows, sums, batch, frames, channels, kernel, SPLITS, SUM_FRAMES, SUM_TAPS, SUM_CHANNELS)
+    grid = (triton.cdiv(channels, TILE_CHANNELS), triton.cdiv(kernel, RUN), SPLITS)
+    _sum_run[grid](rows, grad_rows, sums, batch, frames, channels, kernel, SPLITS, RUN, TILE_CHANNELS, num_warps=WARPS)
     return sums.sum(0).t()[:, None, None, :]
 
 
-@triton.jit
-def _convolve_tile(
-    x,
-    taps,
-    out,
-    frames,
-    channels,
-    kernel: tl.constexpr,
-    reverse: tl.constexpr,
-    tile_t: tl.constexpr,
-    tile_c: tl.constexpr,
-):
-    """One tile of `out`: frames by channels of one clip."""
-    t = tl.program_id(0) * tile_t + tl.arange(0, tile_t)
+# One kernel for every width and length: each takes seconds to compile.
+@triton.jit(do_not_specialize=["frames", "kernel"])
+def _convolve_run(x, taps, out, frames, channels, kernel, run: tl.constexpr, tile_c: tl.constexpr):
+    """`run` frames of `out`, one tile of channels of one clip."""
+    t = tl.program_id(0) * run
     c = tl.program_id(1) * tile_c + tl.arange(0, tile_c)
     clip = tl.program_id(2).to(tl.int64) * frames * channels
-    is_channel = c < channels
-    total = tl.zeros((tile_t, tile_c), tl.float32)
-    for k in range(kernel):
-        source = t + k - kernel // 2
-        is_inside = (source >= 0) & (source < frames)
-        values = tl.load(
-            x + clip + source[:, None] * channels + c[None, :], is_inside[:, None] & is_channel[None, :], other=0.0
-        )
-        tap = kernel - 1 - k if reverse else k
-        total += values.to(tl.float32) * tl.load(taps + tap * channels + c, is_channel, other=0.0)[None, :]
-    places = out + clip + t[:, None] * channels + c[None, :]
-    tl.store(places, total.to(out.dtype.element_ty), (t < frames)[:, None] & is_channel[None, :])
+    totals = _zeros(run, tile_c)
+    for k in range(0, kernel, run):
+        weights = _load_run(taps, k, kernel, c, channels, run)
+        totals = _correlate(totals, weights, x + clip, t + k - kernel // 2, frames, c, channels, run)
+    for i in tl.static_range(run):
+        place = out + clip + (t + i) * channels + c
+        tl.store(place, totals[i].to(out.dtype.element_ty), (c < channels) & (t + i < frames))
+
+
+@triton.jit(do_not_specialize=["batch", "frames", "kernel"])
+def _sum_run(
+    x, grad, sums, batch, frames, channels, kernel, splits: tl.constexpr, run: tl.constexpr, tile_c: tl.constexpr
+):
+    """`run` taps of `sums`, one tile of channels, over every `splits`-th stretch of `run` frames."""
+    c = tl.program_id(0) * tile_c + tl.arange(0, tile_c)
+    k = tl.program_id(1) * run
+    split = tl.program_id(2)
+    totals = _zeros(run, tile_c)
+    stretches = tl.cdiv(frames, run)
+    for stretch in range(split, batch * stretches, splits):
+        clip = (stretch // stretches).to(tl.int64) * frames * channels
+        t = stretch % stretches * run
+        of_result = _load_run(grad + clip, t, frames, c, channels, run)
+        totals = _correlate(totals, of_result, x + clip, t + k - kernel // 2, frames, c, channels, run)
+    for i in tl.static_range(run):
+        place = sums + (split * kernel + k + i) * channels + c
+        tl.store(place, totals[i], (c < channels) & (k + i < kernel))
 
 
 @triton.jit
-def _sum_tile(
-    x,
-    grad,
-    sums,
-    batch,
-    frames,
-    channels,
-    kernel: tl.constexpr,
-    splits: tl.constexpr,
-    tile_t: tl.constexpr,
-    tile_k: tl.constexpr,
-    tile_c: tl.constexpr,
-):
-    """One tile of `sums`: taps by channels, over every `splits`-th stretch of `tile_t` frames."""
-    c = tl.program_id(0) * tile_c + tl.arange(0, tile_c)
-    k = tl.program_id(1) * tile_k + tl.arange(0, tile_k)
-    split = tl.program_id(2)
-    is_channel = c < channels
-    total = tl.zeros((tile_k, tile_c), tl.float32)
-    stretches = tl.cdiv(frames, tile_t)
-    for stretch in range(split, batch * stretches, splits):
-        clip = (stretch // stretches).to(tl.int64) * frames * channels
-        t = stretch % stretches * tile_t + tl.arange(0, tile_t)
-        of_result = tl.load(
-            grad + clip + t[:, None] * channels + c[None, :], (t < frames)[:, None] & is_channel[None, :], other=0.0
-        )
-        source = t[:, None] + k[None, :] - kernel // 2
-        is_inside = (source >= 0) & (source < frames)
-        values = tl.load(
-            x + clip + source[:, :, None] * channels + c[None, None, :],
-            is_inside[:, :, None] & is_channel[None, None, :],
-            other=0.0,
-        )
-        total += tl.sum(values.to(tl.float32) * of_result.to(tl.float32)[:, None, :], axis=0)
-    places = sums + (split * kernel + k[:, None]) * channels + c[None, :]
-    tl.store(places, total, (k < kernel)[:, None] & is_channel[None, :])
+def _zeros(run: tl.constexpr, tile_c: tl.constexpr):
+    rows = ()
+    for _ in tl.static_range(run):
+        rows += (tl.zeros((tile_c,), tl.float32),)  # type: ignore[assignment]
+    return rows
+
+
+@triton.jit
+def _load_run(rows, start, end, c, channels, run: tl.constexpr):
+    """The rows `start` to `start + run` of [end, channels] as float32; zero behind the end."""
+    loaded = ()
+    for i in tl.static_range(run):
+        is_inside = (c < channels) & (start + i < end)
+        loaded += (tl.load(rows + (start + i) * channels + c, is_inside, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+    return loaded
+
+
+@triton.jit
+def _correlate(totals, weights, x, start, frames, c, channels, run: tl.constexpr):
+    """Add to each total i the sum over j of `weights[j]` times the row `start + i + j` of `x` [frames, channels]."""
+    for place in tl.static_range(2 * run - 1):
+        source = start + place
+        is_inside = (c < channels) & (source >= 0) & (source < frames)
+        value = tl.load(x + source * channels + c, is_inside, other=0.0).to(tl.float32)
+        added = ()
+        for i in tl.static_range(run):
+            if place - i >= 0 and place - i < run:
+                added += (totals[i] + value * weights[place - i],)  # type: ignore[assignment]
+            else:
+                added += (totals[i],)  # type: ignore[assignment]
+        totals = added
+    return totals
