@@ -43,7 +43,8 @@ def infer(
     engines: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: plain, eager, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8, tensorrt."
+            help="Comma-separated: plain, eager, graphs, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8, "
+            "tensorrt."
         ),
     ] = "plain,eager,onnx_conv1d,onnx",
     durations: Durations = "2,7,16.7",

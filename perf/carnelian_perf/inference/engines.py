@@ -35,6 +35,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2
 from carnelian_training.precision import DTYPES, autocast
 from torch import Tensor, nn
 
+from carnelian_perf.inference.graphs import run_graphs
 from carnelian_perf.inference.results import GPU_ONLY
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 
@@ -75,6 +76,8 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
         return _in_parts(run) if device == "cpu" else run
     if name == "tensorrt":
         return _run_tensorrt(network, precision)
+    if name == "graphs":
+        return run_graphs(lower(network, dtype).to(device), dtype)
     if name.startswith("compiled"):
         lowered = lower(network, dtype).to(device)
         mode = "reduce-overhead" if name in GPU_ONLY else None

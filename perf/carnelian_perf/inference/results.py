@@ -9,6 +9,7 @@ from carnelian_perf.raw_file import Filled, Record
 TITLES = {
     "plain": "PyTorch eager, plain Conv1d",
     "eager": "PyTorch eager",
+    "graphs": "PyTorch, CUDA graphs",
     "compiled": "PyTorch compiled",
     "compiled_graphs": "PyTorch compiled, CUDA graphs",
     "onnx_conv1d": "ONNX Runtime, Conv1d without masks, the form of NeMo's export",
@@ -18,7 +19,7 @@ TITLES = {
 }
 """What runs the network, by name."""
 AS_SERVED = "onnx"
-GPU_ONLY = ("compiled_graphs", "tensorrt")
+GPU_ONLY = ("graphs", "compiled_graphs", "tensorrt")
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,151 @@
+"""A network on an NVIDIA GPU as CUDA graphs, of few kernels where it is a Jasper or a QuartzNet.
+
+At small batches a GPU waits for the CPU to start kernels, and at large ones most of what is not a convolution is memory
+that is read and written again. A graph starts all kernels at once; and bias, residual sum and ReLU are done by the
+convolution or matrix product before them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from carnelian_export.graph.folding import FoldedSubBlock
+from carnelian_training.models.blocks import Block, Projection
+from carnelian_training.models.masked import Mask, MaskedConv
+from carnelian_training.models.network import CtcNetwork, StackNetwork
+from torch import Tensor, nn
+
+Array = npt.NDArray[np.float32]
+
+
+def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.NDArray[np.int32]], Array]:
+    """Run a network with a graph for each shape of batch, which is captured when the shape is first seen.
+
+    Args:
+        lowered: As :func:`carnelian_export.graph.precision.lower` makes it, on the GPU.
+        dtype: Its precision.
+
+    Returns:
+        Features [rows, num_mels, frames] and lengths [rows] -> log-probabilities [rows, frames', labels].
+    """
+    if isinstance(lowered, StackNetwork):
+        fuse(lowered)
+    for module in lowered.modules():
+        if isinstance(module, MaskedConv) and module.groups > 1:
+            module.uses_triton = True
+            # As the kernel reads it, tap by tap, so that it is not copied at each use: [C, 1, 1, K], a view of [K, C].
+            module.weight.data = module.weight[:, 0, 0, :].t().contiguous().t()[:, None, None, :]
+    graphs: dict[tuple[int, ...], _Graph] = {}
+
+    @torch.inference_mode()
+    def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        if features.shape not in graphs:
+            graphs[features.shape] = _Graph(lowered, dtype, features.shape)
+        return graphs[features.shape].run(features, lengths)
+
+    return run
+
+
+def fuse(lowered: StackNetwork) -> None:
+    """Put blocks of few kernels in the place of its own, and weights into the order that they are read in."""
+    lowered.blocks = nn.ModuleList(_FusedBlock(cast(Block, block)) for block in lowered.blocks)
+    # As the activations are; else cuDNN would copy the weights at each use.
+    lowered.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+class _Graph:
+    """The network for one shape of batch, between buffers that the GPU copies from and to by itself."""
+
+    def __init__(self, network: CtcNetwork, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.features, self.lengths = torch.zeros(shape, pin_memory=True), torch.zeros(shape[0], dtype=torch.int64)
+        features, lengths = self.features.cuda(), self.lengths.cuda()
+        self.lengths = self.lengths.pin_memory()
+
+        def forward() -> Tensor:
+            features.copy_(self.features, non_blocking=True)
+            lengths.copy_(self.lengths, non_blocking=True)
+            log_probs: Tensor = network(features.to(dtype), lengths)[0]
+            return log_probs.float()
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        tf32 = torch.backends.cudnn.allow_tf32
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32), torch.cuda.stream(stream):
+            self.log_probs = forward().cpu().pin_memory()  # kernels are compiled and cuDNN's chosen before the capture
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=stream):
+                self.log_probs.copy_(forward(), non_blocking=True)
+
+    def run(self, features: Array, lengths: npt.NDArray[np.int32]) -> Array:
+        self.features.copy_(torch.from_numpy(features))
+        self.lengths.copy_(torch.from_numpy(lengths))
+        self.graph.replay()
+        torch.cuda.synchronize()
+        return self.log_probs.numpy().copy()
+
+
+class _FusedBlock(nn.Module):
+    """A block with its batch norms folded."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.sub_blocks = block.sub_blocks
+        self.projection = block.projection
+        first = [] if block.projection is None else [block.projection]
+        self.projections = nn.ModuleList(first + [cast(Projection, projection).conv for projection in block.earlier])
+        last = cast(FoldedSubBlock, block.sub_blocks[-1]).pointwise
+        biases = [cast(Tensor, conv.bias).detach() for conv in self.projections]
+        if last.kernel_size[1] == 1:  # else the convolution adds its own
+            biases.append(cast(Tensor, last.bias).detach())
+        self.register_buffer("bias", torch.stack(biases).sum(0) if self.projections else None)
+
+    def forward(self, x: Tensor, mask: Mask, earlier: Sequence[Tensor] = ()) -> tuple[Tensor, Mask]:
+        """As :class:`Block`'s."""
+        residual = self._project([x, *earlier]) if self.projections else None
+        *sub_blocks, last = (cast(FoldedSubBlock, sub_block) for sub_block in self.sub_blocks)
+        for sub_block in sub_blocks:
+            x, mask = _apply(sub_block, x, mask, None)
+        return _apply(last, x, mask, residual)
+
+    def _project(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The sum of the projections, each of which is added by the matrix product that makes it."""
+        weights = [cast(MaskedConv, conv).weight.flatten(1).t() for conv in self.projections]
+        total = torch.addmm(cast(Tensor, self.bias), _rows(inputs[0]), weights[0])
+        for weight, x in zip(weights[1:], inputs[1:], strict=True):
+            total.addmm_(_rows(x), weight)
+        return _batch(total, inputs[0])
+
+
+def _apply(sub_block: FoldedSubBlock, x: Tensor, mask: Mask, residual: Tensor | None) -> tuple[Tensor, Mask]:
+    """ReLU of a sub-block's result, and of what is added to it: :meth:`_FusedBlock._project`'s."""
+    if sub_block.depthwise is not None:
+        x = sub_block.depthwise(mask.apply(x))
+        mask = mask.strided(sub_block.depthwise.stride[1])
+    conv = sub_block.pointwise
+    bias = cast(Tensor, conv.bias)
+    if conv.kernel_size[1] == 1:
+        weight = conv.weight.flatten(1).t()
+        if residual is None:
+            return _batch(torch._addmm_activation(bias, _rows(x), weight), x), mask
+        return _batch(_rows(residual).addmm_(_rows(x), weight).relu_(), x), mask
+    x = mask.apply(x)
+    mask = mask.strided(conv.stride[1])
+    if conv.dilation[1] > 1:
+        x = conv(x)
+        return (x if residual is None else x + residual).relu_(), mask
+    how = conv.stride, cast(tuple[int, int], conv.padding), conv.dilation, 1
+    if residual is None:
+        return torch.cudnn_convolution_relu(x, conv.weight, bias, *how), mask
+    return torch.cudnn_convolution_add_relu(x, conv.weight, residual, 1.0, bias, *how), mask
+
+
+def _rows(x: Tensor) -> Tensor:
+    # [B, C, 1, T] -> [B * T, C]: a view with channels last
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def _batch(rows: Tensor, like: Tensor) -> Tensor:
+    """`rows` [batch * frames, channels] as [batch, channels, 1, frames]."""
+    return rows.view(like.shape[0], 1, like.shape[3], -1).permute(0, 3, 1, 2)
