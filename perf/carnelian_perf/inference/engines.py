@@ -69,6 +69,7 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
     if name.startswith("onnx"):
         if precision not in ONNX_PRECISIONS[name]:
             raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
+        _find_provider(device)  # an export may take a minute
         if name == "onnx_conv1d":
             return _run_padded(open_session(_export_plain(_make_plain(network)), device, threads))
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
@@ -158,9 +159,7 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
     Raises:
         EngineError: ONNX Runtime does not run on the device.
     """
-    wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
-    if wanted not in onnxruntime.get_available_providers():
-        raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu in place of onnxruntime")
+    wanted = _find_provider(device)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # As the server has it.
@@ -171,6 +170,13 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
     if session.get_providers()[0] != wanted:  # its libraries are missing; ONNX Runtime goes on without it
         raise EngineError(f"ONNX Runtime cannot load {wanted}; install the CUDA and cuDNN that its log asks for")
     return session
+
+
+def _find_provider(device: str) -> str:
+    wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
+    if wanted not in onnxruntime.get_available_providers():
+        raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu in place of onnxruntime")
+    return wanted
 
 
 def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engine:
