@@ -130,7 +130,7 @@ def _log_of(trt: Any) -> Any:
 
 
 class EngineRun:
-    """A built engine on a GPU: tensors by name in, tensors by name out. Not run yet by anybody, for want of a GPU."""
+    """A built engine on a GPU: tensors by name in, tensors by name out. Not run yet by anybody."""
 
     def __init__(self, plan: bytes) -> None:
         self._trt = load_tensorrt()

@@ -111,3 +111,54 @@ def ratios(raw: str, baseline: str, engine: str) -> str:
             cpu_ms[timing["engine"]].append(statistics.median(timing["network_cpu_ms"]))
     found = [slow / fast for slow, fast in zip(cpu_ms[baseline], cpu_ms[engine], strict=True)]
     return f"{min(found):.1f} to {max(found):.1f}"
+
+
+def rows_of(page, heading):
+    """The rows of the table whose first row begins so, as cells."""
+    lines = read(page).split(f"\n{heading}", 1)[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+MODELS = {"QuartzNet 15x5": "quartznet_15x5", "Jasper": "jasper_10x5dr"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "perf/docs/sweeps.md"])
+def test_latencies_on_a_gpu_are_those_of_the_raw_files(page):
+    rows = rows_of(page, "| model | clip s | batch | ")
+    assert rows
+    for title, duration_s, batch, graphs_fp16, graphs_tf32, eager_fp16, floor, *_ in rows:
+        for precision, engine, shown in (
+            ("fp16", "graphs", graphs_fp16),
+            ("tf32", "graphs", graphs_tf32),
+            ("fp16", "eager", eager_fp16),
+        ):
+            raw = json.loads(read(f"perf/results/{MODELS[title]}_infer_gpu_{precision}.json"))
+            cell = (engine, float(duration_s), int(batch))
+            (timing,) = [t for t in raw["timings"] if (t["engine"], t["duration_s"], t["batch"]) == cell]
+            assert float(shown) == pytest.approx(statistics.median(timing["network_ms"]), rel=0.005)
+            (common,) = [c for c in raw["common"] if (c["duration_s"], c["batch"]) == cell[1:]]
+            if precision == "fp16":
+                assert float(floor) == pytest.approx(1e3 * common["gflop"] / raw["gflop_per_s"], abs=0.05)
+
+
+@pytest.mark.parametrize("title", MODELS)
+def test_half_precision_is_never_slower_than_tf32_on_a_gpu(title):
+    half, tf32 = (
+        {
+            (t["duration_s"], t["batch"]): statistics.median(t["network_ms"])
+            for t in json.loads(read(f"perf/results/{MODELS[title]}_infer_gpu_{precision}.json"))["timings"]
+            if t["engine"] == "graphs"
+        }
+        for precision in ("fp16", "tf32")
+    )
+    assert len(half) == len(tf32) == 15
+    assert all(half[cell] < tf32[cell] for cell in half)
+
+
+def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
+    for title, batch, *shown in rows_of("perf/docs/training.md", "| model | batch | TF32 | "):
+        raw = json.loads(read(f"perf/results/{MODELS[title]}_training_gpu.json"))
+        for precision, rate in zip(("tf32", "fp16", "bf16"), shown, strict=False):
+            cell = {"form": "Carnelian", "precision": precision, "batch": int(batch), "processes": 1}
+            found = [int(batch) / statistics.median(r["wall_s"]) for r in raw["results"] if r["cell"] == cell]
+            assert [f"{value:.0f}" for value in found] == ([rate] if rate else [])

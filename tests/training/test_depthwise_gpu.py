@@ -31,6 +31,6 @@ def test_kernels_compile_for_gpus_and_spill_no_registers(capability, tmp_path):
     run("compile_depthwise.py", capability, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: CUDA_VISIBLE_DEVICES=0")
 def test_kernels_give_the_results_and_gradients_of_a_plain_convolution_on_a_gpu():
     run("interpret_depthwise.py", "cuda")

@@ -28,8 +28,11 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
     if published:
         head.append("published avg")
+    absent = _find_absent(measurement)
     rows = []
     for timing in measurement.timings:
+        if timing.engine in absent:
+            continue
         cells = [f"{timing.duration_s:g}", f"{timing.batch}", measurement.titles[timing.engine]]
         if timing.not_run:
             cells.append(timing.not_run)
@@ -49,6 +52,7 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         f"Times as fast as {' or '.join(_name_baselines(measurement))}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
         f"Texts: {_say_texts(measurement)}",
+        *(f"{measurement.titles[engine]}: {why}." for engine, why in absent.items()),
         f"{plan['source']}, {plan['precision']}, {measurement.say_threads()}; speech of {plan['manifest']}.",
         f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores:.1f} cores busy "
         "before.",
@@ -57,6 +61,14 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     if published:
         notes.append(f"Published: {next(iter(published.values())).title}, another machine.")
     return page(f"{measurement.model}: inference without a server", measurement, [table(head, rows)], notes)
+
+
+def _find_absent(measurement: Measurement) -> dict[str, str]:
+    """Engines that ran nowhere, for one reason, and the reason."""
+    reasons: dict[str, set[str | None]] = {}
+    for timing in measurement.timings:
+        reasons.setdefault(timing.engine, set()).add(timing.not_run)
+    return {engine: str(*why) for engine, why in reasons.items() if len(why) == 1 and None not in why}
 
 
 def _say_texts(measurement: Measurement) -> str:
@@ -86,7 +98,7 @@ def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
     rtfx = 1e3 * timing.duration_s * timing.batch / all_ms
     base = _find_baseline(measurement, timing)
     return [
-        *(f"{number:.1f}" for number in numbers),
+        *(f"{number:.{1 if number >= 10 else 2}f}" for number in numbers),
         f"{rtfx:.0f}",
         f"{_typical(measurement, base) / _typical(measurement, timing):.2f}" if base else "-",
     ]

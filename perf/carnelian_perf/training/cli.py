@@ -87,7 +87,7 @@ def training(
         from carnelian_perf.training.steps import grid, measure
 
         settings = load_config(config, tuple(overrides or ()))
-        has_baseline = settings.model.name != "wav2vec2"
+        has_baseline = settings.model.name == "quartznet"
         cells = grid(sizes, names, counts, has_baseline=has_baseline)
         raw = raw_file_path(out, f"{settings.name}_training.json")
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)

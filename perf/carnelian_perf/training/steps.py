@@ -27,7 +27,7 @@ from carnelian_training.distributed import Process
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
+from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
@@ -47,15 +47,13 @@ GPU_PRECISIONS = ("tf32", "fp16")
 """A CPU has no TF32, and is slower in float16 than in float32."""
 
 
-def why_not(cell: Cell, config: Config) -> str | None:
+def why_not(cell: Cell) -> str | None:
     """What keeps a cell from running here, if anything does."""
     has_gpu = torch.cuda.is_available()
     if cell.precision in GPU_PRECISIONS and not has_gpu:
         return "not run: no GPU"
     if has_gpu and cell.processes > torch.cuda.device_count():
         return f"not run: {torch.cuda.device_count()} GPU(s)"
-    if cell.form == PLAIN and not isinstance(config.model, QuartzNetConfig):
-        return "not run: the baseline is a QuartzNet"
     return None
 
 
@@ -75,7 +73,7 @@ def time_cells(config: Config, cells: list[Cell], work: Work) -> Iterator[list[R
     Yields:
         After each turn, of the cells in their order, those that are done or cannot be run.
     """
-    results = [Result(cell=cell, not_run=why_not(cell, config)) for cell in cells]
+    results = [Result(cell=cell, not_run=why_not(cell)) for cell in cells]
     runnable = [result for result in results if result.not_run is None]
     if not runnable:
         yield results
@@ -201,7 +199,7 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measureme
     if on_gpu:
         origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     with torch_threads(work.threads):
-        runnable = sorted({cell.precision for cell in cells if why_not(cell, config) is None})
+        runnable = sorted({cell.precision for cell in cells if why_not(cell) is None})
         peaks, bandwidth = {precision: measure_peak(precision) for precision in runnable}, measure_bandwidth()
         for results in time_cells(config, cells, work):
             yield Measurement(

@@ -60,7 +60,7 @@ def test_fused_blocks_compute_what_the_network_does(model, monkeypatch):
         assert_same(fused(*batch())[0], network(*batch())[0], 1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: CUDA_VISIBLE_DEVICES=0")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 0.03)])
 @pytest.mark.parametrize("model", MODELS, ids=json.dumps)
 def test_graphs_compute_what_the_network_does_on_a_gpu(model, precision, tolerance):

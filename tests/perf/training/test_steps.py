@@ -12,7 +12,7 @@ import pytest
 import torch
 from carnelian_perf.cli import main
 from carnelian_perf.training.render_steps import ratios, render_page
-from carnelian_perf.training.steps import grid, take_steps, time_cells, why_not
+from carnelian_perf.training.steps import grid, take_steps, time_cells
 from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work
 from carnelian_perf.yardsticks.floors import find_floor
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
@@ -207,9 +207,7 @@ def test_rates_are_of_all_processes_by_the_median_step():
 def test_the_baseline_runs_where_it_can_be_compared():
     cells = grid([4], ["fp32"], [1, 2])
     assert [(cell.form, cell.processes) for cell in cells] == [(OURS, 1), (PLAIN, 1), (OURS, 2)]
-    stages = [{"filters": 8, "kernel": 3, "residual": False}]
-    config = config_from_dict({"name": "x", "model": {"name": "jasper", "stages": stages}}, "test")
-    assert why_not(cells[1], config) == "not run: the baseline is a QuartzNet"
+    assert [cell.form for cell in grid([4], ["fp32"], [1, 2], has_baseline=False)] == [OURS, OURS]
 
 
 @pytest.mark.parametrize("model", ["quartznet_15x5", "jasper_10x5dr"])
@@ -254,6 +252,9 @@ def test_what_is_measured_on_a_gpu_runs_on_tiny_sizes(i, tmp_path, monkeypatch, 
     measured = Measurement.read(raw)
     ran = {result.cell.precision for result in measured.results if result.not_run is None}
     assert ran == ({"tf32", "fp16", "bf16"} if torch.cuda.is_available() else {"bf16"})
+    assert {result.cell.form for result in measured.results} == (
+        {OURS, PLAIN} if "quartznet" in arguments[0] else {OURS}
+    )
     assert all(floor.gflop > 0 for floor in measured.floors)
 
 
