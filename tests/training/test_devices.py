@@ -4,7 +4,6 @@ Their values are on the CPU. An operator that gets some of them, and others with
 fails as on a GPU. Kernels, precisions and speed of a GPU stay untested.
 """
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -124,8 +123,7 @@ class CpuGenerator(torch.Generator):
 def gpu(monkeypatch):
     """A process whose device looks like a GPU."""
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    find = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.2.0" if name == "triton" else find(name))
+    monkeypatch.setattr("carnelian_training.loop.state._find_triton", lambda: "3.2.0")
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # for `Module.to` of a subclass
     with Operators(), Functions():
@@ -234,8 +232,8 @@ def config_with(**loop):
 
 
 def uses_triton(config, process):
-    state = new_state(config, process)
-    return {module.uses_triton for module in state.model.modules() if isinstance(module, MaskedConv)}
+    model = new_state(config, process).model
+    return {module.uses_triton for module in model.modules() if isinstance(module, MaskedConv)}
 
 
 def test_without_a_gpu_the_kernels_are_not_used():
@@ -251,5 +249,5 @@ def test_an_older_triton_is_told_and_done_without(gpu, caplog):
     ("loop", "expected"), [({}, True), ({"depthwise": "pytorch"}, False), ({"compile": True}, False)]
 )
 def test_on_a_gpu_the_kernels_are_used_unless_told_or_compiled(loop, expected, gpu, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.10.0")
+    monkeypatch.setattr("carnelian_training.loop.state._find_triton", lambda: "3.10.0+git1")
     assert uses_triton(config_with(**loop), gpu) == {expected}

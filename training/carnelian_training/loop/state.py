@@ -6,7 +6,6 @@ clip (`data.plan.Item.seed`). So there is no state of a generator to keep either
 number of processes.
 """
 
-import importlib.metadata
 import logging
 import math
 import os
@@ -251,10 +250,7 @@ def new_state(config: RunConfig, process: Process) -> State:
 
 def _has_triton() -> bool:
     """Whether Triton compiles our kernels; a warning where it does not."""
-    try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        version = "none"
+    version = _find_triton()
     if version != "none" and tuple(map(int, version.split(".")[:2])) >= (3, 3):
         return True
     logger.warning(
@@ -263,6 +259,15 @@ def _has_triton() -> bool:
         version,
     )
     return False
+
+
+def _find_triton() -> str:
+    """Its version, or `none`. Containers give the package other names, so that it is asked itself."""
+    try:
+        import triton
+    except ImportError:
+        return "none"
+    return str(triton.__version__)
 
 
 def compiled(model: nn.Module, device: torch.device) -> nn.Module:
