@@ -30,7 +30,7 @@ from carnelian_serving.environment import KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
-from carnelian_serving.repository import check_repository, is_plain, plain_path
+from carnelian_serving.repository import check_repository, is_plain, served_path
 from carnelian_serving.server_log import ServerLog
 from carnelian_serving.shared_memory import (
     REGIONS,
@@ -191,7 +191,7 @@ class Server:
             remove_leftovers(self._scratch.parent)
             if not installation.is_native:
                 check_room(find_free_bytes())
-            self._launch(installation, plain_path(self.repository, self._scratch), self._scratch)
+            self._launch(installation, served_path(self.repository, self._models, self._scratch), self._scratch)
             self._wait_until_ready()
             if not installation.is_native and self._stubs is not None:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
@@ -313,7 +313,7 @@ class Server:
             )
         self._stubs = StubWatch(self._process.pid)
         assert self._process.stdout is not None
-        # Of a link that stands for the repository, and goes with the scratch folder, nobody knows.
+        # Of what stands for the repository, and goes with the scratch folder, nobody knows.
         self._log.follow(self._process.stdout, lambda line: line.replace(str(repository), str(self.repository)))
 
     def _command(self, installation: Installation, repository: Path) -> list[str]:
@@ -335,9 +335,6 @@ class Server:
             # Natively the count belongs to one pool for all models; DALI keeps its config's `num_threads`.
             command.append("--backend-config=onnxruntime,enable-global-threadpool=1")
             command.append(f"--backend-config=onnxruntime,intra_op_thread_count={self._threads}")
-        if self._models:
-            command.append("--model-control-mode=explicit")
-            command.extend(f"--load-model={name}" for name in self._models)
         return [*command, *map(trim_key, self._triton_options)]
 
     def _wait_until_ready(self) -> None:

@@ -8,6 +8,8 @@ from carnelian_serving.errors import ServerError
 
 _PLAIN_PATH = re.compile(r"[\w./+,:=@%#~^-]*", re.ASCII)
 """Triton starts its Python stubs by a shell, and their Python reads paths as ASCII."""
+_STAGE = re.compile(r"""#.*|\bmodel_name\s*:\s*(["'])(?P<name>.*?)\1|(["'])(?:\\.|.)*?\3""")
+"""Of an ensemble's configuration; comments and other strings are passed over."""
 
 
 def check_repository(repository: Path, models: Sequence[str]) -> None:
@@ -36,10 +38,31 @@ def is_plain(path: str) -> bool:
     return _PLAIN_PATH.fullmatch(path) is not None
 
 
-def plain_path(repository: Path, scratch: Path) -> Path:
-    """The repository, by a link in the folder `scratch` where its own path is not plain."""
-    if is_plain(str(repository)):
+def served_path(repository: Path, models: Sequence[str], scratch: Path) -> Path:
+    """Return the folder that Triton is given: the repository, or in the folder `scratch` what stands for it.
+
+    That is a link where the repository's own path is not plain; where models are chosen, a folder of links to them and
+    their stages. Triton's own way to choose, its explicit control mode, lets every caller load code that it sends.
+    """
+    path = scratch / "model_repository"
+    if models:
+        path.mkdir()
+        for name in _add_stages(repository, models):
+            (path / name).symlink_to(repository / name)
+    elif is_plain(str(repository)):
         return repository
-    link = scratch / "model_repository"
-    link.symlink_to(repository)
-    return link
+    else:
+        path.symlink_to(repository)
+    return path
+
+
+def _add_stages(repository: Path, models: Sequence[str]) -> list[str]:
+    """Return the models, and those that the ensembles among them are composed of, as far as they are there."""
+    folders = {path.name for path in repository.iterdir()}
+    names = list(dict.fromkeys(models))
+    for name in names:  # which grows: a stage may be an ensemble, too
+        config = repository / name / "config.pbtxt"
+        if config.is_file():
+            stages = {match["name"] for match in _STAGE.finditer(config.read_text(errors="replace"))}
+            names += sorted(stages & folders - set(names))
+    return names

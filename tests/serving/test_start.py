@@ -1,12 +1,17 @@
 """What keeps a server from starting, each told with what to do."""
 
+import base64
+import json
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from carnelian_serving.addresses import choose_ports, find_address
@@ -204,6 +209,12 @@ BARE_CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 4
 """
+STRANGER = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+STRANGER_CONFIG = {
+    "backend": "python",
+    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+}
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 1
@@ -277,13 +288,16 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "model 'cut'" not in message
 
 
-def test_reasons_name_the_repository_that_was_given(cut_repository: Path, add_model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("models", [[], ["absent"]], ids=["all", "chosen"])
+def test_reasons_name_the_repository_that_was_given(
+    cut_repository: Path, add_model: Callable[..., Path], models: list[str]
+) -> None:
     repository = cut_repository.rename(cut_repository.with_name("rep ü x"))  # served by a link
     add_model(repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
     log: list[str] = []
     with (
         pytest.raises(ServerError, match=f"neither {repository}/absent/1/model.dali"),
-        Server(repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
+        Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
     ):
         pass
     assert any(f"{repository}/absent" in line for line in log)
@@ -306,9 +320,38 @@ def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(
     cut_repository: Path, add_model: Callable[..., Path], connect: Callable[[str], Any]
 ) -> None:
     add_model(cut_repository, "both", ENSEMBLE, {"ensemble.txt": ""})
+    add_model(cut_repository, "all", ENSEMBLE.replace('model_name: "cut"', "model_name: 'both'"), {"ensemble.txt": ""})
     add_model(cut_repository, "unloadable", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
-    with Server(cut_repository, models=["both"], http_port=0, grpc_port=0, metrics_port=0) as server:
-        assert connect(server.grpc_url).ready_models() == {"both", "cut"}
+    with (cut_repository / "all" / "config.pbtxt").open("a") as config:
+        config.write("""parameters { key: "note" value { string_value: "model_name: 'unloadable' #" } }
+        # model_name: "unloadable\"""")
+    with Server(cut_repository, models=["all"], http_port=0, grpc_port=0, metrics_port=0) as server:
+        client = connect(server.grpc_url)
+        assert client.ready_models() == {"all", "both", "cut"}
+        answer = client.infer("all", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.full((1, 1), 2, np.int32))
+        assert answer["CUT"].shape == (1, 2)
+
+
+def test_nobody_loads_models_beside_those_that_were_asked_for(cut_repository: Path) -> None:
+    with Server(cut_repository, models=["cut"], http_port=0, grpc_port=0, metrics_port=0) as server:
+
+        def post(path: str, body: object) -> bytes:
+            request = urllib.request.Request(
+                f"http://{server.http_url}/v2/repository/{path}",
+                json.dumps(body).encode(),
+                {"Content-Type": "text/plain"},
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.read()
+
+        code = base64.b64encode(STRANGER.encode()).decode()
+        parameters = {"config": json.dumps(STRANGER_CONFIG), "file:1/model.py": code}
+        for path in ("models/stranger/load", "models/cut/load", "models/cut/unload"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                post(path, {"parameters": parameters if "stranger" in path else {}})
+            with refused.value as answer:
+                assert b"not allowed" in answer.read()
+        assert json.loads(post("index", {})) == [{"name": "cut", "version": "1", "state": "READY"}]
 
 
 def test_little_shared_memory_is_refused_with_the_remedy() -> None:
