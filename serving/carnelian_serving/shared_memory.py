@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ AMPLE_BYTES = 50 * 2**20
 REGIONS = "carnelian-"
 """How the names of all servers' regions begin."""
 _LOCK = "lock"
+_LOCK_NAME = re.compile(rf"({REGIONS}\d+-[0-9a-f]{{8}}-){_LOCK}", re.ASCII)
+"""It begins as :attr:`Regions.prefix` does."""
 
 
 class Regions:
@@ -88,22 +91,28 @@ def describe_shortage(room_bytes: int, num_instances: int) -> str:
 
 
 def remove_leftovers(scratch: Path) -> None:
-    """Remove the regions that nobody claims any more, and what begins with the same name in `scratch`."""
-    for path in SHARED_MEMORY.glob(f"{REGIONS}*-{_LOCK}"):
-        with contextlib.suppress(OSError):  # in use, another user's, or another server was faster
+    """Remove this user's regions that nobody claims any more, and what begins with the same name in `scratch`."""
+    for path in _find(REGIONS):
+        name = _LOCK_NAME.fullmatch(path.name)
+        if name is None:
+            continue
+        with contextlib.suppress(OSError):  # in use, or another server was faster
             lock = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                prefix = path.name.removesuffix(_LOCK)
-                for folder in _find(prefix, scratch):
+                for folder in _find(name[1], scratch):
                     shutil.rmtree(folder, ignore_errors=True)
-                _remove(prefix)
+                _remove(name[1])
             finally:
                 os.close(lock)
 
 
 def _find(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[Path]:
-    return folder.glob(f"{glob.escape(prefix)}*")
+    """Yield what is this user's: here and in /tmp everybody may give files such names."""
+    for path in folder.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.geteuid():
+                yield path
 
 
 def _remove(prefix: str) -> None:

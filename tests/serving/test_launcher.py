@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import secrets
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from carnelian_serving.installation import (
 )
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
-from carnelian_serving.shared_memory import SHARED_MEMORY
+from carnelian_serving.shared_memory import SHARED_MEMORY, remove_leftovers
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -133,6 +134,45 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
         process.communicate(timeout=40)
         assert not regions(process.pid)
     assert {path.name for path in tmp_path.iterdir()} <= {cut_repository.name}
+
+
+@pytest.fixture
+def leave(tmp_path: Path) -> Iterator[Callable[[str], list[Path]]]:
+    """Makes what a killed server leaves, by how its names begin: a lock, a region, a scratch folder."""
+    made: list[Path] = []
+
+    def make(prefix: str) -> list[Path]:
+        made.extend(SHARED_MEMORY / f"{prefix}-{name}" for name in ("lock", "region"))
+        for path in made:
+            path.touch()
+        folder = tmp_path / f"{prefix}-folder"
+        folder.mkdir()
+        return [*made, folder]
+
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("token", "is_taken"), [("-0123abcd", True), ("-0123abc", False), ("", False)])
+def test_only_what_has_a_servers_name_is_taken_back(
+    tmp_path: Path, leave: Callable[[str], list[Path]], token: str, is_taken: bool
+) -> None:
+    made = leave(f"carnelian-{secrets.randbelow(10**9)}{token}")
+    remove_leftovers(tmp_path)
+    assert [path.exists() for path in made] == [not is_taken] * 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize(("foreign", "left"), [((0,), [0, 1, 2]), ((1, 2), [1, 2])], ids=["lock", "leftovers"])
+def test_what_others_own_takes_nothing_back_and_is_left(
+    tmp_path: Path, leave: Callable[[str], list[Path]], foreign: Sequence[int], left: list[int]
+) -> None:
+    made = leave(f"carnelian-{secrets.randbelow(10**9)}-0123abcd")
+    for index in foreign:
+        os.chown(made[index], 65534, 65534)
+    remove_leftovers(tmp_path)
+    assert [index for index, path in enumerate(made) if path.exists()] == left
 
 
 def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
