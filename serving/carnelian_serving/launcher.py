@@ -213,6 +213,7 @@ class Server:
             try:
                 return process.wait(STUB_CHECK_INTERVAL_S)
             except subprocess.TimeoutExpired:
+                self._regions.close_to_others()  # those of models that are loaded later, if `triton_options` let them
                 if self._log.crash_signal is not None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         return process.wait(CRASH_END_S)
@@ -345,6 +346,7 @@ class Server:
             crashed = self._crashed_instances()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
+            self._regions.close_to_others()
             if process.poll() is not None:  # whoever answered, it was another server
                 self._log.close()
                 raise ServerError(self._explain_exit(process.returncode, crashed))

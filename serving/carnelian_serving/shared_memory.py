@@ -57,6 +57,13 @@ class Regions:
             new.rename(path)
         return () if self._lock is None else (self._lock,)
 
+    def close_to_others(self) -> None:
+        """Let no other user open them, for they hold what callers sent; whatever the umask, everybody may at first."""
+        for region in _find(self.prefix):
+            with contextlib.suppress(FileNotFoundError):  # Triton has removed it
+                if not region.is_dir():
+                    region.chmod(0o600)
+
     def remove(self) -> None:
         """Remove them, once the server has ended. May be called twice."""
         _remove(self.prefix)

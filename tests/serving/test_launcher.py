@@ -136,6 +136,25 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
     assert {path.name for path in tmp_path.iterdir()} <= {cut_repository.name}
 
 
+def test_no_other_user_may_open_a_servers_memory(cut_repository: Path, tmp_path: Path) -> None:
+    process, _ = start_command(cut_repository, "--", "--model-control-mode=poll", "--repository-poll-secs=1")
+    try:
+        opened = regions(process.pid)
+        assert len(opened) > 1
+        assert {region.stat().st_mode & 0o777 for region in opened} == {0o600}
+        later = Path(shutil.copytree(cut_repository / "cut", tmp_path / "later"))
+        config = later / "config.pbtxt"
+        config.write_text(config.read_text().replace('name: "cut"', 'name: "later"'))
+        later.rename(cut_repository / "later")
+        deadline = time.monotonic() + 30
+        while not (added := regions(process.pid) - opened) or any(region.stat().st_mode & 0o077 for region in added):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        process.terminate()
+        process.communicate(timeout=40)
+
+
 @pytest.fixture
 def leave(tmp_path: Path) -> Iterator[Callable[[str], list[Path]]]:
     """Makes what a killed server leaves, by how its names begin: a lock, a region, a scratch folder."""
