@@ -193,7 +193,10 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"broken\.yaml: cannot be read as YAML"):
         load_config(broken)
     broken.write_text("a: &a [*a]")
-    with pytest.raises(ConfigError, match=r"broken\.yaml: no anchor .* may hold its own alias"):
+    with pytest.raises(ConfigError, match=r"(?s)broken\.yaml: .* no anchor .* may hold its own alias .* but `a` does"):
+        load_config(broken)
+    broken.write_text("a: " + "[" * 2000)
+    with pytest.raises(ConfigError, match=r"broken\.yaml: cannot be read as YAML: its sections nest too deep"):
         load_config(broken)
     broken.write_text("a: [")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
@@ -204,6 +207,28 @@ def test_a_language_models_file_is_no_recognisers():
     path = next(path for path in CONFIGS if path.stem == "transformer_xl_small")
     with pytest.raises(ConfigError, match=r"xl_small\.yaml must be of a recogniser, but is of a language model"):
         load_config(path)
+
+
+@pytest.mark.parametrize("nest", ["[{}]", "{{<<: [{}]}}"])
+def test_nested_aliases_that_stand_for_billions_of_nodes_are_refused(config_file, nest):
+    lines = ["a0: &a0 {k: v}"]
+    lines += [f"a{i}: &a{i} {nest.format(', '.join([f'*a{i - 1}'] * 9))}" for i in range(1, 10)]
+    config_file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"(?s)aliases .* must stand for at most 100,000 nodes .*line"):
+        load_config(config_file)
+
+
+def test_anchors_and_merges_save_typing(config_file):
+    stages = "[&stage {filters: 8, kernel: 3}, {<<: *stage, filters: 16}, *stage]"
+    config_file.write_text(f"name: tiny\nmodel: {{name: quartznet, stages: {stages}}}\n")
+    found = load_config(config_file).model.stages
+    assert [(stage.filters, stage.kernel) for stage in found] == [(8, 3), (16, 3), (8, 3)]
+
+
+def test_a_long_value_is_cut_in_a_message(config_file):
+    with pytest.raises(ConfigError) as refusal:
+        load_config(config_file, ("loop.steps=" + "x" * 10_000,))
+    assert len(str(refusal.value)) < 500
 
 
 @pytest.mark.parametrize("text", ["loop: {steps: 3}\nname: x\nloop: {seed: 2}\n", "loop: {steps: 3, steps: 4}\n"])

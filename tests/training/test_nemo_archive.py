@@ -3,13 +3,15 @@
 import bz2
 import functools
 import gzip
+import io
 import lzma
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
-from carnelian_training.foreign import sources
+import torch
+from carnelian_training.foreign import nemo, sources
 from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
@@ -23,6 +25,26 @@ def test_a_damaged_archive_is_named(tmp_path, pack):
         path.write_bytes(whole[:start] + bytes([255] * 100) + whole[start + 100 :])
         with pytest.raises(CheckpointError, match=r"x\.nemo"):
             sources.read(path)
+
+
+def test_nested_aliases_that_stand_for_billions_of_nodes_are_refused(tmp_path):
+    lines = ["labels0: &a0 [x]"]
+    lines += [f"labels{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    path = tmp_path / "x.nemo"
+    weights = io.BytesIO()
+    torch.save({}, weights)
+    with tarfile.open(path, "w") as archive:
+        for name, content in {
+            nemo.CONFIG_FILE: "\n".join(lines).encode(),
+            nemo.WEIGHTS_FILE: weights.getvalue(),
+        }.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(
+        CheckpointError, match=r"x\.nemo cannot be read: aliases .* must stand for at most 100,000 nodes"
+    ):
+        sources.read(path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What pydantic finds wrong with a configuration, in terms of the YAML file that it came from."""
 
+import reprlib
+
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -13,9 +15,22 @@ WORDS = {
     "union_tag_not_found": "`name` must be given",
 }
 
+MAX_SHOWN = 200
+"""Characters of a value in a message."""
+_SHORT = reprlib.Repr()  # looks no further, for what is shared may be there billions of times
+_SHORT.maxlevel = 3
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 40
+_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
+
 
 class ConfigError(ValueError):
     """The configuration is wrong; the message lists every mistake with its path."""
+
+
+def shown(value: object) -> str:
+    """A value of a file as Python writes it, without what no line has room for."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
@@ -30,7 +45,7 @@ def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
 
 def _words(mistake: ErrorDetails) -> str:
     words = WORDS.get(mistake["type"], mistake["msg"].removeprefix("Value error, "))
-    return words if isinstance(mistake["input"], dict) else f"{words} (found {mistake['input']!r})"
+    return words if isinstance(mistake["input"], dict) else f"{words} (found {shown(mistake['input'])})"
 
 
 def _path(location: tuple[int | str, ...], tagged: tuple[str, ...]) -> str:

@@ -26,10 +26,7 @@ def load_tree(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
     apply_overrides(tree, overrides)
-    try:
-        expanded: dict[str, Any] = _expand_home(tree)
-    except RecursionError as error:
-        raise ConfigError(f"{path}: no anchor (&) may hold its own alias (*), but one does") from error
+    expanded: dict[str, Any] = _expand_home(tree)
     return expanded
 
 

@@ -1,12 +1,49 @@
-"""YAML in which a key may come once: PyYAML lets the last of several equal keys win without a word."""
+"""YAML of strangers: aliases stand for little, and a key comes once, of which PyYAML lets the last win in silence."""
 
 from collections import Counter
 from typing import Any
 
 import yaml
 
+MAX_ALIASED = 100_000
+"""Nodes, and characters of text, that all aliases of a document stand for. Nested ones can stand for billions."""
+
 
 class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: str | bytes) -> None:
+        super().__init__(stream)
+        self._size = self._aliased = 0
+        self._sizes: dict[yaml.Node, int] = {}  # of what has been read to its end
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        is_alias, before = self.check_event(yaml.AliasEvent), self._size
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not is_alias:
+            self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+            self._sizes[node] = self._size - before
+            return node
+        if node not in self._sizes:
+            found = f"no anchor (&) may hold its own alias (*), but `{event.anchor}` does"
+            raise yaml.composer.ComposerError(None, None, found, event.start_mark)
+        self._size += self._sizes[node]
+        self._aliased += self._sizes[node]
+        if self._aliased > MAX_ALIASED:
+            found = (
+                f"aliases (*) must stand for at most {MAX_ALIASED:,} nodes and characters in all, but stand for more"
+            )
+            raise yaml.composer.ComposerError(None, None, found, event.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError) as error:  # of a date with a month 99, of `!!int x`
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
+class _UniqueKeys(_Loader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Here, for construction puts what `<<` merges among the keys, where it may be overridden.
         node = super().compose_mapping_node(anchor)
@@ -18,17 +55,18 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, found, marks[key])
         return node
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, TypeError, AttributeError) as error:  # of a date with a month 99, of `!!int x`
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
-
-def load(text: str) -> Any:
+def load(text: str | bytes, *, unique_keys: bool = True) -> Any:
     """Plain values out of YAML.
 
+    Args:
+        text: a document.
+        unique_keys: refuse a key that comes twice; other toolkits do not.
+
     Raises:
-        yaml.YAMLError: It does not parse, or has a key twice; with the line.
+        yaml.YAMLError: It does not parse, has a key twice, or aliases that stand for too much; with the line.
     """
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _UniqueKeys if unique_keys else _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("its sections nest too deep") from error

@@ -4,6 +4,7 @@ In: a YAML file of :class:`Grid`'s fields, strictly read. Out: :class:`Cell`, on
 """
 
 import itertools
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +166,7 @@ def read_grid(path: Path) -> Grid:
         raise GridError(f"{path} must be YAML, but is not: {error}") from error
     except ValidationError as error:
         found = [
-            f"  {'.'.join(map(str, wrong['loc'])) or 'grid'}: {wrong['msg']}, found {wrong['input']!r}"
+            f"  {'.'.join(map(str, wrong['loc'])) or 'grid'}: {wrong['msg']}, found {reprlib.repr(wrong['input'])}"
             for wrong in error.errors()
         ]
         raise GridError("\n".join([f"{path} must be a grid (see perf/docs/sweeps.md), but:", *found])) from error

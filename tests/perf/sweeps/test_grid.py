@@ -85,6 +85,13 @@ def test_what_is_no_grid_is_named(tmp_path, text, words):
     assert "grid.yaml" in str(raised.value)
 
 
+def test_nested_aliases_that_stand_for_billions_of_values_are_named(tmp_path):
+    lines = ["x0: &a0 [x]"]
+    lines += [f"x{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    with pytest.raises(GridError, match="x9: Extra inputs"):
+        read(tmp_path, "\n".join(lines))
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [

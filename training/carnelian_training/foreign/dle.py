@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
+from carnelian_training import strict_yaml
 from carnelian_training.config import LABELS, Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.options import Options, check, samples, section, single
@@ -124,7 +125,7 @@ def _read_yaml(yaml_file: Path) -> Options:
             f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none"
         )
     try:
-        tree = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+        tree = strict_yaml.load(yaml_file.read_text(encoding="utf-8"), unique_keys=False)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CheckpointError(f"{yaml_file}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):

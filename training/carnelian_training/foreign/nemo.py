@@ -21,7 +21,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from carnelian_training import strict_yaml
 from carnelian_training.config import Config
+from carnelian_training.config_errors import MAX_SHOWN, shown
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import unpickling
 from carnelian_training.foreign.options import Options, check, samples, section, single
@@ -96,7 +98,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
             raise CheckpointError(f"{path} must hold {name}, but does not")
     check_undamaged(path, io.BytesIO(parts[WEIGHTS_FILE]))
     try:
-        tree = yaml.safe_load(parts[CONFIG_FILE])
+        tree = strict_yaml.load(parts[CONFIG_FILE], unique_keys=False)
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
     except Exception as error:  # torch names no common base for what a damaged file raises
         raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
@@ -137,7 +139,9 @@ def config_tree(tree: Options, where: str) -> Options:
         part = tree.get(name)
         found = str((part.get("_target_") or part.get("cls") or kind) if isinstance(part, dict) else None)
         if not found.endswith(f".{kind}") and found != kind:
-            raise CheckpointError(f"{where}: `{name}` must be of the class {kind} (Jasper, QuartzNet), but is {found}")
+            raise CheckpointError(
+                f"{where}: `{name}` must be of the class {kind} (Jasper, QuartzNet), but is {found[:MAX_SHOWN]}"
+            )
     if tree.get("tokenizer") is not None:
         raise CheckpointError(f"{where} must have one label per character, but has a `tokenizer` of word pieces")
 
@@ -154,7 +158,7 @@ def config_tree(tree: Options, where: str) -> Options:
     decoder = section(tree, "decoder", where)
     labels = decoder.get("vocabulary") or tree.get("labels")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise CheckpointError(f"{where}: `decoder.vocabulary` must be a list of characters, but is {labels!r}")
+        raise CheckpointError(f"{where}: `decoder.vocabulary` must be a list of characters, but is {shown(labels)}")
     model = model_tree(
         encoder.get("jasper"), features["num_mels"], "kernel", f"{where}, `encoder.jasper`", scales_kernels=True
     )

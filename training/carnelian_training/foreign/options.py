@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from carnelian_training.config_errors import shown
 from carnelian_training.weight_files import CheckpointError
 
 Options = dict[str, Any]
@@ -41,12 +42,12 @@ def check(options: Options, *, fixed: Options, carried: set[str], ignored: set[s
         CheckpointError: Options have other values than `fixed`, or are not known at all; all are named.
     """
     mistakes = [
-        f"  `{name}` must be {fixed[name]!r}, the only value supported, but is {value!r}"
+        f"  `{name}` must be {fixed[name]!r}, the only value supported, but is {shown(value)}"
         for name, value in options.items()
         if name in fixed and value != fixed[name]
     ]
     unknown = options.keys() - fixed.keys() - carried - ignored
-    mistakes += [f"  `{name}` is not known (found {options[name]!r})" for name in sorted(unknown)]
+    mistakes += [f"  `{name}` is not known (found {shown(options[name])})" for name in sorted(unknown)]
     if mistakes:
         raise CheckpointError("\n".join([f"{where}: {len(mistakes)} option(s) cannot be carried over:", *mistakes]))
 
@@ -69,13 +70,13 @@ def single(value: Any, where: str) -> Any:
     """
     if isinstance(value, list):
         if len(value) != 1:
-            raise CheckpointError(f"{where} must have one entry, but is {value}")
+            raise CheckpointError(f"{where} must have one entry, but is {shown(value)}")
         value = value[0]
     if isinstance(value, str):  # what PyYAML makes of 1e-5
         with contextlib.suppress(ValueError):
             value = float(value)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise CheckpointError(f"{where} must be a number, but is {value!r}")
+        raise CheckpointError(f"{where} must be a number, but is {shown(value)}")
     return value
 
 

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from carnelian_training.config_errors import shown
 from carnelian_training.foreign.options import Options, check, single
 from carnelian_training.weight_files import CheckpointError
 
@@ -34,7 +35,7 @@ def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str, *, scale
         CheckpointError: There are none, or one is of a kind that does not exist here; the option is named.
     """
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise CheckpointError(f"{where} must be a list of blocks, but is {blocks!r}")
+        raise CheckpointError(f"{where} must be a list of blocks, but is {shown(blocks)}")
     stages = [_stage(block, kernel_key, scales_kernels, f"{where}, block {i}") for i, block in enumerate(blocks)]
     is_dense = any(block.get("residual_dense") for block in blocks)
     if is_dense and any(block.get("residual") and not block.get("residual_dense") for block in blocks):
