@@ -7,6 +7,8 @@ import io
 import lzma
 import subprocess
 import tarfile
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,21 @@ from carnelian_training.foreign import nemo, sources
 from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
+HUGE = 1 << 24
 
 
-@pytest.mark.parametrize("pack", [functools.partial(gzip.compress, mtime=0), bz2.compress, lzma.compress])
-def test_a_damaged_archive_is_named(tmp_path, pack):
+def pack(path: Path, contents: dict[str, bytes], **options) -> None:
+    with tarfile.open(path, "w:gz", **options) as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("compress", [functools.partial(gzip.compress, mtime=0), bz2.compress, lzma.compress])
+def test_a_damaged_archive_is_named(tmp_path, compress):
     path = tmp_path / "x.nemo"
-    whole = pack((REFERENCES / "jasper.nemo").read_bytes())
+    whole = compress((REFERENCES / "jasper.nemo").read_bytes())
     for start in range(100, len(whole) // 3, 500):
         path.write_bytes(whole[:start] + bytes([255] * 100) + whole[start + 100 :])
         with pytest.raises(CheckpointError, match=r"x\.nemo"):
@@ -33,18 +44,41 @@ def test_nested_aliases_that_stand_for_billions_of_nodes_are_refused(tmp_path):
     path = tmp_path / "x.nemo"
     weights = io.BytesIO()
     torch.save({}, weights)
-    with tarfile.open(path, "w") as archive:
-        for name, content in {
-            nemo.CONFIG_FILE: "\n".join(lines).encode(),
-            nemo.WEIGHTS_FILE: weights.getvalue(),
-        }.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    pack(path, {nemo.CONFIG_FILE: "\n".join(lines).encode(), nemo.WEIGHTS_FILE: weights.getvalue()})
     with pytest.raises(
         CheckpointError, match=r"x\.nemo cannot be read: aliases .* must stand for at most 100,000 nodes"
     ):
         sources.read(path)
+
+
+def zipped(content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", content)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({nemo.WEIGHTS_FILE: bytes(HUGE)}, "must hold at most 20 times its size"),
+        ({nemo.CONFIG_FILE: bytes(HUGE)}, "must hold at most 20 times its size"),
+        ({"tokenizer.model": bytes(HUGE)}, "must hold at most 20 times its size"),
+        ({nemo.CONFIG_FILE: b"{}", nemo.WEIGHTS_FILE: zipped(bytes(HUGE))}, "must hold at most 20 times its size"),
+        ({"x" * HUGE: b""}, "must be a whole tar archive"),
+        ({nemo.WEIGHTS_FILE: bytes(1000)}, "must be a file of PyTorch's"),
+    ],
+    ids=["weights", "configuration", "other", "in the weights", "name", "zeros"],
+)
+def test_zeros_by_the_megabyte_are_refused_before_they_are_read(tmp_path, contents, message):
+    path = tmp_path / "x.nemo"
+    pack(path, contents)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=rf"x\.nemo.* {message}"):
+        nemo.read(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < HUGE / 4
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Files of weights, anyone's: what is refused before PyTorch reads them, and why it could not."""
 
+import io
 import re
 import zipfile
 from pathlib import Path
@@ -8,7 +9,12 @@ from typing import IO
 import torch
 from torch import Tensor
 
-_ZIP = b"PK\x03\x04"
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"
+"""How PyTorch's files begin; the second, those of before PyTorch 1.6."""
+MAX_TIMES_PACKED = 20
+"""How much larger than its file what a file holds may be: trained weights hardly compress."""
+SMALL = 1 << 20
+"""Bytes that may be packed into any file."""
 _POINTER = b"version https://git-lfs.github.com/"
 
 
@@ -35,6 +41,24 @@ def check_holds_weights(path: Path) -> None:
         )
 
 
+def check_unpacked_size(path: Path, unpacked: int, packed: int) -> None:
+    """Refuse what would take the memory: a few megabytes can be packed zeros by the gigabyte.
+
+    Args:
+        path: opens the message.
+        unpacked: bytes, all in all.
+        packed: bytes of the file.
+
+    Raises:
+        CheckpointError: It would.
+    """
+    if unpacked > max(SMALL, MAX_TIMES_PACKED * packed):
+        raise CheckpointError(
+            f"{path} must hold at most {MAX_TIMES_PACKED} times its size, which trained weights never come near, but "
+            f"holds {unpacked:,} bytes in {packed:,}"
+        )
+
+
 def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
     """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
 
@@ -43,17 +67,21 @@ def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
         part: the file, where `path` is an archive that holds it; it is closed.
 
     Raises:
-        CheckpointError: It is damaged; the message names what is.
+        CheckpointError: It is damaged, the message names what is; or it is far larger unpacked.
     """
     if part is None and not path.is_file():
         return
     with part or path.open("rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:
+        if file.read(len(ZIP)) != ZIP:
             return
+        packed = file.seek(0, io.SEEK_END)
         try:
             with zipfile.ZipFile(file) as archive:
+                check_unpacked_size(path, sum(entry.file_size for entry in archive.infolist()), packed)
                 has_checksums = any(entry.CRC for entry in archive.infolist())  # PyTorch can be told to write none
                 damaged = archive.testzip() if has_checksums else None
+        except CheckpointError:
+            raise
         except Exception as error:  # it names no common base for what damage raises
             raise CheckpointError(f"{path} is damaged: {error}") from error
     if damaged is not None:

@@ -13,7 +13,7 @@ import math
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,18 @@ from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.replacement import replaced
 from carnelian_training.waveform import WaveformSettings
-from carnelian_training.weight_files import CheckpointError, check_undamaged, torch_reason
+from carnelian_training.weight_files import (
+    PICKLE,
+    SMALL,
+    ZIP,
+    CheckpointError,
+    check_undamaged,
+    check_unpacked_size,
+    torch_reason,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +87,35 @@ _ENCODER_FIXED: Options = {
 }
 
 
+class _Header(tarfile.TarInfo):
+    """Of a member, or of the long name of the next one, which `tarfile` reads whole before it tells of it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Self":
+        header = super().frombuf(buf, encoding, errors)
+        if header.type not in tarfile.REGULAR_TYPES and header.size > SMALL:
+            raise tarfile.ReadError(f"a header has {header.size:,} bytes")
+        return header
+
+
 def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     """The configuration and the tensors of a file. Nothing is unpacked to disk, no class of it is loaded.
 
     Raises:
-        CheckpointError: It is no such archive, or lacks one of its two files.
+        CheckpointError: It is no such archive, is far larger unpacked, or lacks one of its two files.
     """
     parts: dict[str, bytes] = {}
+    unpacked = 0
     try:
-        with tarfile.open(path, "r:*") as archive:
+        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
             for member in archive:
+                unpacked += member.size
+                check_unpacked_size(path, unpacked, path.stat().st_size)
                 name = PurePosixPath(member.name).name
                 if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
+                    assert isinstance(file, io.BufferedReader)
+                    if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):
+                        raise CheckpointError(f"{path}: {WEIGHTS_FILE} must be a file of PyTorch's, but is none")
                     parts[name] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: bzip2's
         if getattr(error, "errno", None) is not None:
