@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-T = TypeVar("T")
+T = TypeVar("T", bound=RawFile)
 NUMBER = re.compile(r"[*+-]*\d[\d.,]*(?![\d.,]| [a-z]{3})")
 """How a cell with a number begins, a bold one too, but not one of words ("16 clients")."""
 
@@ -107,6 +107,6 @@ def write_page_and_plot(
     """
     plot = raw_path.with_suffix(".png")
     with rendering(raw_path):
-        page = write_page(raw_path, render_page(measurement, raw_path.name, plot.name))
+        page = write_page(raw_path, render_page(measurement.as_text(), raw_path.name, plot.name))
         draw(measurement, plot)
     return page, plot

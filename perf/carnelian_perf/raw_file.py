@@ -2,11 +2,12 @@
 
 import datetime
 import json
+import re
 import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -22,6 +23,8 @@ Own = TypeVar("Own", bound="RawFile")
 STRICT = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
 """A list that is never empty in a raw file."""
+_CODE = re.compile(r"((?<!`)`[^`|]+`(?!`))")
+_MARKUP = re.compile(r"[\\\[*|]|<(?=[a-zA-Z/!?])")
 
 
 @STRICT
@@ -100,6 +103,12 @@ class RawFile:
     finished: bool = True
     """Not in the file of a command that ran to its end."""
 
+    def as_text(self: Own) -> Own:
+        """For pages: strings, which anyone may have written, as Markdown that shows them and does nothing else."""
+        command = " ".join(self.command.splitlines()).replace("`", "'")  # pages have it in a code span
+        shown: Own = replace(_as_text(self), command=command)
+        return shown
+
     def write(self, path: Path) -> None:
         """Write the raw file."""
         # By alias: a key may be a word that Python keeps for itself.
@@ -141,6 +150,26 @@ class Record(RawFile):
     """Of one model."""
 
     model: str
+
+
+def as_text(words: str) -> str:
+    """Words as Markdown that shows them, code in backticks included: no images, links, HTML or cells of a table."""
+    parts = _CODE.split(" ".join(words.splitlines()))
+    return "".join(
+        part if place % 2 else _MARKUP.sub(r"\\\g<0>", part.replace("`", "'")) for place, part in enumerate(parts)
+    )
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return as_text(value)
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_as_text, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _as_text(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def utc_now() -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from carnelian_perf.cli import main
 from carnelian_perf.pages import table
+from carnelian_perf.raw_file import write
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path("perf/results")
@@ -54,6 +56,19 @@ def test_page_is_what_its_raw_file_says(path, run):
     run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name} {options}")
     page = RESULTS / f"{path.stem}.md"
     assert (ROOT / page).read_text() == page.read_text()
+
+
+@pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
+def test_strings_of_raw_files_are_text(path, run):
+    words = "![a](secret.png) <img src=b.png> `"
+    content = read(path)
+    content |= {"commit": words, "command": f"{words} {words}", "machine": dict.fromkeys(content["machine"], words)}
+    content |= {"versions": dict.fromkeys(content["versions"], words)}
+    write(RESULTS / path.name, content)
+    run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name}")
+    body = MarkdownIt("commonmark").enable("table").render((RESULTS / f"{path.stem}.md").read_text())
+    assert [found for found in re.findall('<img src="([^"]*)', body) if found != f"{path.stem}.png"] == []
+    assert "![a](secret.png) &lt;img" in body
 
 
 def test_pages_need_none_of_the_extras(tmp_path):

@@ -108,4 +108,4 @@ def infer(
         raw = raw_file_path(out, f"{config.name}_infer.json")
         write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)
     with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw), raw.name, published))
+        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name, published))

@@ -96,7 +96,7 @@ def tune(
     check_apart(write, raw)
     tuning = Measurement.read(raw)
     with rendering(raw):
-        print(f"wrote {write_page(raw, render_page(tuning, raw.name))}")
+        print(f"wrote {write_page(raw, render_page(tuning.as_text(), raw.name))}")
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
 
@@ -151,7 +151,7 @@ def overhead(
     else:
         check_render(context, raw)
     with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw), raw.name))
+        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
 
 
 @app.command()
@@ -198,7 +198,7 @@ def first_request(
     else:
         check_render(context, raw)
     with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw), raw.name))
+        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
 
 
 @app.command()

@@ -56,7 +56,7 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
             f"{sweep} must have results of its {GRID}, but its {len(there)} are of other cells: run `carnelian-perf "
             "sweep` with that grid, or with the earlier one"
         )
-    rows = make_rows(results)
+    rows = make_rows([result.as_text() for result in results])
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
     unserved = read_unserved(inference, results)
     plots = draw_all(rows, published, base)
@@ -64,7 +64,7 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
     page = render_page(rows, published, base.name, names, unserved, missing, left_out)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)
-    write_whole(html, render_html(page, base.parent))
+    write_whole(html, render_html(page, plots))
     return [markdown, *plots, html]
 
 
@@ -182,17 +182,18 @@ def render_split(rows: Sequence[Row]) -> str:
     return legend + table(head, lines)
 
 
-def render_html(page: str, folder: Path) -> str:
-    """The Markdown page as one HTML file, its plots inside."""
+def render_html(page: str, plots: Sequence[Path]) -> str:
+    """The Markdown page as one HTML file, its plots inside and no other image."""
     from markdown_it import MarkdownIt
 
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
 
     def embed(found: re.Match[str]) -> str:
-        content = base64.b64encode((folder / unquote(found[1])).read_bytes()).decode()
-        return f'src="data:image/png;base64,{content}"'
+        plot = by_name.get(unquote(found[1]))
+        return f'src="data:image/png;base64,{base64.b64encode(plot.read_bytes()).decode()}"' if plot else 'src=""'
 
-    body = re.sub(r'src="([^":]+\.png)"', embed, body)
+    by_name = {plot.name: plot for plot in plots}
+    body = re.sub(r'src="([^"]*)"', embed, body)
     body = body.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
     title = page.splitlines()[0].removeprefix("# ")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'

@@ -7,6 +7,7 @@ from pathlib import Path
 from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
 from carnelian_perf.options import PRECISIONS
 from carnelian_perf.pages import rendering
+from carnelian_perf.raw_file import as_text
 from carnelian_perf.sweeps.results import Result
 
 
@@ -77,4 +78,4 @@ def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[R
     used = measurement.machine["accelerator"]
     if any(result.machine["accelerator"] != used for result in results):
         way += ", on the CPU" if used == "none" else f", on {used}"
-    return Unserved(way, median_ms)
+    return Unserved(as_text(way), median_ms)

@@ -93,7 +93,7 @@ def training(
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
         write_each(measure(settings, cells, work), raw)
     with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw), raw.name))
+        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
 
 
 @app.command()
@@ -133,4 +133,4 @@ def hourglass(
         raw = raw_file_path(out, f"{settings.name}_hourglass.json")
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
     with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw)))
+        show_page(raw, render_page(Measurement.read(raw).as_text()))

@@ -10,7 +10,7 @@ from carnelian_perf.inference.results import Common, Measurement, Timing
 from carnelian_perf.raw_file import Speech, Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
-from carnelian_perf.sweeps.report import render_page, render_split, write_report
+from carnelian_perf.sweeps.report import render_html, render_page, render_split, write_report
 from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
 from carnelian_perf.sweeps.unserved import Unserved
@@ -243,6 +243,31 @@ def test_page_is_one_file_with_its_plots(sweep):
     assert html.count('src="data:image/png;base64,') == 4
     assert "published" not in html
     assert not {'src="small', 'href="small'} & {html[start : start + 10] for start in range(len(html))}
+
+
+def test_strings_of_results_are_text(sweep, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    words = "x ![a](secret.png) ![b](https://evil.example/b.png) [c](javascript:1) <script>1</script> | `y"
+    for path in sweep.glob(f"*/{RESULT}"):
+        result = Result.read(path)
+        reason = result.reason and f"{words}\n\n[d]: https://evil.example/d"
+        changes = {"commit": words, "backend": words, "machine": result.machine | {"cpu": words}, "reason": reason}
+        dataclasses.replace(result, **changes).write(path)
+    markdown, *plots, html = write_report(sweep, {})
+    page, body = markdown.read_text(), html.read_text()
+    assert len(re.findall(r"(?<!\\)\[", page)) == len(plots)
+    assert not re.search(r"(?<!\\)<\w|\n\[", page)
+    assert len(re.findall("<img", body)) == body.count('src="data:image/png;base64,') == len(plots)
+    assert not re.search("<script|<a |href", body)
+    assert body.count("x ![a](secret.png) ![b](https://evil.example/b.png) [c](javascript:1) &lt;script&gt;1&lt;") >= 4
+
+
+def test_only_plots_of_the_report_are_images_of_its_html(tmp_path):
+    for name in ("plot.png", "secret.png"):
+        (tmp_path / name).write_bytes(b"x")
+    page = "# x\n\n![](plot.png) ![](secret.png) ![](https://evil.example/b.png)\n"
+    html = render_html(page, [tmp_path / "plot.png"])
+    assert re.findall('src="([^"]*)"', html) == ["data:image/png;base64,eA==", "", ""]
 
 
 def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path):
