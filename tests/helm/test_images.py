@@ -73,9 +73,12 @@ def test_every_pin_has_a_hash(name: str) -> None:
     assert len(pins(name)) == len(re.findall(r"^\S+==\S+.*\\\n +--hash=sha256:", text, re.M)) > 0
 
 
-@pytest.mark.parametrize("path", [*(f"images/{image}/Dockerfile" for image in IMAGES), "setup/perf-analyzer"])
+SET_UP = [f"setup/{name}" for name in ("chart-tools", "kenlm", "lock-images", "perf-analyzer")]
+
+
+@pytest.mark.parametrize("path", [*(f"images/{image}/Dockerfile" for image in IMAGES), *SET_UP])
 def test_everything_that_is_installed_has_a_hash_or_is_built_here(path: str) -> None:
-    commands = re.findall(r"\bpip\b.* (?:install|wheel) (.+)$", (ROOT / path).read_text(), re.M)
+    commands = re.findall(r"\bpip\b.* (?:download|install|wheel) (.+)$", (ROOT / path).read_text(), re.M)
     assert commands
     for command in commands:
         ours = "--no-deps --no-build-isolation -w /src/wheels /src/" in command
