@@ -12,6 +12,7 @@ import yaml
 
 Render = Callable[..., Any]
 Refusal = Callable[..., str]
+LOAD = "model.load={quartznet_demo}"
 
 
 def is_hook(manifest: dict[str, Any]) -> bool:
@@ -129,6 +130,8 @@ def test_protocols_can_be_opened(render: Render) -> None:
     rendered = render("restrictedProtocols.enabled=false")
     assert not any("restricted" in argument for argument in rendered.server["args"])
     assert rendered.all("Secret") == []
+    # carnelian-serve lets nobody load further models, whatever is open.
+    assert "--model=quartznet_demo" in render("restrictedProtocols.enabled=false", LOAD).server["args"]
 
 
 def test_ingresses_are_one_for_each_protocol(render: Render) -> None:
@@ -264,6 +267,8 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
         (("tls.mutual=true",), "name the Secret"),
         (("restrictedProtocols.key=aaaaaaaaaaaaaaaa", "restrictedProtocols.existingSecret=s"), "choose one"),
         (("restrictedProtocols.closed=null",), "restrictedProtocols.closed is empty"),
+        (("runtime=native", LOAD, "restrictedProtocols.enabled=false"), "close it, or leave model.load empty"),
+        (("runtime=native", LOAD, "restrictedProtocols.closed={logging}"), "close it, or leave model.load empty"),
         (("restrictedProtocols.key=short",), "restrictedProtocols"),
         (("restrictedProtocols.closed={models}",), "restrictedProtocols"),
         (("ingress.grpc.enabled=true",), "ingress.grpc.host is empty"),

@@ -84,6 +84,10 @@
 {{- if and .enabled (not .closed) -}}
 {{- fail "restrictedProtocols.enabled is true, but restrictedProtocols.closed is empty; name protocols, or disable it" -}}
 {{- end -}}
+{{- /* Triton's explicit control mode, which loads models that come with a request. */ -}}
+{{- if and (eq $.Values.runtime "native") $.Values.model.load (not (and .enabled (has "model-repository" .closed))) -}}
+{{- fail "model.load is set with `runtime: native`, so that whoever reaches the server could load models, and run code there, but restrictedProtocols does not close model-repository; close it, or leave model.load empty" -}}
+{{- end -}}
 {{- end -}}
 {{- range $protocol := list "grpc" "http" -}}
 {{- $ingress := index $.Values.ingress $protocol -}}
