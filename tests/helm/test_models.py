@@ -83,6 +83,14 @@ def test_the_script_in_the_config_map_is_the_file(render: Render, chart: Path) -
     assert len(annotations["checksum/scripts"]) == 64
 
 
+def test_a_token_is_not_sent_in_the_clear(refusal: Refusal, render: Render) -> None:
+    clear = "modelRepository.download.url=http://models.example.com/a.tar"
+    assert "use https://, or leave secretName empty" in refusal(clear, case="download")
+    # The archive's SHA-256 is compared, however it comes.
+    (init,) = render(clear, "modelRepository.download.secretName=", case="download").pod["initContainers"]
+    assert init["args"][0] == "http://models.example.com/a.tar"
+
+
 @pytest.mark.parametrize(
     ("values", "advice"),
     [

@@ -30,6 +30,9 @@
 {{- if and (eq $repository.source "download") (not (and $repository.download.url $repository.download.sha256)) -}}
 {{- fail "modelRepository.source is download, but modelRepository.download has no url or no sha256; give both" -}}
 {{- end -}}
+{{- if and (hasPrefix "http://" (default "" $repository.download.url)) $repository.download.secretName -}}
+{{- fail "modelRepository.download.secretName is set, but modelRepository.download.url is http://, which sends it in the clear; use https://, or leave secretName empty" -}}
+{{- end -}}
 {{- /* An update that sets one of these would change nothing, and succeed. */ -}}
 {{- range $source, $keys := dict "pvc" (list "claimName" "subPath") "bucket" (list "url") "download" (list "url" "sha256") -}}
 {{- range $key := $keys -}}
