@@ -261,6 +261,24 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
     assert own <= render(case="closed").one("Pod")["metadata"]["labels"].items()
 
 
+def test_none_but_the_run_s_own_pods_reach_training_pods(render: Render) -> None:
+    """torchrun unpickles what it is sent: whoever reaches it runs code."""
+    rendered = render("networkPolicy.egress[0].ports[0].port=8443", case="jobs")
+    spec = rendered.one("NetworkPolicy", "-quartznet")["spec"]
+    run = rendered.one("Job", "-quartznet")["spec"]["template"]["metadata"]["labels"]
+    own = spec["podSelector"]["matchLabels"]
+    assert own.items() <= run.items()
+    assert (own["carnelian.dev/run"], own["app.kubernetes.io/instance"]) == ("quartznet", "speech-eu")
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    peers = [{"podSelector": {"matchLabels": own}}]
+    assert spec["ingress"] == [{"from": peers}]  # on any port, as NCCL and gloo choose them
+    pods, dns, given = spec["egress"]
+    assert pods == {"to": peers}
+    assert [port["port"] for port in dns["ports"]] == [53, 53, 5353, 5353]  # the rendezvous has a name
+    assert given == {"ports": [{"port": 8443}]}
+    assert render("networkPolicy.enabled=false", case="jobs").all("NetworkPolicy") == []
+
+
 @pytest.mark.parametrize(
     ("values", "advice"),
     [
