@@ -167,6 +167,17 @@ def test_pods_of_jobs_take_what_serving_pods_take(job: str, render: Render) -> N
     assert container["volumeMounts"][-1]["mountPath"] == "/cache"
 
 
+def test_pods_of_jobs_have_a_home_that_can_be_written(render: Render, refusal: Callable[..., str]) -> None:
+    rendered = render(case="jobs")
+    for job in ("training", "perf"):
+        name = {"training": "-quartznet", "perf": "-sweep"}[job]
+        (container,) = rendered.one("Job", name)["spec"]["template"]["spec"]["containers"]
+        assert {"name": "HOME", "value": "/tmp"} in container["env"]
+        assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
+        said = refusal(f"{job}.extraEnv[0].name=HOME", case="jobs")
+        assert f"{job}.extraEnv has HOME, which the chart sets itself" in said
+
+
 @pytest.mark.parametrize("name", ["POD_IP", "ORT_DISABLE_TELEMETRY"])
 def test_variables_that_training_sets_itself_are_refused(name: str, refusal: Callable[..., str]) -> None:
     said = refusal(f"training.extraEnv[0].name={name}", case="jobs")

@@ -49,7 +49,7 @@
 {{- include "carnelian.checkEnv" (list "training.extraEnv" .Values.training.extraEnv (include "carnelian.trainingEnv" . | fromYamlArray)) -}}
 {{- end -}}
 {{- if .Values.perf.enabled -}}
-{{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv list) -}}
+{{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
 {{- end -}}
 {{- /* carnelian-serve refuses them, tritonserver would have them twice. It takes the beginning of a name for the whole. */ -}}
 {{- $values := dict "--http-port" "service.httpPort" "--grpc-port" "service.grpcPort" "--exit-timeout-secs" "drain.timeoutSeconds" -}}

@@ -102,6 +102,13 @@ tolerations:
 {{- end }}
 {{- end -}}
 
+{{/* What the server and the Jobs are told alike. */}}
+{{- define "carnelian.home" -}}
+# Nothing is written to a home folder: the root file system is read-only.
+- name: HOME
+  value: /tmp
+{{- end -}}
+
 {{/* The `metadata` of a Job's pods; takes (list $ values labels). */}}
 {{- define "carnelian.jobPodMetadata" -}}
 {{- $root := index . 0 -}}

@@ -127,9 +127,7 @@ of a file often ends its line, which no header can: the arguments lose line ends
 
 {{- define "carnelian.ownEnv" -}}
 {{- $bucket := .Values.modelRepository.bucket -}}
-# Nothing is written to a home folder: the root file system is read-only.
-- name: HOME
-  value: /tmp
+{{ include "carnelian.home" . }}
 # PyPI's ONNX Runtime reports its use to Microsoft otherwise.
 - name: ORT_DISABLE_TELEMETRY
   value: "1"
