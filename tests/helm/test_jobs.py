@@ -250,6 +250,29 @@ def test_training_on_the_cpu_asks_for_no_gpu(render: Render) -> None:
     assert "--nproc-per-node=1" in container["args"]
 
 
+@pytest.mark.parametrize(
+    ("values", "threads"),
+    [
+        ((), "2"),  # of the 8 cores that four processes share
+        (("training.gpusPerNode=0",), "8"),
+        (("training.gpusPerNode=3",), "2"),
+        (("training.gpusPerNode=16",), "1"),
+        (("training.resources.requests.cpu=6500m",), "1"),
+        (("training.resources.requests.cpu=null", "training.resources.limits.cpu=12"), "3"),
+        (("training.resources.requests.cpu=null",), None),
+        (("training.extraEnv[0].name=OMP_NUM_THREADS", "training.extraEnv[0].value=given"), "given"),
+    ],
+)
+def test_processes_of_a_training_pod_share_the_cores_that_it_requests(
+    values: tuple[str, ...], threads: str | None, render: Render
+) -> None:
+    """torchrun gives each of several processes one thread, and PyTorch a single one as many as the node has cores."""
+    job = render(*values, case="jobs").one("Job", "-quartznet")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    given = [variable["value"] for variable in container["env"] if variable["name"] == "OMP_NUM_THREADS"]
+    assert given == ([threads] if threads else [])
+
+
 def test_training_without_a_volume_is_refused(refusal: Callable[..., str]) -> None:
     assert "name a claim" in refusal("training.enabled=true")
 

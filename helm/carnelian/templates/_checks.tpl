@@ -46,7 +46,7 @@
 {{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}
 {{- include "carnelian.checkEnv" (list "extraEnv" .Values.extraEnv $own) -}}
 {{- if .Values.training.enabled -}}
-{{- include "carnelian.checkEnv" (list "training.extraEnv" .Values.training.extraEnv (include "carnelian.trainingEnv" . | fromYamlArray)) -}}
+{{- include "carnelian.checkEnv" (list "training.extraEnv" .Values.training.extraEnv (include "carnelian.trainingEnv" .Values.training | fromYamlArray)) -}}
 {{- end -}}
 {{- if .Values.perf.enabled -}}
 {{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
@@ -138,7 +138,7 @@
 {{- if and (eq .mode "hpa") (lt (int .minReplicas) 1) -}}
 {{- fail "autoscaling.minReplicas is 0, but an HPA keeps at least one pod; set 1, or autoscaling.mode: keda" -}}
 {{- end -}}
-{{- if and .cpuPercent (ne .mode "none") (not (include "carnelian.cpu" $)) -}}
+{{- if and .cpuPercent (ne .mode "none") (not (include "carnelian.cpu" $.Values.resources)) -}}
 {{- fail (printf "autoscaling.cpuPercent is %v, but resources.requests.cpu, of which it is a share, is not set; set it, or cpuPercent: null" .cpuPercent) -}}
 {{- end -}}
 {{- if and (eq .mode "keda") (lt (int .minReplicas) 1) (not .keda.activationQuery) -}}

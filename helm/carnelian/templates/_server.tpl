@@ -21,20 +21,25 @@ of a file often ends its line, which no header can: the arguments lose line ends
 {{- end -}}
 {{- end -}}
 
-{{/* The CPU request, which Kubernetes takes from the limit where there is none. */}}
+{{/* The CPU request of resources, which Kubernetes takes from the limit where there is none. */}}
 {{- define "carnelian.cpu" -}}
-{{- or (dig "requests" "cpu" "" .Values.resources) (dig "limits" "cpu" "" .Values.resources) -}}
+{{- or (dig "requests" "cpu" "" .) (dig "limits" "cpu" "" .) -}}
 {{- end -}}
 
-{{/* Its whole cores; empty where nothing is to be said. */}}
+{{/* The whole cores of each of some processes, at least one; takes (list resources processes). Empty without a request. */}}
+{{- define "carnelian.cores" -}}
+{{- with include "carnelian.cpu" (index . 0) -}}
+{{- $cores := hasSuffix "m" . | ternary (divf (trimSuffix "m" .) 1000) (float64 .) -}}
+{{- divf $cores (index $ 1) | floor | int | max 1 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Empty where nothing is to be said. */}}
 {{- define "carnelian.threads" -}}
 {{- if not (kindIs "invalid" .Values.server.threads) -}}
 {{- with int .Values.server.threads -}}{{ . }}{{- end -}}
 {{- else -}}
-{{- with include "carnelian.cpu" . -}}
-{{- $cores := hasSuffix "m" . | ternary (divf (trimSuffix "m" .) 1000) (float64 .) -}}
-{{- floor $cores | int | max 1 -}}
-{{- end -}}
+{{- include "carnelian.cores" (list .Values.resources 1) -}}
 {{- end -}}
 {{- end -}}
 
