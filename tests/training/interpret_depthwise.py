@@ -20,6 +20,8 @@ def main(device: str = "cpu") -> None:
         (5, 33, 1, 7),
         (8, 7, 2, 21),
         (3, 1, 1, 1),
+        (130, 75, 1, 20),
+        (8, 5, 1, 600),
     ):
         conv = MaskedConv(channels, channels, kernel, dilation=dilation, groups=channels).train()
         x = torch.randn(2, channels, 1, frames).to(memory_format=torch.channels_last).requires_grad_()

@@ -1,6 +1,8 @@
 import dataclasses
 import os
 import random
+import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -131,6 +133,16 @@ def test_training_hears_the_disturbance_and_the_same_one_each_time(tiny_config, 
         np.testing.assert_array_equal(disturbed, same)
         assert disturbed.shape == undisturbed.shape
         assert (disturbed - undisturbed).abs().mean() > 0.1
+
+
+def test_epochs_leave_no_threads_behind(tiny_config, sounds):
+    clips = read_manifest(tiny_config.data.train[0].path)[:3]
+    plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 1.0), 0)
+    counts = []
+    for _ in range(4):
+        deque(load(plan, FeatureSettings(), 3), maxlen=0)
+        counts.append(threading.active_count())
+    assert counts[1:] == counts[:1] * 3
 
 
 def test_dither_is_drawn_per_clip_and_epoch_and_never_in_evaluation(tiny_config):

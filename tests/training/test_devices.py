@@ -18,6 +18,7 @@ from carnelian_training.language_models.streams import Segment, Stretch
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
+from carnelian_training.models.depthwise import runs_on
 from carnelian_training.models.masked import MaskedConv
 from carnelian_training.run_config import run_from_dict
 from torch import Tensor
@@ -123,7 +124,7 @@ class CpuGenerator(torch.Generator):
 def gpu(monkeypatch):
     """A process whose device looks like a GPU."""
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    monkeypatch.setattr("carnelian_training.loop.state._find_triton", lambda: "3.2.0")
+    monkeypatch.setattr("carnelian_training.loop.state.runs_on", lambda device: False)
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # for `Module.to` of a subclass
     with Operators(), Functions():
@@ -233,21 +234,22 @@ def config_with(**loop):
 
 def uses_triton(config, process):
     model = new_state(config, process).model
-    return {module.uses_triton for module in model.modules() if isinstance(module, MaskedConv)}
+    return {module.uses_triton for module in model.modules() if isinstance(module, MaskedConv) and module.groups > 1}
 
 
 def test_without_a_gpu_the_kernels_are_not_used():
     assert uses_triton(config_with(depthwise="triton"), Process(torch.device("cpu"))) == {False}
 
 
-def test_an_older_triton_is_told_and_done_without(gpu, caplog):
-    assert uses_triton(config_with(), gpu) == {False}
-    assert "needs Triton 3.3, of PyTorch 2.7, or later, but found 3.2.0" in caplog.text
+def test_where_the_kernels_do_not_run_a_warning_says_why_and_pytorch_s_are_used(gpu, monkeypatch, caplog):
+    monkeypatch.setattr("carnelian_training.loop.state.runs_on", runs_on)
+    assert uses_triton(config_with(), gpu) == {False}  # there is no Triton here, or no GPU for it
+    assert "need a C compiler and Triton 3.3, of PyTorch 2.7, or later; PyTorch's" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("loop", "expected"), [({}, True), ({"depthwise": "pytorch"}, False), ({"compile": True}, False)]
 )
 def test_on_a_gpu_the_kernels_are_used_unless_told_or_compiled(loop, expected, gpu, monkeypatch):
-    monkeypatch.setattr("carnelian_training.loop.state._find_triton", lambda: "3.10.0+git1")
+    monkeypatch.setattr("carnelian_training.loop.state.runs_on", lambda device: True)
     assert uses_triton(config_with(**loop), gpu) == {expected}

@@ -115,10 +115,10 @@ class LoopConfig:
     depthwise: Literal["pytorch", "triton"] = "triton"
     """What computes depthwise convolutions on a GPU: kernels of ours in the Triton language
     (`models/depthwise_gpu.py`), or PyTorch's, of cuDNN, with which QuartzNet 15x5 trains half as fast on an H100. With
-    `compile` they are PyTorch's."""
+    `compile` they are PyTorch's. Without meaning for networks that have none."""
     recompute: bool = False
     """Keep only the inputs of blocks for the backward pass and compute the rest again: less memory, a third more
-    time. Of Jasper and QuartzNet alone, as `depthwise` and `batch_statistics` are."""
+    time. Of Jasper and QuartzNet alone, as `batch_statistics` is."""
     batch_statistics: Literal["process", "shared", "frozen"] = "process"
     """What batch norms see in training: each process its own clips, all clips of all processes (of one part, where a
     step is taken in parts: see `data.device_batch_s`), or the statistics of the checkpoint, which then stay."""
@@ -146,8 +146,9 @@ class LoopConfig:
         check_not_negative(self, "max_skipped_steps")
 
 
-LOOP_OF_STACKS = ("depthwise", "recompute", "batch_statistics")
-"""Fields of :class:`LoopConfig` for Jasper and QuartzNet alone."""
+LOOP_OF_STACKS = ("recompute", "batch_statistics")
+"""Fields of :class:`LoopConfig` for Jasper and QuartzNet alone. Not `depthwise`, which had another default once:
+resolved configurations and checkpoints of all models hold that."""
 
 
 def check_name(name: str) -> None:

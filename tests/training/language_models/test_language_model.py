@@ -262,6 +262,14 @@ def test_mistakes_are_named_by_their_place(tree, tmp_path, override, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("kernels", ["pytorch", "triton"])
+def test_what_computes_depthwise_convolutions_is_no_matter(tree, tmp_path, kernels):
+    """The default was another once, and resolved configurations and checkpoints hold it."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(tree))
+    assert load_run(path, (f"loop.depthwise={kernels}",)).loop.depthwise == kernels
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [("", r"must hold sentences that can be used"), ("a cat", r"must be large enough")]
 )

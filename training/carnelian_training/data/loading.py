@@ -182,11 +182,8 @@ def _pipeline(
         items = next(disturbed_batches)
         return read_disturbances([item.disturbance for item in items], [item.duration_s for item in items], broken)
 
-    # DALI calls Python from one thread alone, which feeds some 2,000 seconds of audio a second: less than a GPU takes.
-    pool = ThreadPoolExecutor(num_threads)
-
     def disturb_all(*batch: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[np.float32]]:
-        return list(pool.map(disturb, *batch))
+        return list(_pool(num_threads).map(disturb, *batch))
 
     @pipeline_def
     def graph() -> tuple[DataNode, ...]:
@@ -222,6 +219,12 @@ def _pipeline(
     )
     pipeline.build()
     return pipeline
+
+
+@functools.cache  # a pipeline's own would live on after it: DALI's operator and its function hold each other
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    """Threads for :func:`disturb`. DALI has one for Python, which feeds 2,000 s of audio a second: a GPU takes more."""
+    return ThreadPoolExecutor(num_threads)
 
 
 def _gpu_of_features(settings: FrontEnd) -> int | None:

@@ -25,6 +25,7 @@ from carnelian_training.loop import finetune
 from carnelian_training.loop.ema import Average
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.models.blocks import Block
+from carnelian_training.models.depthwise import runs_on
 from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
 from carnelian_training.precision import allow_tf32
 from carnelian_training.run_config import RunConfig
@@ -234,40 +235,19 @@ def new_state(config: RunConfig, process: Process) -> State:
     allow_tf32(precision)
     torch.manual_seed(config.loop.seed)
     model = checkpoint.build_network(config).to(device)
-    average = None if config.optimizer.ema is None else Average(model, config.optimizer.ema)
+    depthwise = [module for module in model.modules() if isinstance(module, MaskedConv) and module.groups > 1]
     is_chosen = config.loop.depthwise == "triton" and device.type == "cuda" and not config.loop.compile
-    uses_triton = is_chosen and _has_triton()
+    if depthwise and is_chosen and runs_on(device):
+        for conv in depthwise:
+            conv.uses_triton = True
     for module in model.modules():
         if isinstance(module, MaskedBatchNorm):
             module.shared = config.loop.batch_statistics == "shared" and process.size > 1
         if isinstance(module, Block):
             module.recompute = config.loop.recompute
-        if isinstance(module, MaskedConv):
-            module.uses_triton = uses_triton
+    average = None if config.optimizer.ema is None else Average(model, config.optimizer.ema)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     return State(model, build_optimizer(config, model, process), scaler, average, process)
-
-
-def _has_triton() -> bool:
-    """Whether Triton compiles our kernels; a warning where it does not."""
-    version = _find_triton()
-    if version != "none" and tuple(map(int, version.split(".")[:2])) >= (3, 3):
-        return True
-    logger.warning(
-        "`loop.depthwise: triton` needs Triton 3.3, of PyTorch 2.7, or later, but found %s: depthwise convolutions are "
-        "PyTorch's, which train QuartzNet half as fast",
-        version,
-    )
-    return False
-
-
-def _find_triton() -> str:
-    """Its version, or `none`. Containers give the package other names, so that it is asked itself."""
-    try:
-        import triton
-    except ImportError:
-        return "none"
-    return str(triton.__version__)
 
 
 def compiled(model: nn.Module, device: torch.device) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Depthwise convolution over time for training on a CPU, with a weight gradient of our own.
+"""Depthwise convolution over time for training on a CPU, with a weight gradient of our own; and if a GPU runs ours.
 
 oneDNN computes the result and the input's gradient of a depthwise convolution near the machine's floor, but its weight
 gradient takes several times as long as both, up to 20 times with QuartzNet's wide kernels: it was most of a training
@@ -6,6 +6,7 @@ step. `perf/results/quartznet_15x5_training.md` has the ratios.
 """
 
 import functools
+import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.float32]
 
@@ -54,6 +57,23 @@ class _DepthwiseConv(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = weight_gradient(x, grad, ctx.stride, weight.shape[3])
         return grad_x, grad_weight, None
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels of `depthwise_gpu.py` run on a GPU; a warning where they do not."""
+    try:
+        from carnelian_training.models.depthwise_gpu import convolve_depthwise  # Triton is in CUDA's PyTorch alone
+
+        with torch.no_grad():
+            convolve_depthwise(torch.zeros(1, 16, 1, 16, device=device), torch.zeros(16, 1, 1, 1, device=device))
+    except Exception as error:  # no Triton, an old one, no C compiler, an old GPU, no room for what is compiled
+        logger.warning(
+            "our depthwise kernels need a C compiler and Triton 3.3, of PyTorch 2.7, or later; PyTorch's, "
+            "half as fast in QuartzNet, stand in for them: %s",
+            str(error).strip().partition("\n")[0],
+        )
+        return False
+    return True
 
 
 def weight_gradient(x: Tensor, grad: Tensor, stride: int, kernel: int) -> Tensor:
