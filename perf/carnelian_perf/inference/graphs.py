@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from carnelian_export.graph.folding import FoldedSubBlock
 from carnelian_training.models.blocks import Block, Projection
+from carnelian_training.models.depthwise import runs_on
 from carnelian_training.models.masked import Mask, MaskedConv
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ Array = npt.NDArray[np.float32]
 
 
 def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.NDArray[np.int32]], Array]:
-    """Run a network with a graph for each shape of batch, which is captured when the shape is first seen.
+    """Run a network with a graph for the shape of batch, which is captured when the shape changes.
 
     Args:
         lowered: As :func:`carnelian_export.graph.precision.lower` makes it, on the GPU.
@@ -32,8 +33,9 @@ def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.
     """
     if isinstance(lowered, StackNetwork):
         fuse(lowered)
-    for module in lowered.modules():
-        if isinstance(module, MaskedConv) and module.groups > 1:
+    depthwise = [module for module in lowered.modules() if isinstance(module, MaskedConv) and module.groups > 1]
+    if depthwise and runs_on(depthwise[0].weight.device):
+        for module in depthwise:
             module.uses_triton = True
             # As the kernel reads it, tap by tap, so that it is not copied at each use: [C, 1, 1, K], a view of [K, C].
             module.weight.data = module.weight[:, 0, 0, :].t().contiguous().t()[:, None, None, :]
@@ -42,6 +44,7 @@ def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.
     @torch.inference_mode()
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
         if features.shape not in graphs:
+            graphs.clear()  # each has memory of its own
             graphs[features.shape] = _Graph(lowered, dtype, features.shape)
         return graphs[features.shape].run(features, lengths)
 
@@ -60,7 +63,7 @@ class _Graph:
 
     def __init__(self, network: CtcNetwork, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.features, self.lengths = torch.zeros(shape, pin_memory=True), torch.zeros(shape[0], dtype=torch.int64)
-        features, lengths = self.features.cuda(), self.lengths.cuda()
+        self.inputs = features, lengths = self.features.cuda(), self.lengths.cuda()  # which the graph reads
         self.lengths = self.lengths.pin_memory()
 
         def forward() -> Tensor:
@@ -125,7 +128,7 @@ def _apply(sub_block: FoldedSubBlock, x: Tensor, mask: Mask, residual: Tensor | 
         mask = mask.strided(sub_block.depthwise.stride[1])
     conv = sub_block.pointwise
     bias = cast(Tensor, conv.bias)
-    if conv.kernel_size[1] == 1:
+    if conv.kernel_size[1] == conv.stride[1] == 1:
         weight = conv.weight.flatten(1).t()
         if residual is None:
             return _batch(torch._addmm_activation(bias, _rows(x), weight), x), mask

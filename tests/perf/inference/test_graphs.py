@@ -18,9 +18,14 @@ QUARTZNET = [
     {"filters": 24, "kernel": 7, "dilation": 2, "residual": False},
     {"filters": 24, "kernel": 1, "residual": False, "separable": False},
 ]
+STRIDED = [
+    {"filters": 16, "kernel": 1, "stride": 2, "residual": False, "separable": False},
+    {"filters": 16, "kernel": 5, "blocks": 2},
+]
 JASPER = [{**stage, "separable": False} for stage in QUARTZNET]
 MODELS = [
     {"name": "quartznet", "stages": QUARTZNET},
+    {"name": "quartznet", "stages": STRIDED},
     {"name": "jasper", "stages": JASPER, "dense": False},
     {"name": "jasper", "stages": JASPER},
 ]
