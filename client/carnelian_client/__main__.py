@@ -10,7 +10,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise
-        sys.exit("carnelian-transcribe needs typer; install it with: pip install -e 'client[cli,audio]'")
+        sys.exit("carnelian-transcribe needs typer; install it with: pip install 'carnelian-client[cli,audio]'")
     app()
 
 

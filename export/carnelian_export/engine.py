@@ -43,7 +43,7 @@ def load_tensorrt() -> Any:
     raise EngineError(
         "TensorRT must be installed to build engines: `pip install tensorrt==VERSION` on a machine with the GPU, "
         "VERSION as in the Triton container that will serve; or, to try it without a GPU, "
-        "`pip install -e 'export[tensorrt]'`"
+        "`pip install 'carnelian-export[tensorrt]'`"
     )
 
 

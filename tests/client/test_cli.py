@@ -265,7 +265,7 @@ def test_without_typer_the_command_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from carnelian_client.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install -e 'client[cli,audio]'" in done.stderr
+    assert "pip install 'carnelian-client[cli,audio]'" in done.stderr
 
 
 def test_subtitles_and_ctm_are_printed_as_their_formats_have_them(transcribe, endpoint, clip, triton, answers):

@@ -249,7 +249,7 @@ def test_profiles_take_every_batch_that_the_configuration_allows(most, bands, ho
 def test_without_tensorrt_the_export_says_what_to_install(network, monkeypatch):
     for name in (engine.SERVABLE, engine.PORTABLE):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(EngineError, match=r"pip install -e 'export\[tensorrt\]'"):
+    with pytest.raises(EngineError, match=r"pip install 'carnelian-export\[tensorrt\]'"):
         build_engine(onnx.ModelProto(), SHAPES)
 
 

@@ -226,7 +226,7 @@ def test_no_such_model_at_the_server(server):
 
 def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):
     monkeypatch.setitem(sys.modules, "carnelian_client", None)
-    with pytest.raises(RuntimeError, match="pip install -e client"):
+    with pytest.raises(RuntimeError, match="install carnelian-client"):
         evaluate_served("localhost:1", "quartznet_demo", CLIPS)
 
 

@@ -107,5 +107,5 @@ def _lhotse() -> Any:
     try:
         import lhotse
     except ImportError as error:
-        raise ValueError("Lhotse's manifests need its package: pip install -e 'training[corpora]'") from error
+        raise ValueError("Lhotse's manifests need its package: pip install 'carnelian-training[corpora]'") from error
     return lhotse

