@@ -17,11 +17,13 @@ def load_tree(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     """The plain tree of a YAML file with its overrides, not validated.
 
     Raises:
-        ConfigError: The file is not a mapping, or an override cannot be applied.
+        ConfigError: The file cannot be read or is not a mapping, or an override cannot be applied.
     """
     try:
         tree = strict_yaml.load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
