@@ -79,9 +79,13 @@ def find_versions() -> dict[str, str]:
 
 def find_commit() -> str | None:
     """The commit of this package's checkout, marked if there are changes on top; None outside one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        # A virtual environment may lie in the checkout of another project, which does not track it.
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

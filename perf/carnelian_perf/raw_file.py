@@ -124,11 +124,15 @@ class RawFile:
         """In words."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
+    def say_commit(self) -> str:
+        """In words; none of what was installed outside a checkout."""
+        return f"commit {self.commit or 'none'}"
+
     def say_sources(self, raw_name: str) -> list[str]:
         """The last notes of a page: versions, and which raw file it is of."""
         return [
             f"Versions: {self.say_versions()}.",
-            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, commit {self.commit}, by `{self.command}`.",
+            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, {self.say_commit()}, by `{self.command}`.",
         ]
 
     def say_unfinished(self) -> str:

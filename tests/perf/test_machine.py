@@ -1,7 +1,8 @@
 import platform
+import subprocess
 
 import pytest
-from carnelian_perf.machine import describe_machine, name_cpu
+from carnelian_perf.machine import describe_machine, find_commit, name_cpu
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,22 @@ def test_accelerators_are_those_that_the_driver_tells_of(tmp_path, monkeypatch, 
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert describe_machine()["accelerator"] == accelerator
+
+
+def test_a_commit_of_a_project_that_only_holds_the_environment_is_not_ours(tmp_path, monkeypatch):
+    def git(*words):
+        command = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    module = tmp_path / "machine.py"
+    module.touch()
+    monkeypatch.setattr("carnelian_perf.machine.__file__", str(module))
+    assert find_commit() is None
+    git("add", module.name)
+    git("commit", "-m", "ours")
+    assert find_commit() == git("rev-parse", "--short=12", "HEAD").strip()
 
 
 def test_without_a_driver_there_is_none(tmp_path, monkeypatch):

@@ -98,6 +98,11 @@ def test_links_of_a_page_are_to_files_of_any_name(measurement, tmp_path):
     assert "[my raw.json](my%20raw.json)" in page
 
 
+def test_a_page_names_no_commit_outside_a_checkout(measurement, tmp_path):
+    replace(measurement, commit=None).write(tmp_path / "raw.json")
+    assert ", commit none, by `" in render(tmp_path / "raw.json")[0].read_text()
+
+
 def test_one_without_runs_is_refused(measurement, tmp_path):
     replace(measurement, runs=[]).write(tmp_path / "raw.json")
     with pytest.raises(ValueError, match="but is not: runs: List should have at least 1 item"):
