@@ -144,5 +144,5 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"carnelian-export: {error}", err=True)
+        typer.echo(f"carnelian-export: {str(error) or type(error).__name__}", err=True)
         raise SystemExit(1) from error

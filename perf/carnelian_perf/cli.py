@@ -40,7 +40,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,memory,sweep,training,words]`", error)
     except (ValueError, OSError, RuntimeError) as error:
-        _fail(str(error), error)
+        _fail(str(error) or type(error).__name__, error)
 
 
 def _fail(message: str, cause: Exception) -> None:

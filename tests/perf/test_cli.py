@@ -3,7 +3,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from carnelian_perf import networks
@@ -164,6 +166,16 @@ def test_missing_library_is_answered_with_what_brings_it(call, monkeypatch):
     assert status == 1
     assert err.startswith("carnelian-perf: psutil is needed for this; install `carnelian-perf[")
     assert "memory" in err
+
+
+@pytest.mark.parametrize("distribution", ["carnelian_export", "carnelian_perf", "carnelian_training"])
+def test_an_error_without_words_is_told_by_its_name(distribution, call, monkeypatch):
+    """As `asyncio.wait_for` raises one when the time is over."""
+    cli = import_module(f"{distribution}.cli")
+    monkeypatch.setattr(cli, "app", Mock(side_effect=TimeoutError))
+    status, _, err = call(cli.main)
+    assert status == 1
+    assert err.endswith(": TimeoutError\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -278,7 +278,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"carnelian-train: {error}", err=True)
+        typer.echo(f"carnelian-train: {str(error) or type(error).__name__}", err=True)
         raise SystemExit(1) from error
 
 
