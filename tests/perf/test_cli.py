@@ -1,4 +1,5 @@
 import inspect
+import re
 import signal
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import typer.main
 from carnelian_perf import networks
-from carnelian_perf.cli import main
+from carnelian_perf.cli import app, main
 from carnelian_perf.options import check_writable
 from carnelian_training import command_options
 
@@ -156,6 +158,18 @@ def test_a_sweep_and_its_report_need_neither_torch_nor_onnx():
     blocked = "import sys; sys.modules.update(torch=None, onnx=None)"
     modules = "carnelian_perf.cli, carnelian_perf.sweeps.run, carnelian_perf.sweeps.report"
     command = [sys.executable, "-c", f"{blocked}; import {modules}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
+
+
+def test_commands_of_the_extra_training_need_no_server():
+    [row] = re.findall(r"^\| `training` \| (.+?) \|", (ROOT / "perf" / "README.md").read_text(), re.MULTILINE)
+    names = re.findall(r"`(.+?)`", row)
+    commands = typer.main.get_command(app).commands
+    sources = "".join(inspect.getsource(commands[name].callback) for name in names)
+    modules = re.findall(r"from (\S+) import .*\bmeasure$", sources, re.MULTILINE)
+    assert len(modules) == len(names)
+    blocked = "import sys; sys.modules['carnelian_serving'] = None"
+    command = [sys.executable, "-c", f"{blocked}; import {', '.join(modules)}"]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 
 
