@@ -67,7 +67,7 @@ class DataConfig:
     """Longer training clips are left out and counted in the log."""
     min_duration_s: float = 0.2
     num_threads: int = 2
-    """DALI threads that decode audio and compute features."""
+    """Threads that decode audio, disturb it and compute features."""
     prefetch_batches: int = 2
     """Batches that DALI works on ahead of training."""
 
