@@ -26,7 +26,7 @@ from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import choose_ports, find_address, read_addresses
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.endings import Crash, describe_crash, describe_exit, has_ended
-from carnelian_serving.environment import KEPT_MEMORY, QUIET
+from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
@@ -286,7 +286,7 @@ class Server:
         return self._process
 
     def _launch(self, installation: Installation, repository: Path, scratch: Path) -> None:
-        environment = {**KEPT_MEMORY, **QUIET, **os.environ, **installation.environment}
+        environment = {**KEPT_MEMORY, **FEW_THREADS, **QUIET, **os.environ, **installation.environment}
         environment["TMPDIR"] = str(scratch)  # DALI's files, which a killed stub leaves
         if has_port("metrics", self._triton_options):  # else another server may have the port
             environment[METRICS_VARIABLE] = self.metrics_url

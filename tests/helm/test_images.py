@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carnelian_serving.environment import KEPT_MEMORY
+from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY
 from carnelian_serving.limits import THREAD_STACK_BYTES
 from carnelian_serving.triton_options import trim_key
 from packaging.requirements import Requirement
@@ -32,6 +32,7 @@ INSTALLED = {
     "serving-cpu": {"serving": []},
     "training": {"training": ["gpu"], "export": []},
 }
+VARIABLES = {**KEPT_MEMORY, **FEW_THREADS}
 
 
 @pytest.fixture(params=IMAGES)
@@ -182,11 +183,11 @@ def test_commands_of_the_chart_are_in_the_images() -> None:
 def start_tritonserver(tmp_path: Path) -> Callable[..., list[str]]:
     """Runs a command that starts tritonserver after `ulimit LIMITS`.
 
-    Returns its arguments, the number of files it may open, the KiB of its stacks and what malloc is told.
+    Returns its arguments, the number of files it may open, the KiB of its stacks and its :data:`VARIABLES`.
     """
     program = tmp_path / "tritonserver"
     program.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$*" "$(ulimit -n)" "$(ulimit -s)" {" ".join(f"${name}" for name in KEPT_MEMORY)}\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$*" "$(ulimit -n)" "$(ulimit -s)" {" ".join(f"${name}" for name in VARIABLES)}\n'
     )
     program.chmod(0o755)
 
@@ -199,7 +200,7 @@ def start_tritonserver(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 MAX_FILES = min(2**16, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-LIKE_CARNELIAN_SERVE = [str(MAX_FILES), str(THREAD_STACK_BYTES // 2**10), *KEPT_MEMORY.values()]
+LIKE_CARNELIAN_SERVE = [str(MAX_FILES), str(THREAD_STACK_BYTES // 2**10), *VARIABLES.values()]
 
 
 def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserver: Callable[..., list[str]]) -> None:
@@ -209,7 +210,7 @@ def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserv
         for name in ("ENTRYPOINT", "CMD")
     )
     assert entry[0] == "/opt/nvidia/nvidia_entrypoint.sh"  # the base image's own, which runs what follows
-    variables = dict(re.findall(rf"\b({'|'.join(KEPT_MEMORY)})=(\d+)", text))
+    variables = dict(re.findall(rf"\b({'|'.join(VARIABLES)})=(\d+)", text))
     assert start_tritonserver(entry[1:] + command, **variables) == [*command[1:], *LIKE_CARNELIAN_SERVE]
 
 
@@ -219,7 +220,7 @@ def test_the_chart_starts_triton_as_carnelian_serve_does(
     server = render("runtime=native").server
     command = [word.replace("/dev/shm", "/nowhere") for word in server["command"] + server["args"]]
     assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
-    own = {name: "1" for name in KEPT_MEMORY}  # of the image or of extraEnv
+    own = {name: "2" for name in VARIABLES}  # of the image or of extraEnv
     assert start_tritonserver(command, **own)[3:] == [*own.values()]
 
 

@@ -14,7 +14,8 @@ of a file often ends its line, which no header can: the arguments lose line ends
   ulimit -s 65536
   [ "$(ulimit -n)" -ge 65536 ] || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
   export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-33554432}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-268435456}"
-  export DALI_MALLOC_POOL_THRESHOLD="${DALI_MALLOC_POOL_THRESHOLD-0}"
+  export MALLOC_ARENA_MAX="${MALLOC_ARENA_MAX-16}" DALI_MALLOC_POOL_THRESHOLD="${DALI_MALLOC_POOL_THRESHOLD-0}"
+  export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS-1}"
   for argument; do shift; set -- "$@" "$(printf %s "$argument" | tr -d '\r')"; done
   exec tritonserver "$@"
 - tritonserver
