@@ -1,4 +1,6 @@
 import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -141,13 +143,20 @@ def test_offline_perturbation_hears_of_an_mp3_segment_what_the_whole_file_has_th
     np.testing.assert_allclose(heard[::2], heard[1::2], atol=2**-14)  # files of 16 bits
 
 
-def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path):
+def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path, monkeypatch):
     tone = np.sin(2 * np.pi * 1000 * np.arange(32000) / 16000).astype(np.float32) * 0.5
     soundfile.write(tmp_path / "tone.wav", tone, 16000)
     clips = [Clip(tmp_path / "tone.wav", 2.0, "a", {"speaker": "x"}), Clip(tmp_path / "tone.wav", 1.0, "b", offset=0.5)]
     write_manifest(tmp_path / "m.jsonl", clips)
+    pools = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 6})
+    monkeypatch.setattr(
+        "carnelian_training.corpora.perturb.ThreadPoolExecutor",
+        lambda threads: pools.append(threads) or ThreadPoolExecutor(threads),
+    )
     found = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.8, 1.25]))
     assert found[:2] == clips
+    assert pools == [3]
     assert [(clip.text, clip.duration) for clip in found[2:]] == [("a", 2.5), ("b", 1.25), ("a", 1.6), ("b", 0.8)]
     assert found[4].extra == {"speaker": "x", "speed": 1.25}
     faster, rate = soundfile.read(found[4].audio_filepath)

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -6,7 +7,9 @@ import soundfile
 import yaml
 from carnelian_training.cli import main
 from carnelian_training.config_tree import config_to_dict
+from carnelian_training.data import validate
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
+from nvidia.dali import pipeline_def
 
 
 @pytest.fixture
@@ -112,3 +115,13 @@ def test_a_sound_manifest_passes(tmp_path, call):
     status, out, _ = call(main, "validate", tmp_path / "m.jsonl")
     assert status == 0
     assert "1 clips without a defect" in out
+
+
+def test_as_many_threads_decode_as_the_process_has_cores(tmp_path, call, monkeypatch):
+    soundfile.write(tmp_path / "a.wav", np.random.default_rng(0).standard_normal(16000) * 0.1, 16000)
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "a.wav", 1.0, "a")])
+    built = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 6})
+    monkeypatch.setattr(validate, "pipeline_def", lambda **options: built.append(options) or pipeline_def(**options))
+    assert call(main, "validate", tmp_path / "m.jsonl")[0] == 0
+    assert [options["num_threads"] for options in built] == [3]

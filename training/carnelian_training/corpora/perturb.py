@@ -49,7 +49,7 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
         number, clip, speed = task
         return _write(clip, directory / f"{speed:g}" / f"{number:07d}-{clip.audio_filepath.stem}.flac", speed)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         new = list(tqdm(pool.map(write, tasks), total=len(tasks), unit="clip", disable=None))
     write_manifest(target, [*clips, *new])
     return target

@@ -103,7 +103,7 @@ def validate(
         check: the manifest, and what it is for.
         min_rate_hz: files below are reported. They can be decoded, but half of the mel bands of an 8 kHz recording,
             for example, hold nothing.
-        num_threads: that decode; as many as the machine has cores by default.
+        num_threads: that decode; as many as this process has cores by default.
     """
     clips, mistakes = read_manifest_leniently(check.manifest)
     report = ManifestReport(check.manifest, defects=[(line, "") for line in mistakes])
@@ -111,7 +111,7 @@ def validate(
     if not clips and not mistakes:
         report.defects.append((str(check.manifest), "no clips at all"))
         report.kinds["empty"] += 1
-    for clip, sounds in _listen(clips, check.manifest, min_rate_hz, num_threads or os.cpu_count() or 1):
+    for clip, sounds in _listen(clips, check.manifest, min_rate_hz, num_threads or len(os.sched_getaffinity(0))):
         found = _line_defects(clip, check) | sounds
         report.defects.extend((clip.title, words) for words in found.values())
         report.kinds.update(found.keys())
