@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from carnelian_training.models.dropout import dropout
@@ -57,3 +61,16 @@ def test_dropout_happens_with_its_probability_and_keeps_the_mean():
     torch.testing.assert_close(grad, result)
     assert dropout(x, 0.3, False) is x
     assert dropout(x, 1 - 1e-16, True).isfinite().all()
+
+
+@pytest.mark.parametrize("home", ["/proc/none", "~"])
+def test_code_that_no_folder_can_keep_is_compiled_each_time(tmp_path, home):
+    """A home that cannot be written, and what `~` stays where HOME is not set and the user is unknown."""
+    environment = os.environ | {"HOME": home, "NUMBA_CACHE_LOCATOR_CLASSES": "UserWideCacheLocator"}
+    environment.pop("XDG_CACHE_HOME", None)
+    program = "from carnelian_training.models.depthwise import _correlate; print(_correlate.stats.cache_path)"
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (found.stdout, found.stderr) == ("None\n", "")
+    assert not list(tmp_path.iterdir())

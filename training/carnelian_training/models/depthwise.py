@@ -8,7 +8,9 @@ step. `perf/results/quartznet_15x5_training.md` has the ratios.
 import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -108,12 +110,23 @@ def _rows(x: Tensor) -> Array:
     return rows
 
 
+def _compile(function: Callable[..., None]) -> Callable[..., None]:
+    """Keep the machine code for other processes where a folder can be written, beside this file or in the home."""
+    compiled: Callable[..., None]
+    try:
+        Path.home()  # numba makes a folder `~` where there is none
+        compiled = numba.njit(fastmath=True, nogil=True, cache=True)(function)
+    except RuntimeError:
+        compiled = numba.njit(fastmath=True, nogil=True)(function)
+    return compiled
+
+
 @numba.njit(inline="always")
 def _pairs(grad: Array) -> int:
     return (grad.shape[1] + 1) // 2
 
 
-@numba.njit(fastmath=True, nogil=True, cache=True)
+@_compile
 def _correlate(x: Array, grad: Array, stride: int, start: int, end: int, sums: Array) -> None:
     """Add x [batch, frames, channels] times grad [batch, frames', channels] at every offset to sums [kernel, channels].
 
