@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_serving.endings import describe_exit
+from carnelian_serving.endings import KILLED, describe_exit
 from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import Server
 from carnelian_serving.triton_options import has_port
@@ -111,10 +111,11 @@ def serve(
     except (ServerError, OSError) as error:
         print(f"carnelian-serve: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    pause = "; a pause of the machine of a second, under load, can do that" if -status in PAUSE_SIGNALS else ""
+    pause = "a pause of the machine of a second, under load, can do that; " if -status in PAUSE_SIGNALS else ""
+    why = f"; {KILLED}" if status == -signal.SIGKILL else f" by itself; {pause}its log above may say why"
     print(
-        f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)} by itself{pause}"
-        "; its log above may say why; start carnelian-serve anew",
+        f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)}{why}; start "
+        "carnelian-serve anew",
         file=sys.stderr,
     )
     raise typer.Exit(1)

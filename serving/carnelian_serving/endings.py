@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+KILLED = "SIGKILL is what the kernel sends where memory has run out"
+
 
 def has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
     """Wait for a process; not by `Popen.wait`, whose lock stays taken where a signal's exception came behind it."""
@@ -42,7 +44,7 @@ def describe_crash(crashes: Sequence[Crash]) -> str:
     """Say which instances have crashed."""
     crash = f"the process of {', '.join(map(str, crashes))} has crashed"
     if any(status == -signal.SIGKILL for _, status in crashes):
-        crash += "; SIGKILL is what the kernel sends where memory has run out"
+        crash += f"; {KILLED}"
     return crash
 
 

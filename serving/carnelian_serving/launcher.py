@@ -25,7 +25,7 @@ from typing import Literal
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import choose_ports, find_address, read_addresses
 from carnelian_serving.certificates import check_certificates
-from carnelian_serving.endings import Crash, describe_crash, describe_exit, has_ended
+from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
@@ -355,13 +355,15 @@ class Server:
             if crashed_at is not None and time.monotonic() > crashed_at + UNCOLLECTED_WHILE_LOADING_S:
                 raise ServerError(f"every model must load, but {describe_crash(crashed)}")
             if time.monotonic() > deadline:
-                lines = [line for line in self.log if not is_noise(line)][-10:]
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
                     "are not; allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT "
-                    "builds engines; last lines of the log:\n" + "\n".join(lines or ["(none)"])
+                    "builds engines; last lines of the log:\n" + "\n".join(self._last_lines() or ["(none)"])
                 )
             time.sleep(0.05)
+
+    def _last_lines(self) -> list[str]:
+        return [line for line in self.log if not is_noise(line)][-10:]
 
     def _is_ready(self) -> bool:
         """Whether the models are, and every port is open: that of the metrics is the last."""
@@ -378,7 +380,12 @@ class Server:
             connection.close()
 
     def _explain_exit(self, status: int, crashed: Sequence[Crash]) -> str:
-        reasons = find_reasons(self.log) or ["last lines of its log:", *self.log[-10:]]
+        found = find_reasons(self.log)
+        reasons = found or ["last lines of its log:", *self._last_lines()]
+        if status == -signal.SIGKILL:
+            reasons = [KILLED, *reasons]
+        elif status < 0 and not found:
+            reasons = ["a model's process may have been killed, as where memory has run out", *reasons]
         if by_force := [crash for crash in crashed if crash.status != 0]:
             reasons = [describe_crash(by_force), *reasons]
         logs = [option for option in self._triton_options if option.startswith("--log-file=")]

@@ -367,6 +367,14 @@ def test_a_crashed_server_is_told_by_its_signal(cut_repository: Path) -> None:
     assert not regions(process.pid)
 
 
+def test_a_killed_server_is_told_with_what_kills(cut_repository: Path) -> None:
+    process, server = start_command(cut_repository)
+    os.kill(server, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ended by SIGKILL; SIGKILL is what the kernel sends where memory has run out; start" in errors
+
+
 def test_a_server_that_hangs_in_its_crash_is_ended(
     cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

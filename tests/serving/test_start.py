@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pytest
 from carnelian_serving.addresses import choose_ports, find_address
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
+    Installation,
     InstallationError,
+    find_installation,
     find_libpython,
     find_native,
     prepare_wheel,
@@ -154,6 +157,43 @@ def test_a_process_that_is_killed_while_its_model_loads_is_named_at_once(
         Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
     ):
         pass
+
+
+@pytest.fixture
+def start_script(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Starts a shell script in place of tritonserver and returns why it did not become ready."""
+
+    def start(script: str) -> str:
+        def wrap(scratch: Path) -> Installation:
+            binary = scratch / "script"
+            binary.write_text(f"#!/bin/sh\n{script}\n")
+            binary.chmod(0o755)
+            return replace(find_installation(scratch), binary=binary)
+
+        monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
+        with (
+            pytest.raises(ServerError) as error,
+            Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+        ):
+            pass
+        return str(error.value)
+
+    return start
+
+
+NO_GPU = 'E1126 13:48:34.559668 7384 server.cc:241] "CudaDriverHelper has not been initialized."'
+
+
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [("KILL", "SIGKILL is what the kernel sends where memory has run out"), ("SEGV", "as where memory has run out")],
+)
+def test_a_server_that_is_killed_while_it_loads_is_told_with_what_kills(
+    start_script: Callable[[str], str], signal: str, words: str
+) -> None:
+    why = start_script(f"echo '{NO_GPU}'; echo the last line; kill -{signal} $$")
+    assert why.startswith(f"tritonserver was ended by SIG{signal} before it was ready:\n  ")
+    assert why.endswith(f"{words}\n  last lines of its log:\n  the last line")
 
 
 @pytest.mark.parametrize(
