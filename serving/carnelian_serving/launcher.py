@@ -40,9 +40,9 @@ from carnelian_serving.shared_memory import (
     find_free_bytes,
     remove_leftovers,
 )
-from carnelian_serving.startup_log import find_reasons, is_noise
+from carnelian_serving.startup_log import find_reasons, has_failed, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
-from carnelian_serving.triton_options import check_options, has_port, trim_key
+from carnelian_serving.triton_options import by_name, check_options, has_port, is_on, trim_key
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -58,6 +58,8 @@ UNCOLLECTED_WHILE_LOADING_S = 5.0
 and collects them when it gets a core. From when it was first seen, for the whole machine may have stood still."""
 KILLED_WITHIN_S = 30.0
 """Of a process that the kernel holds, as amid input and output, the end comes late."""
+FAILED_WHILE_LOADING_S = 30.0
+"""How long Triton may take to end, the other models being loaded, once an instance of one could not be: it may hang."""
 CRASH_END_S = 5.0
 """After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
 STUB_END_S = 1.0
@@ -342,6 +344,8 @@ class Server:
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
         crashed_at: float | None = None
+        failed_at: float | None = None
+        must_load = is_on(by_name(self._triton_options).get("--exit-on-error", "true"))
         while True:
             crashed = self._crashed_instances()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
@@ -354,6 +358,11 @@ class Server:
                 return
             if crashed_at is not None and time.monotonic() > crashed_at + UNCOLLECTED_WHILE_LOADING_S:
                 raise ServerError(f"every model must load, but {describe_crash(crashed)}")
+            if must_load and has_failed(self.log):
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() > min(deadline, failed_at + FAILED_WHILE_LOADING_S):
+                    reasons = "\n  ".join(find_reasons(self.log))
+                    raise ServerError(f"every model must load, but one cannot, and tritonserver hangs:\n  {reasons}")
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "

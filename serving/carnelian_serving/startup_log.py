@@ -20,8 +20,15 @@ _NO_MODEL = re.compile(r"at least one version must be available|Could not determ
 """What Triton says of any other folder in a repository, hidden ones too: `.git`, `lost+found`. Of one that it may not
 open it says so, and its path last."""
 _CRASHED = "is not healthy."
-_NO_FILE_LEFT = "Too many open files"
-"""The HTTP server's words, of which Triton makes that a port is in use."""
+_FAILED = re.compile(r"\bFailed to create instance: |\bfailed to load '")
+_SHORTAGES = {
+    # The HTTP server's words, of which Triton makes that a port is in use.
+    re.compile("Too many open files"): "it ran out of open files; allow more (`ulimit -n`)",
+    # OpenBLAS's words, std::thread's, and the system's, which DALI hands on.
+    re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): (
+        "it ran out of threads or processes; allow more (`pids.max` of the container, `ulimit -u`)"
+    ),
+}
 _START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
@@ -43,6 +50,11 @@ _NOISE = (
 def is_noise(line: str) -> bool:
     """Return whether a line says nothing but that there is no GPU, or that the launcher ended the server."""
     return any(text in line for text in _NOISE)
+
+
+def has_failed(lines: Iterable[str]) -> bool:
+    """Return whether a model, or an instance of one, could not be loaded."""
+    return any(_FAILED.search(line) for line in lines)
 
 
 def find_reasons(lines: Iterable[str]) -> list[str]:
@@ -79,9 +91,9 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
         elif (record and (record["level"] or record["iso_level"]) in "EF") or _START_FAILED.match(text):
             errors.append(_shorten(text))
     failed_models = [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()]
-    if any(_NO_FILE_LEFT in line for line in lines):
-        errors = ["it ran out of open files; allow more (`ulimit -n`)"]
-    return failed_models or list(dict.fromkeys(errors))  # a model's instances all say the same
+    shortages = [words for sign, words in _SHORTAGES.items() if any(map(sign.search, lines))]
+    # A model's instances all say the same.
+    return [*shortages, *failed_models] or list(dict.fromkeys(errors))
 
 
 def _shorten(reason: str) -> str:

@@ -17,7 +17,7 @@ OWN_OPTIONS = {
 }
 """What the launcher sets, and its own option for it."""
 READ_OPTIONS = (
-    *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file"),
+    *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file", "--exit-on-error"),
     *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )

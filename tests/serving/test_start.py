@@ -196,6 +196,33 @@ def test_a_server_that_is_killed_while_it_loads_is_told_with_what_kills(
     assert why.endswith(f"{words}\n  last lines of its log:\n  the last line")
 
 
+NO_THREAD = (
+    'E1126 13:45:45.266461 7 backend_model.cc:692] "ERROR: Failed to create instance: RuntimeError: Resource '
+    'temporarily unavailable\\n\\nAt:\\n  /lib/nvidia/dali/pipeline.py(1808): deserialize"'
+)
+OUT_OF_THREADS = "it ran out of threads or processes; allow more (`pids.max` of the container, `ulimit -u`)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 64: Resource temporarily unavailable",
+        "terminate called after throwing an instance of 'std::system_error'",
+        NO_THREAD,
+    ],
+)
+def test_too_few_threads_are_named(start_script: Callable[[str], str], line: str) -> None:
+    assert f":\n  {OUT_OF_THREADS}" in start_script(f"cat <<'END'\n{line}\nEND\nexit 1")
+
+
+def test_a_server_that_hangs_once_a_model_has_failed_is_ended(
+    start_script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carnelian_serving.launcher.FAILED_WHILE_LOADING_S", 0.1)
+    why = start_script(f"cat <<'END'\n{NO_THREAD}\nEND\nexec sleep 60")
+    assert why == f"every model must load, but one cannot, and tritonserver hangs:\n  {OUT_OF_THREADS}"
+
+
 @pytest.mark.parametrize(
     ("option", "words"), [("--log-format=ISO8601", "model 'typo' could not be"), ("--log-file={}", "its log is in {}")]
 )
