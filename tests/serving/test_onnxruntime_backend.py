@@ -17,7 +17,7 @@ from carnelian_serving.backends.model_config import ConfigError, ModelConfig, re
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers, open_session
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
-from carnelian_serving.backends.threads import count_cores, thread_count
+from carnelian_serving.backends.threads import count_cores, read_quotas, thread_count
 from carnelian_serving.installation import Installation
 from carnelian_serving.launcher import Server
 from carnelian_serving.stubs import find_instance
@@ -268,6 +268,41 @@ def test_cores_are_those_that_the_process_may_run_on() -> None:
     one = subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command], capture_output=True)
     assert one.stdout == b"1\n"
     assert 1 <= count_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("own_groups", "files", "quotas"),
+    [
+        ("0::/", {"cpu.max": "250000 100000\n"}, [2.5]),
+        ("0::/pod/server", {"pod/cpu.max": "50000 100000\n", "pod/server/cpu.max": "max 100000\n"}, [0.5]),
+        ("0::/../outside\n", {"cpu.max": "max 100000\n"}, []),
+        ("4:memory:/m\n1:cpu,cpuacct:/docker/1f\n0::/\n", {"cpu": (150000, 50000)}, [3.0]),
+        ("1:cpu:/a\n", {"cpu/a": (200000, 100000), "cpu": (-1, 100000)}, [2.0]),
+        ("1:cpuset:/a\n", {"cpuset/a": (200000, 100000)}, []),
+    ],
+)
+def test_quotas_of_control_groups_are_read(
+    tmp_path: Path, own_groups: str, files: dict[str, str | tuple[int, int]], quotas: list[float]
+) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        if isinstance(content, str):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "cpu.cfs_quota_us").write_text(f"{content[0]}\n")
+            (path / "cpu.cfs_period_us").write_text(f"{content[1]}\n")
+    (tmp_path / "own_groups").write_text(own_groups)
+    assert read_quotas(tmp_path / "own_groups", tmp_path) == quotas
+
+
+def test_cores_are_at_most_the_quota_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(10_000, 10_064)))  # which have no topology
+    monkeypatch.setattr("carnelian_serving.backends.threads.read_quotas", lambda: [4.0, 2.5])
+    assert count_cores() == 3
+    monkeypatch.setattr("carnelian_serving.backends.threads.read_quotas", list)
+    assert count_cores() == 64
 
 
 def test_an_instance_keeps_its_weights_once(tiny_server: Server) -> None:

@@ -8,7 +8,6 @@ more.
 
 import contextlib
 import logging
-import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carnelian_export.tuning import StageTuning, apply_tuning, describe_tuning
+from carnelian_serving.backends.threads import count_cores
 from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
@@ -73,9 +73,9 @@ def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
 
     Args:
         objective: A single request at a time meets no batch and a single instance.
-        cores: Of the machine.
+        cores: That the server may keep busy; by default those that this process may.
     """
-    cores = cores or len(os.sched_getaffinity(0))
+    cores = cores or count_cores()
     half = max(1, cores // 2)
     # 0 is the library's own choice: of ONNX Runtime all cores, of the features' graph one.
     acoustic, features = sorted({0, 1, half}), sorted({0, cores})

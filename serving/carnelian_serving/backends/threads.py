@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from pathlib import Path
 
@@ -23,10 +25,39 @@ def thread_count(config: ModelConfig, parameter: str) -> int:
 
 
 def count_cores() -> int:
-    """Return how many cores this process may run on; the hardware threads of one core count once."""
+    """Return how many cores this process may keep busy.
+
+    Those that it may run on, whose hardware threads count once, or, where that is less, a control group's quota of CPU
+    time, as of a container, rounded up.
+    """
     topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     cpus = os.sched_getaffinity(0)
     try:
-        return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
+        cores = len({Path(topology.format(cpu)).read_text() for cpu in cpus})
     except OSError:  # not every sandbox shows it
-        return len(cpus)
+        cores = len(cpus)
+    return min([cores, *map(math.ceil, read_quotas())])
+
+
+def read_quotas(own_groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> list[float]:
+    """Return the quotas of CPU time, in cores, of this process's control groups and those around them.
+
+    Args:
+        own_groups: Names the groups, of versions 1 and 2. Inside a container the names may be those outside, which do
+            not lie under `mount`: there the container's own group is the outermost.
+        mount: The folder of the groups.
+    """
+    quotas = []
+    with contextlib.suppress(OSError):
+        for line in own_groups.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            group = mount / ("cpu" if controllers else "") / name.lstrip("/")
+            for folder in (group, *group.parents):
+                with contextlib.suppress(OSError):
+                    quota, period = " ".join((folder / file).read_text() for file in files).split()
+                    if quota not in ("max", "-1"):
+                        quotas.append(int(quota) / int(period))
+    return quotas
