@@ -218,7 +218,7 @@ def new_state(config: RunConfig, process: Process) -> State:
     """The state before the first step, with random weights, the same in every process.
 
     Raises:
-        ValueError: The device does not support the precision, or the kernels.
+        ValueError: The device does not support the precision.
     """
     precision, device = config.loop.precision, process.device
     if precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
