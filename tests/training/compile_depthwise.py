@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 
 def main(capability: int) -> None:
-    for dtype in ("fp16", "bf16", "fp32"):
+    for dtype in ("fp16", "fp32"):
         tiles = {"run": kernels.RUN, "tile_c": kernels.TILE_CHANNELS}
         pointers = {"x": dtype, "taps": "fp32", "out": dtype}
         numbers = ["frames", "channels", "kernel"]
