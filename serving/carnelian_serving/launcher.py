@@ -40,7 +40,7 @@ from carnelian_serving.shared_memory import (
     find_free_bytes,
     remove_leftovers,
 )
-from carnelian_serving.startup_log import find_reasons, has_failed, is_noise
+from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch, end_orphans
 from carnelian_serving.triton_options import by_name, check_options, has_port, is_on, trim_key
 
@@ -358,7 +358,7 @@ class Server:
                 return
             if crashed_at is not None and time.monotonic() > crashed_at + UNCOLLECTED_WHILE_LOADING_S:
                 raise ServerError(f"every model must load, but {describe_crash(crashed)}")
-            if must_load and has_failed(self.log):
+            if must_load and self._log.has_failed:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() > min(deadline, failed_at + FAILED_WHILE_LOADING_S):
                     reasons = "\n  ".join(find_reasons(self.log))

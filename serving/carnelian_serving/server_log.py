@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import IO
 
-from carnelian_serving.startup_log import is_noise
+from carnelian_serving.startup_log import is_noise, tells_of_failure
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ class ServerLog:
         self._writer = threading.Thread(target=self._hand_on, daemon=True)
         self.crash_signal: int | None = None
         """The number of the signal of its own that tritonserver tells of."""
+        self.has_failed = False
+        """Whether it tells of a model that could not be loaded."""
 
     @property
     def lines(self) -> list[str]:
@@ -104,5 +106,6 @@ class ServerLog:
                 self._lines.append(line)
                 if crash := _CRASH.match(line):
                     self.crash_signal = int(crash[1])
+                self.has_failed = self.has_failed or tells_of_failure(line)
                 if self._with_noise or not is_noise(line):
                     self.tell(line)

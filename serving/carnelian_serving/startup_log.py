@@ -52,9 +52,9 @@ def is_noise(line: str) -> bool:
     return any(text in line for text in _NOISE)
 
 
-def has_failed(lines: Iterable[str]) -> bool:
-    """Return whether a model, or an instance of one, could not be loaded."""
-    return any(_FAILED.search(line) for line in lines)
+def tells_of_failure(line: str) -> bool:
+    """Return whether a line says that a model, or an instance of one, could not be loaded."""
+    return _FAILED.search(line) is not None
 
 
 def find_reasons(lines: Iterable[str]) -> list[str]:
