@@ -124,7 +124,7 @@ class CpuGenerator(torch.Generator):
 def gpu(monkeypatch):
     """A process whose device looks like a GPU."""
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    monkeypatch.setattr("carnelian_training.loop.state.runs_on", lambda device: False)
+    monkeypatch.setattr("carnelian_training.models.masked.runs_on", lambda device: False)
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # for `Module.to` of a subclass
     with Operators(), Functions():
@@ -242,7 +242,7 @@ def test_without_a_gpu_the_kernels_are_not_used():
 
 
 def test_where_the_kernels_do_not_run_a_warning_says_why_and_pytorch_s_are_used(gpu, monkeypatch, caplog):
-    monkeypatch.setattr("carnelian_training.loop.state.runs_on", runs_on)
+    monkeypatch.setattr("carnelian_training.models.masked.runs_on", runs_on)
     assert uses_triton(config_with(), gpu) == {False}  # there is no Triton here, or no GPU for it
     assert "need a C compiler and Triton 3.3, of PyTorch 2.7, or later; PyTorch's" in caplog.text
 
@@ -251,5 +251,5 @@ def test_where_the_kernels_do_not_run_a_warning_says_why_and_pytorch_s_are_used(
     ("loop", "expected"), [({}, True), ({"depthwise": "pytorch"}, False), ({"compile": True}, False)]
 )
 def test_on_a_gpu_the_kernels_are_used_unless_told_or_compiled(loop, expected, gpu, monkeypatch):
-    monkeypatch.setattr("carnelian_training.loop.state.runs_on", lambda device: True)
+    monkeypatch.setattr("carnelian_training.models.masked.runs_on", lambda device: True)
     assert uses_triton(config_with(**loop), gpu) == {expected}

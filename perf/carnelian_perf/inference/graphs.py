@@ -5,6 +5,7 @@ that is read and written again. A graph starts all kernels at once; and bias, re
 convolution or matrix product before them.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -13,8 +14,7 @@ import numpy.typing as npt
 import torch
 from carnelian_export.graph.folding import FoldedSubBlock
 from carnelian_training.models.blocks import Block, Projection
-from carnelian_training.models.depthwise import runs_on
-from carnelian_training.models.masked import Mask, MaskedConv
+from carnelian_training.models.masked import Mask, MaskedConv, use_gpu_kernels
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from torch import Tensor, nn
 
@@ -33,20 +33,14 @@ def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.
     """
     if isinstance(lowered, StackNetwork):
         fuse(lowered)
-    depthwise = [module for module in lowered.modules() if isinstance(module, MaskedConv) and module.groups > 1]
-    if depthwise and runs_on(depthwise[0].weight.device):
-        for module in depthwise:
-            module.uses_triton = True
-            # As the kernel reads it, tap by tap, so that it is not copied at each use: [C, 1, 1, K], a view of [K, C].
-            module.weight.data = module.weight[:, 0, 0, :].t().contiguous().t()[:, None, None, :]
-    graphs: dict[tuple[int, ...], _Graph] = {}
+    for conv in use_gpu_kernels(lowered, torch.device("cuda")):
+        # As the kernel reads it, tap by tap, so that it is not copied at each use: [C, 1, 1, K], a view of [K, C].
+        conv.weight.data = conv.weight[:, 0, 0, :].t().contiguous().t()[:, None, None, :]
+    capture = functools.lru_cache(maxsize=1)(functools.partial(_Graph, lowered, dtype))  # each has memory of its own
 
     @torch.inference_mode()
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
-        if features.shape not in graphs:
-            graphs.clear()  # each has memory of its own
-            graphs[features.shape] = _Graph(lowered, dtype, features.shape)
-        return graphs[features.shape].run(features, lengths)
+        return capture(features.shape).run(features, lengths)
 
     return run
 

@@ -25,8 +25,7 @@ from carnelian_training.loop import finetune
 from carnelian_training.loop.ema import Average
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.models.blocks import Block
-from carnelian_training.models.depthwise import runs_on
-from carnelian_training.models.masked import MaskedBatchNorm, MaskedConv
+from carnelian_training.models.masked import MaskedBatchNorm, use_gpu_kernels
 from carnelian_training.precision import allow_tf32
 from carnelian_training.run_config import RunConfig
 
@@ -235,11 +234,8 @@ def new_state(config: RunConfig, process: Process) -> State:
     allow_tf32(precision)
     torch.manual_seed(config.loop.seed)
     model = checkpoint.build_network(config).to(device)
-    depthwise = [module for module in model.modules() if isinstance(module, MaskedConv) and module.groups > 1]
-    is_chosen = config.loop.depthwise == "triton" and device.type == "cuda" and not config.loop.compile
-    if depthwise and is_chosen and runs_on(device):
-        for conv in depthwise:
-            conv.uses_triton = True
+    if config.loop.depthwise == "triton" and device.type == "cuda" and not config.loop.compile:
+        use_gpu_kernels(model, device)
     for module in model.modules():
         if isinstance(module, MaskedBatchNorm):
             module.shared = config.loop.batch_statistics == "shared" and process.size > 1

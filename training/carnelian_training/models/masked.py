@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carnelian_training.models.depthwise import convolve_depthwise
+from carnelian_training.models.depthwise import convolve_depthwise, runs_on
 from carnelian_training.models.shared_norm import shared_batch_norm
 
 FOLD = 16
@@ -116,6 +116,20 @@ class MaskedConv(nn.Conv2d):
 
             return depthwise_gpu.convolve_depthwise(x, self.weight)
         return convolve_depthwise(x, self.weight, self.stride[1])
+
+
+def use_gpu_kernels(network: nn.Module, device: torch.device) -> list[MaskedConv]:
+    """Let the kernels of `depthwise_gpu.py` compute depthwise convolutions, where they run on a GPU.
+
+    Returns:
+        Those convolutions; none where the kernels do not run, which a warning says.
+    """
+    depthwise = [module for module in network.modules() if isinstance(module, MaskedConv) and module.groups > 1]
+    if not depthwise or not runs_on(device):
+        return []
+    for conv in depthwise:
+        conv.uses_triton = True
+    return depthwise
 
 
 def _refold(x: Tensor, batch: int) -> Tensor:
