@@ -30,7 +30,7 @@ from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import raised_limits
-from carnelian_serving.repository import check_repository, is_plain, served_path
+from carnelian_serving.repository import check_repository, is_plain, resolve_repository, served_path
 from carnelian_serving.server_log import ServerLog
 from carnelian_serving.shared_memory import (
     REGIONS,
@@ -112,7 +112,7 @@ class Server:
         Raises:
             ServerError: The repository's path leads nowhere.
         """
-        self.repository = _resolve(Path(repository))
+        self.repository = resolve_repository(Path(repository))
         """The model repository that is served."""
         self._models = tuple(models)
         self._host = host
@@ -400,14 +400,3 @@ class Server:
         logs = [option for option in self._triton_options if option.startswith("--log-file=")]
         reasons += [f"its log is in {option.partition('=')[2]}" for option in logs]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
-
-
-def _resolve(repository: Path) -> Path:
-    try:
-        return repository.resolve()
-    except RuntimeError as error:  # a loop of links, before Python 3.13
-        raise ServerError(f"`--repository` must be a folder, but {repository} leads nowhere: {error}") from None
-    except FileNotFoundError:
-        raise ServerError(
-            f"the working directory must be there, to find {repository}, but it was removed: change into another"
-        ) from None

@@ -33,6 +33,22 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
             )
 
 
+def resolve_repository(repository: Path) -> Path:
+    """Return its absolute path.
+
+    Raises:
+        ServerError: It leads nowhere.
+    """
+    try:
+        return repository.resolve()
+    except RuntimeError as error:  # a loop of links, before Python 3.13
+        raise ServerError(f"`--repository` must be a folder, but {repository} leads nowhere: {error}") from None
+    except FileNotFoundError:
+        raise ServerError(
+            f"the working directory must be there, to find {repository}, but it was removed: change into another"
+        ) from None
+
+
 def is_plain(path: str) -> bool:
     """Whether Triton can hand a path to its Python stubs."""
     return _PLAIN_PATH.fullmatch(path) is not None
