@@ -5,7 +5,6 @@ import json
 import os
 import re
 import resource
-import secrets
 import shutil
 import signal
 import socket
@@ -15,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from carnelian_serving.installation import (
 )
 from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
-from carnelian_serving.shared_memory import SHARED_MEMORY, remove_leftovers
+from carnelian_serving.shared_memory import SHARED_MEMORY
 
 COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -155,45 +154,6 @@ def test_no_other_user_may_open_a_servers_memory(cut_repository: Path, tmp_path:
         process.communicate(timeout=40)
 
 
-@pytest.fixture
-def leave(tmp_path: Path) -> Iterator[Callable[[str], list[Path]]]:
-    """Makes what a killed server leaves, by how its names begin: a lock, a region, a scratch folder."""
-    made: list[Path] = []
-
-    def make(prefix: str) -> list[Path]:
-        made.extend(SHARED_MEMORY / f"{prefix}-{name}" for name in ("lock", "region"))
-        for path in made:
-            path.touch()
-        folder = tmp_path / f"{prefix}-folder"
-        folder.mkdir()
-        return [*made, folder]
-
-    yield make
-    for path in made:
-        path.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize(("token", "is_taken"), [("-0123abcd", True), ("-0123abc", False), ("", False)])
-def test_only_what_has_a_servers_name_is_taken_back(
-    tmp_path: Path, leave: Callable[[str], list[Path]], token: str, is_taken: bool
-) -> None:
-    made = leave(f"carnelian-{secrets.randbelow(10**9)}{token}")
-    remove_leftovers(tmp_path)
-    assert [path.exists() for path in made] == [not is_taken] * 3
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
-@pytest.mark.parametrize(("foreign", "left"), [((0,), [0, 1, 2]), ((1, 2), [1, 2])], ids=["lock", "leftovers"])
-def test_what_others_own_takes_nothing_back_and_is_left(
-    tmp_path: Path, leave: Callable[[str], list[Path]], foreign: Sequence[int], left: list[int]
-) -> None:
-    made = leave(f"carnelian-{secrets.randbelow(10**9)}-0123abcd")
-    for index in foreign:
-        os.chown(made[index], 65534, 65534)
-    remove_leftovers(tmp_path)
-    assert [index for index, path in enumerate(made) if path.exists()] == left
-
-
 def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
     # A Secret made of a file often ends its line, which no header can.
     options = ["--http-restricted-api=model-repository:a-header=secret\n", "--metrics-config=summary_latencies=true"]
@@ -222,24 +182,6 @@ def test_a_port_that_is_not_opened_is_not_printed(cut_repository: Path) -> None:
     assert re.fullmatch(r"carnelian-serve: ready; HTTP 127\.0\.0\.1:\d+\n", printed)
 
 
-@pytest.mark.parametrize("host", ["::1", "::"])
-def test_an_ipv6_address_is_served(cut_repository: Path, connect: Callable[[str], Any], host: str) -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    with Server(cut_repository, host=host, http_port=0, grpc_port=0, metrics_port=0) as server:
-        assert server.grpc_url.startswith("[::1]:")
-        signals = np.ones((1, 4), np.float32)
-        connect(server.grpc_url).infer("cut", SIGNAL=signals, LENGTH=np.full((1, 1), 2, np.int32))
-        assert b"nv_inference_request_success" in urllib.request.urlopen(server.metrics_url).read()
-
-
-def test_a_name_is_served_at_its_address(cut_repository: Path) -> None:
-    with Server(cut_repository, host="localhost", http_port=0, grpc_port=0, metrics_port=0) as server:
-        assert server.http_url.startswith("127.0.0.1:")
-
-
 @pytest.mark.parametrize("name", ["my models", "jo'sé (1)", "a$HOME;b"])
 def test_paths_that_a_shell_reads_otherwise_are_served(
     cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -248,13 +190,6 @@ def test_paths_that_a_shell_reads_otherwise_are_served(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))  # what TMPDIR says
     with Server(tmp_path / name, http_port=0, grpc_port=0, metrics_port=0) as server:
         assert server.pid
-
-
-def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository: Path) -> None:
-    options = ["--http-address=127.0.0.2"]
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, triton_options=options) as server:
-        assert server.http_url.startswith("127.0.0.2:")
-        urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready").read()
 
 
 def test_scratch_may_lie_in_shared_memory(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,48 @@
+"""What a killed server leaves is taken back by the next one of the same user, and nothing else is."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from carnelian_serving.shared_memory import SHARED_MEMORY, remove_leftovers
+
+
+@pytest.fixture
+def leave(tmp_path: Path) -> Iterator[Callable[[str], list[Path]]]:
+    """Makes what a killed server leaves, by how its names begin: a lock, a region, a scratch folder."""
+    made: list[Path] = []
+
+    def make(prefix: str) -> list[Path]:
+        made.extend(SHARED_MEMORY / f"{prefix}-{name}" for name in ("lock", "region"))
+        for path in made:
+            path.touch()
+        folder = tmp_path / f"{prefix}-folder"
+        folder.mkdir()
+        return [*made, folder]
+
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("token", "is_taken"), [("-0123abcd", True), ("-0123abc", False), ("", False)])
+def test_only_what_has_a_servers_name_is_taken_back(
+    tmp_path: Path, leave: Callable[[str], list[Path]], token: str, is_taken: bool
+) -> None:
+    made = leave(f"carnelian-{secrets.randbelow(10**9)}{token}")
+    remove_leftovers(tmp_path)
+    assert [path.exists() for path in made] == [not is_taken] * 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize(("foreign", "left"), [((0,), [0, 1, 2]), ((1, 2), [1, 2])], ids=["lock", "leftovers"])
+def test_what_others_own_takes_nothing_back_and_is_left(
+    tmp_path: Path, leave: Callable[[str], list[Path]], foreign: Sequence[int], left: list[int]
+) -> None:
+    made = leave(f"carnelian-{secrets.randbelow(10**9)}-0123abcd")
+    for index in foreign:
+        os.chown(made[index], 65534, 65534)
+    remove_leftovers(tmp_path)
+    assert [index for index, path in enumerate(made) if path.exists()] == left

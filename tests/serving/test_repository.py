@@ -1,0 +1,213 @@
+"""What a repository holds, and which of it is served: each bad model is named, and chosen ones bring their stages."""
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from carnelian_serving.errors import ServerError
+from carnelian_serving.launcher import Server
+
+KILL = "import os; os.kill(os.getpid(), 9)"
+DOOMED = f"""
+class TritonPythonModel:
+    def initialize(self, args):
+        {KILL}
+"""
+CUT_WITHOUT_LENGTH = """
+backend: "dali"
+max_batch_size: 4
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+MISTYPED_CONFIG = (
+    CUT_WITHOUT_LENGTH
+    + """
+input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "DOUBLE" data_type: TYPE_INT32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 4 }
+model_warmup {
+  name: "silence"
+  batch_size: 1
+  inputs { key: "SIGNAL" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }
+  inputs { key: "LENGTH" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
+}
+"""
+)
+COPY_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+BARE_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+"""
+STRANGER = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+STRANGER_CONFIG = {
+    "backend": "python",
+    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+}
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 1
+input { name: "SIGNAL" data_type: TYPE_FP32 dims: [ -1 ] }
+input { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "CUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling {
+  step {
+    model_name: "cut" model_version: -1
+    input_map { key: "SIGNAL" value: "SIGNAL" }
+    input_map { key: "LENGTH" value: "LENGTH" }
+    output_map { key: "CUT" value: "CUT" }
+    output_map { key: "DOUBLE" value: "DOUBLE" }
+  }
+}
+"""
+
+
+def copy_onnx(columns: str | int, element_type: int = onnx.TensorProto.FLOAT) -> bytes:
+    """A graph from X to Y = X, [rows, columns]."""
+    x, y = (onnx.helper.make_tensor_value_info(name, element_type, ["rows", columns]) for name in "XY")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["X"], ["Y"])], "copy", [x], [y])
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+
+
+def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model: Callable[..., Path]) -> None:
+    pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
+    add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
+    add_model(cut_repository, "short", CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
+    add_model(cut_repository, "broken", CUT_WITHOUT_LENGTH, {"dali.py": "raise KeyError('mel')"})
+    add_model(cut_repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    add_model(cut_repository, "vague", COPY_CONFIG, {"model.onnx": copy_onnx("columns")})
+    add_model(cut_repository, "narrow", COPY_CONFIG, {"model.onnx": copy_onnx(1)})
+    add_model(cut_repository, "whole", COPY_CONFIG.replace("FP32", "INT32", 1), {"model.onnx": copy_onnx(2)})
+    add_model(cut_repository, "words", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.STRING)})
+    add_model(cut_repository, "counts", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.UINT32)})
+    add_model(cut_repository, "parts", BARE_CONFIG, {"model.onnx/model.onnx": copy_onnx(2)})
+    add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
+    tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
+    add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
+    add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
+    for folder in (".git", "lost+found"):
+        (cut_repository / folder / "objects").mkdir(parents=True)
+    with (
+        pytest.raises(ServerError) as caught,
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+    ):
+        pass
+    message = str(caught.value)
+    assert message.count("if this folder is no model, move it away, or name those to serve by `--model`") == 2
+    assert "model 'typo' could not be loaded" in message
+    assert 'has no field named "max_batch_sise"' in message
+    assert "model 'short' could not be loaded" in message
+    assert "must have the 2 outputs of the pipeline" in message
+    assert "model 'broken' could not be loaded" in message
+    assert "KeyError: 'mel'" in message
+    assert "model 'absent' could not be loaded" in message
+    assert "neither" in message
+    assert "output 'Y' of 'vague' must have the shape [-1, 2] in the graph, but has [-1, -1]" in message
+    assert "input 'X' of 'narrow' must have the shape [-1, 2] in the graph, but has [-1, 1]" in message
+    assert "input 'X' of 'whole' must be int32 in the graph, but is tensor(float)" in message
+    assert "words/1/model.onnx must be one of tensor(bool)" in message
+    assert "model 'counts'" not in message
+    assert "model 'parts'" not in message
+    assert "model 'exact'" not in message
+    assert "parameter 'memory_mib' of 'tight' must be 0, for no bound, or at least 16, but is -1" in message
+    assert "model 'foreign' could not be loaded" in message
+    assert "tensorrt" in message
+    assert "model 'cut'" not in message
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (f"import time; time.sleep(0.5)\n{KILL}", r"process of doomed \(SIGKILL\) has crashed; .* memory has run out"),
+        (DOOMED, r"Stub process 'doomed_0\S*' is not healthy; it may have crashed, as where memory has run out"),
+    ],
+)
+def test_a_process_that_is_killed_while_its_model_loads_is_named_at_once(
+    cut_repository: Path, add_model: Callable[..., Path], program: str, words: str
+) -> None:
+    add_model(cut_repository, "doomed", CUT_WITHOUT_LENGTH.replace("dali", "python"), {"model.py": program})
+    with (
+        pytest.raises(ServerError, match=words),
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("models", [[], ["absent"]], ids=["all", "chosen"])
+def test_reasons_name_the_repository_that_was_given(
+    cut_repository: Path, add_model: Callable[..., Path], models: list[str]
+) -> None:
+    repository = cut_repository.rename(cut_repository.with_name("rep ü x"))  # served by a link
+    add_model(repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    log: list[str] = []
+    with (
+        pytest.raises(ServerError, match=f"neither {repository}/absent/1/model.dali"),
+        Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
+    ):
+        pass
+    assert any(f"{repository}/absent" in line for line in log)
+
+
+def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(
+    cut_repository: Path, add_model: Callable[..., Path]
+) -> None:
+    pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
+    add_model(cut_repository, "mistyped", MISTYPED_CONFIG, {"dali.py": pipeline})
+    words = r"output 'DOUBLE' of 'mistyped' \(number 1\) must be int32 \[-1\], but the model gave float32 \[4\]"
+    with (
+        pytest.raises(ServerError, match=words),
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+    ):
+        pass
+
+
+def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(
+    cut_repository: Path, add_model: Callable[..., Path], connect: Callable[[str], Any]
+) -> None:
+    add_model(cut_repository, "both", ENSEMBLE, {"ensemble.txt": ""})
+    add_model(cut_repository, "all", ENSEMBLE.replace('model_name: "cut"', "model_name: 'both'"), {"ensemble.txt": ""})
+    add_model(cut_repository, "unloadable", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
+    with (cut_repository / "all" / "config.pbtxt").open("a") as config:
+        config.write("""parameters { key: "note" value { string_value: "model_name: 'unloadable' #" } }
+        # model_name: "unloadable\"""")
+    with Server(cut_repository, models=["all"], http_port=0, grpc_port=0, metrics_port=0) as server:
+        client = connect(server.grpc_url)
+        assert client.ready_models() == {"all", "both", "cut"}
+        answer = client.infer("all", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.full((1, 1), 2, np.int32))
+        assert answer["CUT"].shape == (1, 2)
+
+
+def test_nobody_loads_models_beside_those_that_were_asked_for(cut_repository: Path) -> None:
+    with Server(cut_repository, models=["cut"], http_port=0, grpc_port=0, metrics_port=0) as server:
+
+        def post(path: str, body: object) -> bytes:
+            request = urllib.request.Request(
+                f"http://{server.http_url}/v2/repository/{path}",
+                json.dumps(body).encode(),
+                {"Content-Type": "text/plain"},
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.read()
+
+        code = base64.b64encode(STRANGER.encode()).decode()
+        parameters = {"config": json.dumps(STRANGER_CONFIG), "file:1/model.py": code}
+        for path in ("models/stranger/load", "models/cut/load", "models/cut/unload"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                post(path, {"parameters": parameters if "stranger" in path else {}})
+            with refused.value as answer:
+                assert b"not allowed" in answer.read()
+        assert json.loads(post("index", {})) == [{"name": "cut", "version": "1", "state": "READY"}]
