@@ -107,10 +107,11 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     parts: dict[str, bytes] = {}
     unpacked = 0
     try:
+        packed = path.stat().st_size
         with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
             for member in archive:
                 unpacked += member.size
-                check_unpacked_size(path, unpacked, path.stat().st_size)
+                check_unpacked_size(path, unpacked, packed)
                 name = PurePosixPath(member.name).name
                 if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
                     assert isinstance(file, io.BufferedReader)
