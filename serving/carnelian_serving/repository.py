@@ -6,8 +6,10 @@ from pathlib import Path
 
 from carnelian_serving.errors import ServerError
 
-_PLAIN_PATH = re.compile(r"[\w./+,:=@%#~^-]*", re.ASCII)
+_PLAIN_PATH = re.compile(r"[\w./+,:=@%^-]*", re.ASCII)
 """Triton starts its Python stubs by a shell, and their Python reads paths as ASCII."""
+_PLAINEST_PATH = re.compile(r"(?!.*\.\.)[\w./]*", re.ASCII)
+"""What Triton's own DALI backend takes since 2025."""
 _STAGE = re.compile(r"""#.*|\bmodel_name\s*:\s*(["'])(?P<name>.*?)\1|(["'])(?:\\.|.)*?\3""")
 """Of an ensemble's configuration; comments and other strings are passed over."""
 
@@ -57,15 +59,15 @@ def is_plain(path: str) -> bool:
 def served_path(repository: Path, models: Sequence[str], scratch: Path) -> Path:
     """Return the folder that Triton is given: the repository, or in the folder `scratch` what stands for it.
 
-    That is a link where the repository's own path is not plain; where models are chosen, a folder of links to them and
-    their stages. Triton's own way to choose, its explicit control mode, lets every caller load code that it sends.
+    That is a link where a native Triton may refuse the repository's own path, and a folder of links to models and
+    their stages where some are chosen. Triton's own way to choose lets every caller load code that it sends.
     """
     path = scratch / "model_repository"
     if models:
         path.mkdir()
         for name in _add_stages(repository, models):
             (path / name).symlink_to(repository / name)
-    elif is_plain(str(repository)):
+    elif _PLAINEST_PATH.fullmatch(str(repository)):
         return repository
     else:
         path.symlink_to(repository)

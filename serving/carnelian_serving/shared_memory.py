@@ -24,10 +24,10 @@ LEAST_BYTES = 48 * 2**20
 less, single clips of a minute are refused after a few."""
 AMPLE_BYTES = 50 * 2**20
 """For each instance. Seven hold 265 MiB while 64 callers send a minute each, 345 with batches of 32 such clips."""
-REGIONS = "carnelian-"
-"""How the names of all servers' regions begin."""
+REGIONS = "carnelian_"
+"""How the names of all servers' regions begin, and of folders that hold what Triton loads: no `-` may be in there."""
 _LOCK = "lock"
-_LOCK_NAME = re.compile(rf"({REGIONS}\d+-[0-9a-f]{{8}}-){_LOCK}", re.ASCII)
+_LOCK_NAME = re.compile(rf"({REGIONS}\d+_[0-9a-f]{{8}}_){_LOCK}", re.ASCII)
 """It begins as :attr:`Regions.prefix` does."""
 
 
@@ -35,7 +35,7 @@ class Regions:
     """One server's regions."""
 
     def __init__(self) -> None:
-        self.prefix = f"{REGIONS}{os.getpid()}-{secrets.token_hex(4)}-"
+        self.prefix = f"{REGIONS}{os.getpid()}_{secrets.token_hex(4)}_"
         """How their names begin."""
         self._lock: int | None = None
 

@@ -59,7 +59,7 @@ def group_members(group: int) -> list[str]:
 
 def regions(launcher_pid: int) -> set[Path]:
     """Returns the shared memory regions of a launcher's servers."""
-    return set(SHARED_MEMORY.glob(f"carnelian-{launcher_pid}-*"))
+    return set(SHARED_MEMORY.glob(f"carnelian_{launcher_pid}_*"))
 
 
 def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
@@ -74,10 +74,10 @@ def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
         assert answer["CUT"].shape == (1, 2)
         assert any("triton_python" in name for name in group_members(group))
         assert regions(os.getpid()) - others
-        assert list(tmp_path.glob("carnelian-*"))
+        assert list(tmp_path.glob("carnelian_*"))
     assert group_members(group) == []
     assert not regions(os.getpid()) - others
-    assert not list(tmp_path.glob("carnelian-*"))
+    assert not list(tmp_path.glob("carnelian_*"))
     written = {path.name for path in (cut_repository / "cut" / "1").iterdir()}
     assert written == {"dali.py"}  # no __pycache__ in a repository
 
@@ -122,11 +122,11 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
     while group_members(server):
         time.sleep(0.05)
     assert len(regions(killed.pid)) > 1
-    assert len(list(tmp_path.glob(f"carnelian-{killed.pid}-*"))) == 1
+    assert len(list(tmp_path.glob(f"carnelian_{killed.pid}_*"))) == 1
     before = regions(living.pid)
     after, _ = start_command(cut_repository, "--threads=1")
     assert not regions(killed.pid)
-    assert not list(tmp_path.glob(f"carnelian-{killed.pid}-*"))
+    assert not list(tmp_path.glob(f"carnelian_{killed.pid}_*"))
     assert regions(living.pid) == before
     for process in (living, after):
         process.terminate()

@@ -15,10 +15,10 @@ def leave(tmp_path: Path) -> Iterator[Callable[[str], list[Path]]]:
     made: list[Path] = []
 
     def make(prefix: str) -> list[Path]:
-        made.extend(SHARED_MEMORY / f"{prefix}-{name}" for name in ("lock", "region"))
+        made.extend(SHARED_MEMORY / f"{prefix}_{name}" for name in ("lock", "region"))
         for path in made:
             path.touch()
-        folder = tmp_path / f"{prefix}-folder"
+        folder = tmp_path / f"{prefix}_folder"
         folder.mkdir()
         return [*made, folder]
 
@@ -27,11 +27,11 @@ def leave(tmp_path: Path) -> Iterator[Callable[[str], list[Path]]]:
         path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("token", "is_taken"), [("-0123abcd", True), ("-0123abc", False), ("", False)])
+@pytest.mark.parametrize(("token", "is_taken"), [("_0123abcd", True), ("_0123abc", False), ("", False)])
 def test_only_what_has_a_servers_name_is_taken_back(
     tmp_path: Path, leave: Callable[[str], list[Path]], token: str, is_taken: bool
 ) -> None:
-    made = leave(f"carnelian-{secrets.randbelow(10**9)}{token}")
+    made = leave(f"carnelian_{secrets.randbelow(10**9)}{token}")
     remove_leftovers(tmp_path)
     assert [path.exists() for path in made] == [not is_taken] * 3
 
@@ -41,7 +41,7 @@ def test_only_what_has_a_servers_name_is_taken_back(
 def test_what_others_own_takes_nothing_back_and_is_left(
     tmp_path: Path, leave: Callable[[str], list[Path]], foreign: Sequence[int], left: list[int]
 ) -> None:
-    made = leave(f"carnelian-{secrets.randbelow(10**9)}-0123abcd")
+    made = leave(f"carnelian_{secrets.randbelow(10**9)}_0123abcd")
     for index in foreign:
         os.chown(made[index], 65534, 65534)
     remove_leftovers(tmp_path)

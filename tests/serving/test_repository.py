@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -160,6 +161,17 @@ def test_reasons_name_the_repository_that_was_given(
     ):
         pass
     assert any(f"{repository}/absent" in line for line in log)
+
+
+@pytest.mark.parametrize(("name", "models"), [("speech-models", []), ("plain", ["cut"])], ids=["all", "chosen"])
+def test_the_path_that_triton_gets_has_only_what_its_own_backends_take(
+    cut_repository: Path, name: str, models: list[str]
+) -> None:
+    repository = cut_repository.rename(cut_repository.with_name(name))
+    with Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0) as server:
+        command = Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")
+    (path,) = (word.partition("=")[2] for word in command if word.startswith("--model-repository="))
+    assert re.fullmatch("[A-Za-z0-9_./]+", path)
 
 
 def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(

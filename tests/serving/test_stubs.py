@@ -76,7 +76,7 @@ def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
 
 @pytest.mark.parametrize(
     ("parent", "region", "status"),
-    [("init", "carnelian-1-2-", 9), ("tritonserver", "carnelian-1-2-", 0), ("init", "triton-1-2-", 0)],
+    [("init", "carnelian_1_2_", 9), ("tritonserver", "carnelian_1_2_", 0), ("init", "triton-1-2-", 0)],
 )
 def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path: Path, parent: str, region: str, status: int) -> None:
     (tmp_path / "stub.py").write_text("print(flush=True); input()")
@@ -86,7 +86,7 @@ def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path: Path, parent: str
     process = subprocess.Popen([tmp_path / parent, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    end_orphans("carnelian-")
+    end_orphans("carnelian_")
     process.communicate(b"\n")
     assert process.returncode == status
 
