@@ -207,15 +207,24 @@ instance_group { kind: KIND_CPU count: 1 }
 parameters { key: "memory_mib" value { string_value: "64" } }
 """
 HEARD_PIPELINE = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.triton import autoserialize
+
+
+@dataclass
+class Settings:  # whose annotations are looked up in `sys.modules`
+    downmix: bool = True
 
 
 @autoserialize
 @pipeline_def(batch_size=1, num_threads=1, device_id=None)
 def hear():
     audio = fn.external_source(name="AUDIO", dtype=types.UINT8, ndim=1)
-    return fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True)[0]
+    return fn.decoders.audio(audio, dtype=types.FLOAT, downmix=Settings().downmix)[0]
 """
 SCALAR_PIPELINE = CUT_PIPELINE.replace(
     "fn.slice(signal, start=0, shape=length, axes=[0])",

@@ -15,7 +15,7 @@ import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, gpu_providers, open_session
+from carnelian_serving.backends.onnxruntime.providers import CUDA_PARAMETERS, gpu_providers, open_session
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores, read_quotas, thread_count
 from carnelian_serving.installation import Installation
@@ -99,7 +99,7 @@ BASE = {
 
 def read(**changes: object) -> ModelConfig:
     text = json.dumps({**BASE, **changes})
-    known = ("num_threads", CONVOLUTION_SEARCH)
+    known = ("num_threads", "enable_mem_pattern", *CUDA_PARAMETERS)
     return read_model_config(text, Path(), known_parameters=known, default_filename="model.onnx")
 
 
@@ -125,7 +125,10 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind: str
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parameters": {"nun_threads": {"string_value": "1"}}}, "must be among cudnn_conv_algo_search, num_threads"),
+        (
+            {"parameters": {"nun_threads": {"string_value": "1"}}},
+            "must be among arena_extend_strategy, .*, but there is nun_threads",
+        ),
         ({"max_batch_size": 0}, "at least 1"),
         ({"sequence_batching": {"oldest": {}}}, "not supported here"),
         ({"input": [{**BASE["input"][0], "data_type": "TYPE_STRING"}]}, "TYPE_STRING"),
@@ -172,17 +175,31 @@ def test_a_gpu_instance_does_not_run_on_the_cpu_because_cuda_cannot_be_loaded(tm
         open_session(path, onnxruntime.SessionOptions(), [on_gpu, on_cpu])
 
 
-@pytest.mark.parametrize(("number", "word"), [("0", "EXHAUSTIVE"), ("1", "HEURISTIC"), ("2", "DEFAULT")])
-def test_the_search_for_convolutions_is_a_parameter_too(number: str, word: str) -> None:
-    config = read(parameters={CONVOLUTION_SEARCH: {"string_value": number}})
-    assert gpu_providers(config, "0", PROVIDERS) == [
-        ("CUDAExecutionProvider", {"device_id": "0", "cudnn_conv_algo_search": word})
-    ]
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        *(("cudnn_conv_algo_search", str(number), word) for number, word in enumerate(["EXHAUSTIVE", "HEURISTIC"])),
+        ("arena_extend_strategy", "1", "kSameAsRequested"),
+        ("gpu_mem_limit", "1073741824", "1073741824"),
+        ("do_copy_in_default_stream", "0", "0"),
+    ],
+)
+def test_some_options_of_cuda_are_parameters_too(key: str, value: str, word: str) -> None:
+    config = read(parameters={key: {"string_value": value}})
+    assert gpu_providers(config, "0", PROVIDERS) == [("CUDAExecutionProvider", {"device_id": "0", key: word})]
 
 
-def test_an_unknown_search_for_convolutions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be 0, 1 or 2, but is 3"):
-        gpu_providers(read(parameters={CONVOLUTION_SEARCH: {"string_value": "3"}}), "0", PROVIDERS)
+def test_an_unknown_value_of_such_a_parameter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be from 0 to 2, but is 3"):
+        gpu_providers(read(parameters={"cudnn_conv_algo_search": {"string_value": "3"}}), "0", PROVIDERS)
+
+
+def test_options_of_cuda_that_the_native_backend_would_overwrite_are_refused() -> None:
+    accelerator = {"name": "cuda", "parameters": {"gpu_mem_limit": "1073741824", "tunable_op_enable": "1"}}
+    accelerators = {"execution_accelerators": {"gpu_execution_accelerator": [accelerator]}}
+    config = read(optimization=accelerators, parameters={"enable_mem_pattern": {"string_value": "0"}})
+    with pytest.raises(ConfigError, match=r"^gpu_mem_limit of .* must be among its `parameters`"):
+        gpu_providers(config, "0", PROVIDERS)
 
 
 def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_them() -> None:
@@ -197,7 +214,28 @@ def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_the
     }
 
 
-@pytest.mark.parametrize(("name", "key"), [("openvino", "trt_x"), ("tensorrt", "int8_calibration_table_name")])
+def test_tensorrt_takes_the_precisions_and_the_calibration_that_the_native_backend_takes() -> None:
+    config = accelerated(
+        "tensorrt", precision_mode="INT8", int8_calibration_table_name="t", int8_use_native_calibration_table="1"
+    )
+    (_, options), _ = gpu_providers(config, "0", PROVIDERS)
+    assert options == {
+        "device_id": "0",
+        "trt_int8_enable": "True",
+        "trt_int8_calibration_table_name": "t",
+        "trt_int8_use_native_calibration_table": "True",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("openvino", "trt_x"),
+        ("tensorrt", "trt_fp16_enable"),  # `precision_mode` there
+        ("tensorrt", "trt_engine_cach_enable"),
+        ("tensorrt", "precision_mode"),
+    ],
+)
 def test_an_unknown_accelerator_or_parameter_is_refused_by_name(name: str, key: str) -> None:
     with pytest.raises(ConfigError, match=name if name == "openvino" else key):
         gpu_providers(accelerated(name, **{key: "1"}), "0", PROVIDERS)

@@ -155,6 +155,7 @@ def _import(source: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for the module of their annotations
     sys.dont_write_bytecode = True  # a model repository is not the place for __pycache__
     spec.loader.exec_module(module)
     return module

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Batches, Rows, check_output
 from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import CONVOLUTION_SEARCH, Provider, gpu_providers, open_session
+from carnelian_serving.backends.onnxruntime.providers import CUDA_PARAMETERS, Provider, gpu_providers, open_session
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_serving.backends.threads import count_cores, thread_count
@@ -30,7 +30,7 @@ PARAMETERS = (
     "execution_mode",
     "enable_mem_arena",
     "enable_mem_pattern",
-    CONVOLUTION_SEARCH,
+    *CUDA_PARAMETERS,
 )
 DEFAULT_FILENAME = "model.onnx"
 ONNX_TYPES = {

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime
 
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig
 
-CONVOLUTION_SEARCH = "cudnn_conv_algo_search"
-"""A parameter as well as an option of `cuda`: Triton overwrites the option with the parameter, or with 0."""
-CONVOLUTION_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
-"""ONNX Runtime's words for the parameter's 0, 1 and 2."""
-
-_BOOLEANS = {
-    *("trt_detailed_build_log", "trt_dump_subgraphs", "trt_dump_ep_context_model", "trt_engine_hw_compatible"),
-    *("trt_force_sequential_engine_build", "trt_force_timing_cache", "trt_layer_norm_fp32_fallback"),
-    "trt_int8_use_native_calibration_table",
+CUDA_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "gpu_mem_limit": (),
+    "do_copy_in_default_stream": (),
 }
-"""Options that are yes or no, besides those whose names end in `_enable`."""
+"""Options of `cuda` that are a model's parameters too, with ONNX Runtime's words for the parameter's 0, 1 and 2."""
+
+_PRECISIONS = {
+    "FP32": {},
+    "FP16": {"trt_fp16_enable": "True"},
+    "BF16": {"trt_bf16_enable": "True"},
+    "INT8": {"trt_int8_enable": "True"},
+}
+_TENSORRT_NAMES = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+"""What ONNX Runtime calls options that Triton calls otherwise."""
+_TENSORRT_BOOLEANS = {
+    *("trt_build_heuristics_enable", "trt_context_memory_sharing_enable", "trt_cuda_graph_enable"),
+    *("trt_detailed_build_log", "trt_dla_enable", "trt_dump_ep_context_model", "trt_dump_subgraphs"),
+    *("trt_engine_cache_enable", "trt_force_sequential_engine_build", "trt_force_timing_cache"),
+    *("trt_layer_norm_fp32_fallback", "trt_sparsity_enable", "trt_timing_cache_enable"),
+    "int8_use_native_calibration_table",
+}
+_TENSORRT_OPTIONS = _TENSORRT_BOOLEANS | {
+    *("max_workspace_size_bytes", "int8_calibration_table_name", "trt_auxiliary_streams", "trt_dla_core"),
+    *("trt_builder_optimization_level", "trt_engine_cache_path", "trt_engine_cache_prefix"),
+    *("trt_ep_context_embed_mode", "trt_ep_context_file_path", "trt_extra_plugin_lib_paths"),
+    *("trt_max_partition_iterations", "trt_min_subgraph_size", "trt_tactic_sources", "trt_timing_cache_path"),
+    *("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes"),
+}
+"""Those that Triton's own backend knows, besides `precision_mode`; it refuses others, mistyped ones too."""
 
 Provider = tuple[str, dict[str, str]]
 """Its name and its options."""
@@ -47,13 +71,13 @@ def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str])
     """Choose the providers of a GPU instance, as the native backend does, with their options.
 
     Args:
-        config: Its `gpu_execution_accelerator` names are `cuda` and, before it, `tensorrt`; :data:`CONVOLUTION_SEARCH`
+        config: Its `gpu_execution_accelerator` names are `cuda` and, before it, `tensorrt`; :data:`CUDA_PARAMETERS`
             may be among its parameters.
         device_id: Of the GPU.
         available: The providers of the installed ONNX Runtime; others are left out.
 
     Raises:
-        ConfigError: An accelerator or one of its parameters is not known here, or a parameter has no meaning.
+        ConfigError: An accelerator or one of its options is not known, would be overwritten, or has no meaning.
     """
     if unknown := sorted(set(config.gpu_accelerators) - {"cuda", "tensorrt"}):
         raise ConfigError(
@@ -62,33 +86,42 @@ def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str])
     chosen = []
     if "tensorrt" in config.gpu_accelerators:
         chosen.append(("TensorrtExecutionProvider", _tensorrt_options(config)))
-    chosen.append(("CUDAExecutionProvider", {**config.gpu_accelerators.get("cuda", {}), **_convolution_search(config)}))
+    chosen.append(("CUDAExecutionProvider", _cuda_options(config)))
     return [(name, {"device_id": device_id, **options}) for name, options in chosen if name in available]
 
 
-def _convolution_search(config: ModelConfig) -> dict[str, str]:
-    if CONVOLUTION_SEARCH not in config.parameters:
-        return {}
-    number = config.integer(CONVOLUTION_SEARCH, 0)
-    if number not in range(len(CONVOLUTION_SEARCHES)):
-        raise ConfigError(f"parameter {CONVOLUTION_SEARCH!r} of {config.name!r} must be 0, 1 or 2, but is {number}")
-    return {CONVOLUTION_SEARCH: CONVOLUTION_SEARCHES[number]}
+def _cuda_options(config: ModelConfig) -> dict[str, str]:
+    options = dict(config.gpu_accelerators.get("cuda", {}))
+    if config.parameters and (lost := sorted(options.keys() & CUDA_PARAMETERS.keys())):
+        raise ConfigError(
+            f"{', '.join(lost)} of {config.name!r} must be among its `parameters`: where a model has any, Triton's own "
+            "backend overwrites such options of `cuda`"
+        )
+    for key, words in CUDA_PARAMETERS.items():
+        if key in config.parameters and words:
+            number = config.integer(key, 0)
+            if number not in range(len(words)):
+                raise ConfigError(
+                    f"parameter {key!r} of {config.name!r} must be from 0 to {len(words) - 1}, but is {number}"
+                )
+            options[key] = words[number]
+        elif key in config.parameters:
+            options[key] = config.parameters[key]
+    return options
 
 
 def _tensorrt_options(config: ModelConfig) -> dict[str, str]:
-    options = {}
+    options: dict[str, str] = {}
     for key, value in config.gpu_accelerators["tensorrt"].items():
-        if key.startswith("trt_"):
+        if key == "precision_mode" and value in _PRECISIONS:
+            options |= _PRECISIONS[value]
+        elif key in _TENSORRT_OPTIONS:
             # The native backend takes 1 for true as well, ONNX Runtime's Python package does not.
-            is_boolean = key.endswith("_enable") or key in _BOOLEANS
-            options[key] = {"1": "True", "0": "False"}.get(value, value) if is_boolean else value
-        elif key == "max_workspace_size_bytes":
-            options["trt_max_workspace_size"] = value
-        elif key == "precision_mode" and value in ("FP32", "FP16"):
-            options["trt_fp16_enable"] = str(value == "FP16")
+            words = {"1": "True", "0": "False"} if key in _TENSORRT_BOOLEANS else {}
+            options[_TENSORRT_NAMES.get(key, key)] = words.get(value, value)
         else:
             raise ConfigError(
-                f"parameters of `tensorrt` in {config.name!r} must be trt_..., max_workspace_size_bytes or "
-                f"precision_mode FP32 or FP16, but there is {key} {value}"
+                f"parameters of `tensorrt` in {config.name!r} must be precision_mode, {', '.join(_PRECISIONS)}, or "
+                f"among {', '.join(sorted(_TENSORRT_OPTIONS))}, but there is {key} {value}"
             )
     return options
