@@ -82,7 +82,8 @@ def draw(runs: Sequence[Path], target: Path) -> None:
             raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
     names = {name for found in records.values() for record in found for name in record}
     below = [panel for panel in PANELS if panel.sign in names]
-    figure = Figure(figsize=(7, 2.8 + 2.2 * len(below)), layout="constrained")
+    width_in = 7 if len(runs) == 1 else 9.5  # legends of several runs would hide curves, so they stand beside them
+    figure = Figure(figsize=(width_in, 2.8 + 2.2 * len(below)), layout="constrained")
     panels = figure.subplots(1 + len(below), sharex=True, squeeze=False)[:, 0]
     per_item = "loss per hidden frame" if names & {"accuracy", "dev_accuracy"} else "CTC loss per character"
     loss = Panel("loss per token" if "tokens_per_s" in names else per_item, {"loss": ""}, "loss")
@@ -132,4 +133,7 @@ def _draw_panel(axes: Axes, panel: Panel, records: Mapping[Path, list[dict[str, 
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     if any(axes.get_legend_handles_labels()[1]):
-        axes.legend()
+        if len(records) == 1:
+            axes.legend()
+        else:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, fontsize="small")
