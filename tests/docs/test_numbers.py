@@ -169,3 +169,26 @@ def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
             cell = {"form": "Carnelian", "precision": precision, "batch": int(batch), "processes": 1}
             found = [int(batch) / statistics.median(r["wall_s"]) for r in raw["results"] if r["cell"] == cell]
             assert [f"{value:.0f}" for value in found] == ([rate] if rate else [])
+
+
+def test_what_a_gpu_waits_for_is_that_of_the_raw_files():
+    """Features: a clip is one thread's work, so that of a batch of 16 each of eight threads has two."""
+    clips_per_s, alone_ms, batch_ms = {}, [], []
+    for title, model in MODELS.items():
+        raw = json.loads(read(f"perf/results/{model}_infer_gpu_fp16.json"))
+        cell = ("graphs", 16.7, 16)
+        (timing,) = [t for t in raw["timings"] if (t["engine"], t["duration_s"], t["batch"]) == cell]
+        clips_per_s[title] = round(16e3 / statistics.median(timing["network_ms"]), -2)
+        features_ms = {
+            common["batch"]: statistics.median(common["features_ms"])
+            for common in raw["common"]
+            if common["duration_s"] == 16.7
+        }
+        alone_ms.append(features_ms[1])
+        batch_ms.append(features_ms[16])
+    page = " ".join(read("helm/carnelian/docs/sizing.md").split())
+    jasper, quartznet = clips_per_s["Jasper"], clips_per_s["QuartzNet 15x5"]
+    assert f"{jasper:,.0f} (Jasper) to {quartznet:,.0f} (QuartzNet 15x5) such clips a second" in page
+    alone, beside = statistics.mean(alone_ms), statistics.mean(batch_ms) / 2
+    assert f"{alone:.0f} ms for the features of a clip of 16.7 s, and {beside:.0f} ms beside seven other" in page
+    assert f"16 such clips in {min(batch_ms):.0f} to {max(batch_ms):.0f} ms" in page
