@@ -53,9 +53,8 @@ class Accuracy:
 
     @property
     def transcribed_s(self) -> float:
-        """Seconds of audio that have a transcript."""
-        pairs = zip(self.utterances, self.outcomes, strict=True)
-        return sum(utterance.duration_s for utterance, outcome in pairs if isinstance(outcome, Transcript))
+        """Seconds of audio that have a transcript, by the server's count: a manifest's `duration` may be wrong."""
+        return sum(outcome.duration_s for outcome in self.outcomes if isinstance(outcome, Transcript))
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Over all utterances, or those of a source. A clip that failed counts as one in which nothing was heard."""
