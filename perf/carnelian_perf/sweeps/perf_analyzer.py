@@ -5,7 +5,8 @@ stage before the `-f` value, so it runs in the report's folder; an unstable meas
 with 2, so the windows are read from its words; averages are reported only with `--verbose-csv` and no
 `--percentile`; `--request-count` rounds the throughput's time to seconds, so windows are counted; what it validates
 fails for any batch above one, over HTTP unless every output is given, and in `--async`, where an answer is compared
-with what a later request expects.
+with what a later request expects; without `--async` an open loop is closed at four requests; each request's inputs are
+copied into its record, 17 MB for a batch of 16 clips of 16.7 s of PCM, so windows are kept short.
 """
 
 import csv
