@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from carnelian_perf.machine import describe_machine, find_versions
+from carnelian_perf.machine import describe_machine, find_commit, find_versions
 from carnelian_perf.whole_file import write_whole
 
 T = TypeVar("T")
@@ -186,18 +186,18 @@ def command_line() -> str:
     return shlex.join(["carnelian-perf", *sys.argv[1:]])
 
 
-def describe_origin(commit: str | None, accelerator: str | None = None) -> dict[str, Any]:
+def describe_origin(accelerator: str | None = None) -> dict[str, Any]:
     """When, by which command, from what, on what and with what something was measured.
 
+    To be asked before anything is measured: the checkout may change meanwhile, by a raw file that is checked in, too.
+
     Args:
-        commit: What was measured. :func:`carnelian_perf.machine.find_commit` tells; before a long measurement, since
-            a raw file that is checked in changes the tree.
         accelerator: What was used of the machine's, where that is chosen.
     """
     return {
         "date": utc_now(),
         "command": command_line(),
-        "commit": commit,
+        "commit": find_commit(),
         "machine": describe_machine() | ({"accelerator": accelerator} if accelerator else {}),
         "versions": find_versions(),
     }

@@ -4,13 +4,16 @@ import json
 import os
 from dataclasses import replace
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from carnelian_perf.options import write_each
 from carnelian_perf.pages import scale_milliseconds
 from carnelian_perf.raw_file import write
 from carnelian_perf.traffic.render_batching import render
+from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from matplotlib.figure import Figure
 
 MODULES = {
@@ -30,6 +33,12 @@ MODULES = {
     "words": "accuracy.words",
 }
 """Subject -> where its class `Measurement` is."""
+MEASURES = (
+    *("accuracy.decoders", "accuracy.held_out", "accuracy.int8", "accuracy.words", "inference.measure"),
+    *("server.first_request", "server.memory", "server.overhead", "traffic.batching", "traffic.mixed"),
+    *("training.hourglass", "training.loading", "training.steps"),
+)
+"""Where functions `measure` are."""
 RAW_FILES = sorted((Path(__file__).parents[2] / "perf" / "results").glob("*.json"))
 
 each_raw_file = pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
@@ -53,6 +62,19 @@ def test_a_key_that_is_not_its_own_is_refused(path, tmp_path):
     (tmp_path / "raw.json").write_text(json.dumps(content | {"colour": "red"}))
     with pytest.raises(ValueError, match="but is not: colour: "):
         class_of(content).read(tmp_path / "raw.json")
+
+
+class AskedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("module", MEASURES)
+def test_the_commit_is_asked_for_before_anything_is_measured(module, monkeypatch):
+    monkeypatch.setattr("carnelian_perf.raw_file.find_commit", MagicMock(side_effect=AskedError))
+    measure = import_module(f"carnelian_perf.{module}").measure
+    given = [MagicMock(device="cpu", model=Wav2Vec2Config()) for _ in signature(measure).parameters]
+    with pytest.raises(AskedError):
+        list(measure(*given))
 
 
 def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):

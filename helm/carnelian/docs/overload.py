@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.machine import find_commit, measure_busy_cores
+from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.memory import take_sample
 from carnelian_serving.launcher import Server
@@ -129,7 +129,7 @@ def render_row(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
-    busy, origin = measure_busy_cores(), raw_file.describe_origin(find_commit())
+    busy, origin = measure_busy_cores(), raw_file.describe_origin()
     cuts = cut_equal(ROOT / "demo" / "clips" / "manifest.jsonl", CLIP_S, 8, "flac")
     clips = [np.frombuffer(cut.file, np.uint8)[None] for cut in cuts]
     with tempfile.TemporaryDirectory() as folder:

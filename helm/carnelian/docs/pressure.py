@@ -15,7 +15,7 @@ import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from carnelian_perf import raw_file
-from carnelian_perf.machine import find_commit, measure_busy_cores
+from carnelian_perf.machine import measure_busy_cores
 from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,7 +85,7 @@ def render_row(row: dict[str, float]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
-    busy, origin = measure_busy_cores(), raw_file.describe_origin(find_commit())
+    busy, origin = measure_busy_cores(), raw_file.describe_origin()
     paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
     clips = [np.fromfile(path, np.uint8)[None] for path in paths]
     with Server(ROOT / "model_repository", models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:

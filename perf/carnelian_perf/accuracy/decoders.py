@@ -26,7 +26,6 @@ from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.load import ask, await_statistics, read_statistics
-from carnelian_perf.machine import find_commit
 from carnelian_perf.raw_file import Record, Split, describe_origin
 
 ROUNDS = 3
@@ -142,6 +141,7 @@ def measure(
         ValueError: The file is not a manifest, or there is nothing to compare with.
         RuntimeError: There is no such server, or it has no such model.
     """
+    origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     # What would fail only after the minutes of scoring fails here.
     if url is not None:
@@ -172,7 +172,7 @@ def measure(
     rare = rare_words(references, language_model)
     measurement = Measurement(
         model=config.name,
-        **describe_origin(find_commit()),
+        **origin,
         manifest=str(manifest),
         language_model=language_model.name,
         options={k: v for k, v in dataclasses.asdict(usual).items() if k != "hotwords"},

@@ -22,7 +22,6 @@ from carnelian_training.models.network import CtcNetwork
 from pydantic import Field
 
 from carnelian_perf.accuracy.pairs import Difference, compare
-from carnelian_perf.machine import find_commit
 from carnelian_perf.raw_file import Record, describe_origin
 
 LOGGER = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def measure(
     Raises:
         ValueError: There are fewer speakers than groups.
     """
-    origin = describe_origin(find_commit())
+    origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     of_clip = deal(clips, groups)
     log_probs = score_all(network, config, clips)

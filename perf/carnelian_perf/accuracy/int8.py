@@ -24,7 +24,6 @@ from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.accuracy.pairs import compare
 from carnelian_perf.inference.engines import open_session
-from carnelian_perf.machine import find_commit
 from carnelian_perf.raw_file import Record, describe_origin
 
 REPEATS = 5
@@ -84,6 +83,7 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
     Raises:
         ValueError: A clip is in both manifests, or a file is no manifest.
     """
+    origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     check_others(read_manifest(calibration), clips)
     decoder = build_decoder(config)
@@ -123,7 +123,6 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
             )
         )
     summary = summarise(pairs)
-    origin = describe_origin(find_commit())
     Measurement(model=config.name, **origin, summary=summary, pairs=pairs).write(out)
     return summary
 

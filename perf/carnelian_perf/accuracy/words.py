@@ -25,7 +25,6 @@ from carnelian_training.evaluation.evaluate import build_decoder, score_all, sin
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
-from carnelian_perf.machine import find_commit
 from carnelian_perf.pages import write_plot
 from carnelian_perf.raw_file import Record, describe_origin
 from carnelian_perf.whole_file import write_whole
@@ -111,6 +110,7 @@ def measure(
     calibration: Path | None,
 ) -> Measurement:
     """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
+    origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     log_probs = score_all(network, config, clips)
     references = [align(clip) for clip in clips]
@@ -133,7 +133,7 @@ def measure(
     final = calibrate(plain)
     measurement = Measurement(
         model=config.name,
-        **describe_origin(find_commit()),
+        **origin,
         manifest=str(manifest),
         language_model=language_model.name,
         weights=dict(weights),

@@ -27,7 +27,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.inference.engines import Engine, EngineError, build_engine, describe_device, make_features
 from carnelian_perf.inference.results import TITLES, Common, Measurement, Timing
-from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.machine import measure_busy_cores, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
 
 
@@ -71,7 +71,8 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
     Yields:
         After each duration and batch, what was measured so far.
     """
-    busy, commit = measure_busy_cores(), find_commit()
+    origin = raw_file.describe_origin(describe_device(plan.device))
+    busy = measure_busy_cores()
     timings: list[Timing] = []
     common: list[Common] = []
     cells = list(itertools.product(plan.durations_s, plan.batches))
@@ -81,7 +82,7 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
         peak = measure_onnx_peak(plan.threads) if plan.device == "cpu" else measure_peak(plan.precision)
         found = Measurement(
             model=config.name,
-            **raw_file.describe_origin(commit, describe_device(plan.device)),
+            **origin,
             others_busy_cores=round(busy, 2),
             gflop_per_s=round(peak, 1),
             titles={name: TITLES[name] for name in plan.engines},

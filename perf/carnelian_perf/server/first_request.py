@@ -22,7 +22,7 @@ from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import ask, await_statistics, file_inputs, read_statistics
-from carnelian_perf.machine import find_commit, measure_busy_cores
+from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import read_config
 from carnelian_perf.server.first_request_results import Measurement, Run
@@ -65,7 +65,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    origin = describe_origin(find_commit())
+    origin = describe_origin()
     files = {
         duration_s: [cut.file for cut in cut_equal(plan.manifest, duration_s, NUM_CLIPS, plan.file_format)]
         for duration_s in plan.durations_s

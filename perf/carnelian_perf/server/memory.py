@@ -19,7 +19,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import ask_file, send_all
-from carnelian_perf.machine import find_commit, measure_busy_cores
+from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample
 
 FILLING = 8
@@ -74,7 +74,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 def _describe(plan: Plan) -> Measurement:
     return Measurement(
         model=plan.model,
-        **raw_file.describe_origin(find_commit()),
+        **raw_file.describe_origin(),
         others_busy_cores=round(measure_busy_cores(), 2),
         concurrency=plan.concurrency,
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),

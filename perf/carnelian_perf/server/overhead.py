@@ -25,7 +25,7 @@ from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import Inputs, StageStatistics, ask, file_inputs, pcm_inputs, read_statistics, send_all
-from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import read_config
 from carnelian_perf.server.overhead_results import (
     ACOUSTIC,
@@ -109,7 +109,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 def _describe(plan: Plan) -> Measurement:
     return Measurement(
         model=plan.model,
-        **raw_file.describe_origin(find_commit()),
+        **raw_file.describe_origin(),
         others_busy_cores=round(measure_busy_cores(), 2),
         clients=plan.clients,
         batch=plan.batch,

@@ -23,7 +23,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED, WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import LoadError, ask_file, send_all
-from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
@@ -287,7 +287,7 @@ def _say(run: Run) -> str:
 def _describe(plan: Plan, shipped: Settings) -> Measurement:
     return Measurement(
         model=plan.model,
-        **raw_file.describe_origin(find_commit()),
+        **raw_file.describe_origin(),
         objective=plan.objective,
         target_ms=plan.target_ms,
         concurrency=plan.concurrency,

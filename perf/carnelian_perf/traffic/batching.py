@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from carnelian_serving.launcher import Server
@@ -16,7 +17,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED, WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import Answer, await_statistics, drive, read_statistics
-from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.batching_results import Measurement, Run
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
 
@@ -55,7 +56,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         LoadError: a request failed.
     """
     cells = [(candidate, delay) for candidate in plan.candidates for delay in plan.queue_delays_ms]
-    commit = find_commit()  # now: a raw file that is checked in changes the tree
+    origin = raw_file.describe_origin()
     runs: list[Run] = []
     transcripts: dict[int, set[str]] = {}
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
@@ -70,13 +71,15 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     transcripts.setdefault(answer.clip, set()).add(answer.transcript)
                 speed = len(answers) / run.wall_s
                 LOGGER.info("round %d: %s, queue delay %g ms: %.1f clips/s", round_number, candidate.name, delay, speed)
-            yield _sum_up(plan, commit, runs, transcripts)
+            yield _sum_up(plan, origin, runs, transcripts)
 
 
-def _sum_up(plan: Plan, commit: str | None, runs: Sequence[Run], transcripts: Mapping[int, set[str]]) -> Measurement:
+def _sum_up(
+    plan: Plan, origin: Mapping[str, Any], runs: Sequence[Run], transcripts: Mapping[int, set[str]]
+) -> Measurement:
     return Measurement(
         model=plan.model,
-        **raw_file.describe_origin(commit),
+        **origin,
         concurrency=plan.concurrency,
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
         candidates={candidate.name: candidate.title for candidate in plan.candidates},

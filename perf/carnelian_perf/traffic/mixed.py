@@ -26,7 +26,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import drive, read_statistics
-from carnelian_perf.machine import find_commit, measure_busy_cores, measure_cpu_s
+from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets
 from carnelian_perf.traffic.open_loop import Outcome, draw_arrivals, drive_open
@@ -171,7 +171,7 @@ def _clips_of(plan: Plan, system: System) -> Sequence[WavClip]:
 def _describe(plan: Plan) -> Measurement:
     return Measurement(
         model=plan.model,
-        **raw_file.describe_origin(find_commit()),
+        **raw_file.describe_origin(),
         target_ms=plan.target_ms,
         seconds=plan.seconds,
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),

@@ -24,7 +24,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import Tensor
 from tqdm import tqdm
 
-from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.machine import measure_busy_cores, torch_threads
 from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.hourglass_results import Form, Measurement, Work
 from carnelian_perf.training.step import timed_step
@@ -43,7 +43,7 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
         raise ValueError(f"an Hourglass is of wav2vec2, but {config.name} is a {config.model.name}")
     forms = [Form(factor) for factor in (1, *factors)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    origin = describe_origin(find_commit())
+    origin = describe_origin()
     with torch_threads(work.threads):
         takers: list[_Taker] = []
         for form in forms:

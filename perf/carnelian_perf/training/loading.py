@@ -19,7 +19,7 @@ from carnelian_training.loop.ctc_loss import ctc_loss
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.recognition import read_training_clips
 
-from carnelian_perf.machine import find_commit, torch_threads
+from carnelian_perf.machine import torch_threads
 from carnelian_perf.raw_file import Record, describe_origin
 
 
@@ -68,6 +68,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
     Raises:
         ValueError: The epoch has no more batches than asked for, or those are no more than the steps.
     """
+    origin = describe_origin()
     plan = plan_epoch(read_training_clips(config), config, 0)
     if not 0 < steps < batches:
         raise ValueError(f"`--batches` must be above `--steps`, {steps}, but is {batches}")
@@ -89,7 +90,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
         training = Training(steps=steps, **_cost(_trainer(config, loaded[: steps + 1])))
     measurement = Measurement(
         model=config.name,
-        **describe_origin(find_commit()),
+        **origin,
         augment={name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
         batch_s=config.data.batch_s,
         loading=loading,

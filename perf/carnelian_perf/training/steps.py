@@ -33,7 +33,7 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 from tqdm import tqdm
 
-from carnelian_perf.machine import find_commit, measure_busy_cores, torch_threads
+from carnelian_perf.machine import measure_busy_cores, torch_threads
 from carnelian_perf.options import PRECISIONS
 from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.step import timed_step
@@ -193,11 +193,11 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measureme
     Yields:
         What was measured so far, as :func:`time_cells` does.
     """
-    busy, commit = measure_busy_cores(), find_commit()
     on_gpu = torch.cuda.is_available()
-    origin = describe_origin(commit, torch.cuda.get_device_name() if on_gpu else "none")
+    origin = describe_origin(torch.cuda.get_device_name() if on_gpu else "none")
     if on_gpu:
         origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+    busy = measure_busy_cores()
     with torch_threads(work.threads):
         runnable = sorted({cell.precision for cell in cells if why_not(cell) is None})
         peaks, bandwidth = {precision: measure_peak(precision) for precision in runnable}, measure_bandwidth()
