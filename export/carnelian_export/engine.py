@@ -26,7 +26,7 @@ SERVABLE, PORTABLE = "tensorrt", "tensorrt_rtx"
 
 
 class EngineError(RuntimeError):
-    """TensorRT is not installed, or refuses the graph; the message has its words."""
+    """An engine cannot run here: TensorRT is not installed, say, or refuses the graph; the message says why."""
 
 
 def load_tensorrt() -> Any:

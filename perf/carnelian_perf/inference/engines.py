@@ -16,11 +16,10 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
-from carnelian_export.engine import EngineError as TensorRTError
-from carnelian_export.engine import EngineRun, load_tensorrt
+from carnelian_export.engine import EngineError, EngineRun, load_tensorrt
 from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.precision import lower
-from carnelian_export.graph.quantise import QuantisationError, check_quantisable, quantise
+from carnelian_export.graph.quantise import check_quantisable, quantise
 from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, shapes_of
@@ -45,10 +44,6 @@ Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
 
 
-class EngineError(RuntimeError):
-    """An engine cannot run here; the message says why."""
-
-
 def build_engine(name: str, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
     """Build one of :data:`carnelian_perf.inference.results.TITLES`.
 
@@ -62,6 +57,7 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
 
     Raises:
         EngineError: It is not for this network, device or precision.
+        QuantisationError: It is int8's, and not for this network.
     """
     if name in GPU_ONLY and device == "cpu":
         raise EngineError("no GPU")
@@ -97,12 +93,8 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
 def _quantise(network: CtcNetwork) -> onnx.ModelProto:
     """In int8 with scales of noise, which are wrong for speech and no slower than right ones."""
     rng = np.random.default_rng(0)
-    try:
-        return quantise(
-            check_quantisable(network), [rng.standard_normal((network.config.feature_channels, 200), np.float32)]
-        )
-    except QuantisationError as error:
-        raise EngineError(str(error)) from error
+    noise = rng.standard_normal((network.config.feature_channels, 200), np.float32)
+    return quantise(check_quantisable(network), [noise])
 
 
 def _make_plain(network: CtcNetwork) -> PlainQuartzNet:
@@ -212,10 +204,7 @@ def _run_padded(session: onnxruntime.InferenceSession) -> Engine:
 
 def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
     """With a plan for the shape of each batch, which its first step builds, as PyTorch compiles in it."""
-    try:
-        load_tensorrt()
-    except TensorRTError as error:
-        raise EngineError(str(error)) from error
+    load_tensorrt()
     graph, of_samples = export_shaped(network, DTYPES[precision]), isinstance(network, Wav2Vec2)
 
     @functools.lru_cache(maxsize=1)  # all batches of a shape come one after another

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from carnelian_export.engine import EngineError
+from carnelian_export.graph.quantise import QuantisationError
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
 from carnelian_training.evaluation.evaluate import build_decoder
@@ -25,7 +27,7 @@ from tqdm import tqdm
 
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.inference.engines import Engine, EngineError, build_engine, describe_device, make_features
+from carnelian_perf.inference.engines import Engine, build_engine, describe_device, make_features
 from carnelian_perf.inference.results import TITLES, Common, Measurement, Timing
 from carnelian_perf.machine import measure_busy_cores, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
@@ -101,7 +103,7 @@ def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:
     """The engine, or why there is none."""
     try:
         return build_engine(name, network, plan.device, plan.precision, plan.threads)
-    except EngineError as error:
+    except (EngineError, QuantisationError) as error:
         return f"not run: {error}"
 
 

@@ -5,10 +5,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from carnelian_export.engine import EngineError
 from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.to_onnx import OUTPUTS
 from carnelian_perf.inference import engines
-from carnelian_perf.inference.engines import EngineError, _in_parts, build_engine
+from carnelian_perf.inference.engines import _in_parts, build_engine
 from carnelian_perf.networks import load_network
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from carnelian_export.engine import EngineError
 from carnelian_perf.cli import main
-from carnelian_perf.inference.engines import EngineError, build_engine
+from carnelian_perf.inference.engines import build_engine
 from carnelian_perf.inference.measure import Plan, measure, measure_cell
 from carnelian_perf.inference.render import render_page
 from carnelian_perf.inference.results import GPU_ONLY, Measurement
