@@ -209,21 +209,16 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
-    """Read what the command `subject` wrote, by its own `parse`.
+    """Read what the command `subject` wrote, by its own `parse`, which is pydantic's.
 
     Raises:
         ValueError: The file is no raw file of that command.
     """
     try:
         return parse(path.read_bytes())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
         raise ValueError(
-            f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {_say(error)}"
+            f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {where}: {first['msg']}"
         ) from error
-
-
-def _say(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return repr(error)
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}"
