@@ -133,4 +133,4 @@ def hourglass(
         raw = raw_file_path(out, f"{settings.name}_hourglass.json")
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
     with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw).as_text()))
+        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))

@@ -7,7 +7,7 @@ from carnelian_perf.training.hourglass_results import Measurement
 from carnelian_perf.yardsticks.published import read_hourglass
 
 
-def render_page(measurement: Measurement) -> str:
+def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page."""
     on_gpu = measurement.accelerator != "none"
     work, machine, forms = measurement.work, measurement.machine, measurement.forms
@@ -28,7 +28,10 @@ def render_page(measurement: Measurement) -> str:
         f"Medians of {steps} step{'s' * (steps > 1)} of {work.batch} x {work.duration_s:g} s in "
         f"{measurement.precision}. Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. "
         "Published: NVIDIA DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.\n",
-        f"{machine['cpu']}, accelerator {measurement.accelerator}, {measurement.date}, {measurement.say_commit()}; "
-        f"at the end {measurement.others_busy_cores:g} cores were busy with other work. `{measurement.command}`\n",
     ]
-    return page(f"Hourglass: steps of {measurement.model}, {measurement.objective}", measurement, parts)
+    notes = [
+        f"{machine['cpu']}, accelerator {measurement.accelerator}; "
+        f"at the end {measurement.others_busy_cores:g} cores were busy with other work.",
+        *measurement.say_sources(raw_name),
+    ]
+    return page(f"Hourglass: steps of {measurement.model}, {measurement.objective}", measurement, parts, notes)

@@ -27,12 +27,14 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
     assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > forms[3].kept_bytes > 0
     measurement = Measurement.read(tmp_path / "tiny_hourglass.json")
     assert measurement.objective == "pre-training"
-    table = render_page(measurement)
+    table = render_page(measurement, "tiny_hourglass.json")
     assert [line.split(" |")[0] for line in table.splitlines()[4:8]] == [
         *("| plain", "| factor 2", "| factor 4", "| factor 8")
     ]
     assert "| 1.37 |" in table
     assert table.splitlines()[7].count("| - |") == 2  # nobody published 8
+    assert f"torch {measurement.versions['torch']}" in table
+    assert "[tiny_hourglass.json](tiny_hourglass.json)" in table
     (tmp_path / "other.json").write_text('{"forms": []}')
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf hourglass`"):
         Measurement.read(tmp_path / "other.json")
@@ -55,7 +57,7 @@ def test_steps_that_were_taken_before_an_interruption_are_kept(tmp_path, call, m
     assert call(main, "hourglass", tmp_path / "tiny.yaml", *words.split(), "--out", raw)[0] != 0
     kept = Measurement.read(raw)
     assert [(len(form.wall_s), form.kept_bytes > 0) for form in kept.forms] == [(1, True), (1, True)]
-    page = render_page(kept)
+    page = render_page(kept, raw.name)
     assert "\n\n**Not finished.** " in page
     assert "\n\nMedians of 1 step of " in page
 
