@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -200,10 +200,12 @@ def _is_finished(path: Path) -> bool:
         return True
 
 
-def show_page(raw_path: Path, text: str) -> None:
-    """Write the page of a raw file beside it, and print it."""
-    from carnelian_perf.pages import write_page
+def show_page(raw_path: Path, kind: "type[Measured]", render_page: Callable[[Measured, str], str]) -> None:
+    """Write the page that `render_page` makes of a raw file, and its name, beside it, and print it."""
+    from carnelian_perf.pages import rendering, write_page
 
+    with rendering(raw_path):
+        text = render_page(kind.read(raw_path).as_text(), raw_path.name)
     typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
 
 

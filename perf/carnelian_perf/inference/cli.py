@@ -72,7 +72,6 @@ def infer(
     """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns."""
     from carnelian_perf.inference.render import render_page
     from carnelian_perf.inference.results import TITLES, Measurement
-    from carnelian_perf.pages import rendering
     from carnelian_perf.yardsticks.published import choose
 
     chosen = published_table(model, published_machine, published_precision)
@@ -107,5 +106,4 @@ def infer(
         config, network = load_network(source, plan.overrides)
         raw = raw_file_path(out, f"{config.name}_infer.json")
         write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)
-    with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name, published))
+    show_page(raw, Measurement, lambda measurement, name: render_page(measurement, name, published))

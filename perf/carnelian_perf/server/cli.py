@@ -123,7 +123,6 @@ def overhead(
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
-    from carnelian_perf.pages import rendering
     from carnelian_perf.server.overhead_results import Measurement
     from carnelian_perf.server.render_overhead import render_page
 
@@ -150,8 +149,7 @@ def overhead(
             write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
+    show_page(raw, Measurement, render_page)
 
 
 @app.command()
@@ -174,7 +172,6 @@ def first_request(
 
     Starts a server on 127.0.0.1 for each duration and round, one after the other.
     """
-    from carnelian_perf.pages import rendering
     from carnelian_perf.server.first_request_results import Measurement
     from carnelian_perf.server.render_first_request import render_page
 
@@ -197,8 +194,7 @@ def first_request(
             write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
+    show_page(raw, Measurement, render_page)
 
 
 @app.command()

@@ -67,7 +67,6 @@ def training(
 
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
-    from carnelian_perf.pages import rendering
     from carnelian_perf.training.render_steps import render_page
     from carnelian_perf.training.steps_results import Measurement, Work
 
@@ -92,8 +91,7 @@ def training(
         raw = raw_file_path(out, f"{settings.name}_training.json")
         work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
         write_each(measure(settings, cells, work), raw)
-    with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
+    show_page(raw, Measurement, render_page)
 
 
 @app.command()
@@ -113,7 +111,6 @@ def hourglass(
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
-    from carnelian_perf.pages import rendering
     from carnelian_perf.training.hourglass_results import Measurement, Work
     from carnelian_perf.training.render_hourglass import render_page
 
@@ -132,5 +129,4 @@ def hourglass(
         settings = load_config(config, tuple(overrides or ()))
         raw = raw_file_path(out, f"{settings.name}_hourglass.json")
         write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
-    with rendering(raw):
-        show_page(raw, render_page(Measurement.read(raw).as_text(), raw.name))
+    show_page(raw, Measurement, render_page)
