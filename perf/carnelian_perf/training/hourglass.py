@@ -16,7 +16,7 @@ from carnelian_training.config import Config
 from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
-from carnelian_training.distributed import Process
+from carnelian_training.distributed import Process, find_device
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.models.hourglass import HourglassConfig
@@ -42,7 +42,7 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
     if not isinstance(config.model, Wav2Vec2Config):
         raise ValueError(f"an Hourglass is of wav2vec2, but {config.name} is a {config.model.name}")
     forms = [Form(factor) for factor in (1, *factors)]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device()
     origin = describe_origin()
     with torch_threads(work.threads):
         takers: list[_Taker] = []

@@ -23,7 +23,7 @@ from carnelian_training.config import Config
 from carnelian_training.data.loading import Batch
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
-from carnelian_training.distributed import Process
+from carnelian_training.distributed import Process, find_device
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.models.network import CtcNetwork
@@ -91,7 +91,7 @@ def time_cells(config: Config, cells: list[Cell], work: Work) -> Iterator[list[R
 
 
 def _take_turns(config: Config, results: list[Result], work: Work) -> None:
-    process = Process(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    process = Process(find_device())
     forms = [(result, take_steps(config, result.cell, work, process)) for result in results]
     for turn in tqdm(range(work.warm_up + work.steps), desc=_say_cell(results[0].cell), unit="step", disable=None):
         for result, steps in forms:

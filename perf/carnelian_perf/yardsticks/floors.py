@@ -11,6 +11,7 @@ import torch
 from carnelian_export.graph.to_onnx import OPSET
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
+from carnelian_training.distributed import find_device
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.finetune import frozen_stages
 from carnelian_training.models.network import CtcNetwork
@@ -95,7 +96,7 @@ def measure_peak(precision: str) -> float:
 
     The best, not the median: it stands for what the machine can do when nothing disturbs it.
     """
-    device = _device()
+    device = find_device()
     batch, channels = (512, 2048) if device.type == "cuda" else (64, 512)
     allow_tf32(precision)
     dtype = DTYPES[precision]
@@ -121,14 +122,10 @@ def measure_onnx_peak(threads: int) -> float:
 
 def measure_bandwidth() -> float:
     """The best rate of copying far more than caches hold, GB/s read and written."""
-    device = _device()
+    device = find_device()
     source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / _best_s(lambda: target.copy_(source), device) / 1e9
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _best_s(work: Callable[[], object], device: torch.device) -> float:
