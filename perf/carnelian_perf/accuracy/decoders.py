@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 import jiwer
 import numpy as np
-import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import match_case, read_ngrams
 from carnelian_training.data.manifest import clips_to_evaluate
-from carnelian_training.evaluation.evaluate import build_decoder, frame_duration_s, score_all, single_spaced
+from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, frame_duration_s, score_all, single_spaced
 from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 
@@ -34,8 +33,7 @@ CALLS = 31
 RARE_LETTERS, RARE_PROBABILITY = 5, 2e-6
 """A rare word has at least this many letters and at most this unigram probability, or is unknown."""
 
-LogProbs = Sequence[npt.NDArray[np.float32]]
-Decode = Callable[[npt.NDArray[np.float32]], str]
+Decode = Callable[[LogProbs], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +189,7 @@ def measure(
 
 
 def decode_in_turns(
-    ways: Mapping[str, Decode], log_probs: LogProbs
+    ways: Mapping[str, Decode], log_probs: Sequence[LogProbs]
 ) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
     """CPU seconds of each round, and the texts, by decoder: in turns, so that a busy machine is busy for all."""
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -204,7 +202,7 @@ def decode_in_turns(
     return times, heard
 
 
-def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float32]]:
+def make_batch(log_probs: Sequence[LogProbs], frame_s: float) -> list[LogProbs]:
     """Stretches of the clips in a row, which begin again past their end: `BATCH` of `CLIP_S` seconds."""
     frames = np.concatenate(log_probs)
     num_frames = round(CLIP_S / frame_s)
@@ -212,7 +210,7 @@ def make_batch(log_probs: LogProbs, frame_s: float) -> list[npt.NDArray[np.float
     return [np.take(frames, range(start, start + num_frames), axis=0, mode="wrap") for start in starts]
 
 
-def measure_greedy_batch(decoder: ctc.Decoder, batch: LogProbs) -> GreedyBatch:
+def measure_greedy_batch(decoder: ctc.Decoder, batch: Sequence[LogProbs]) -> GreedyBatch:
     """Median CPU time of greedy decoding, words and times included."""
     times = []
     for _ in range(CALLS):
@@ -222,7 +220,7 @@ def measure_greedy_batch(decoder: ctc.Decoder, batch: LogProbs) -> GreedyBatch:
     return GreedyBatch(clips=len(batch), clip_s=CLIP_S, median_cpu_ms=round(1e3 * statistics.median(times), 3))
 
 
-def measure_stage(url: str, model: str, batch: LogProbs) -> GreedyStage:
+def measure_stage(url: str, model: str, batch: Sequence[LogProbs]) -> GreedyStage:
     """What a server's `<model>_ctc`, which decodes greedily by default, takes for the batch, by Triton's statistics.
 
     Args:
@@ -271,7 +269,7 @@ def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
 def measure_hotwords(
     decoder: ctc.Decoder,
     usual: ctc.Options,
-    log_probs: LogProbs,
+    log_probs: Sequence[LogProbs],
     references: Sequence[str],
     rare: Sequence[str],
     boosts: Sequence[float],
