@@ -11,6 +11,7 @@ from carnelian_perf.options import (
     MOST_THREADS,
     PRECISIONS,
     Durations,
+    Overrides,
     PublishedMachine,
     SpeechManifest,
     check_file,
@@ -36,10 +37,7 @@ def infer(
         Path | None,
         typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="a.b=value, over the YAML; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     engines: Annotated[
         str,
         typer.Option(
