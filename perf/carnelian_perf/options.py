@@ -209,6 +209,22 @@ def show_page(raw_path: Path, kind: "type[Measured]", render_page: Callable[[Mea
     typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
 
 
+def show_page_and_plot(
+    raw_path: Path,
+    kind: "type[Measured]",
+    render_page: Callable[[Measured, str, str], str],
+    draw: Callable[[Measured, Path], None],
+) -> None:
+    """Write both beside a raw file, and say so; the page is made of the names of the raw file and the plot, too."""
+    from carnelian_perf.pages import rendering, write_page
+
+    measurement, plot = kind.read(raw_path), raw_path.with_suffix(".png")
+    with rendering(raw_path):
+        page = write_page(raw_path, render_page(measurement.as_text(), raw_path.name, plot.name))
+        draw(measurement, plot)
+    typer.echo(f"wrote {page}\nwrote {plot}")
+
+
 @contextlib.contextmanager
 def served_repository(
     repository: Path, model: str, random_weights: Path | None, manifest: Path | None

@@ -4,9 +4,9 @@ import contextlib
 import io
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from carnelian_perf.raw_file import RawFile
 from carnelian_perf.whole_file import write_whole
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-T = TypeVar("T", bound=RawFile)
 NUMBER = re.compile(r"[*+-]*\d[\d.,]*(?![\d.,]| [a-z]{3})")
 """How a cell with a number begins, a bold one too, but not one of words ("16 clients")."""
 
@@ -86,27 +85,3 @@ def write_page(raw_path: Path, text: str) -> Path:
     page = raw_path.with_suffix(".md")
     write_whole(page, text)
     return page
-
-
-def write_page_and_plot(
-    raw_path: Path,
-    measurement: T,
-    render_page: Callable[[T, str, str], str],
-    draw: Callable[[T, Path], None],
-) -> tuple[Path, Path]:
-    """Write both beside a raw file.
-
-    Args:
-        raw_path: Of the raw file.
-        measurement: What it holds.
-        render_page: Makes the page, of the measurement and the names of the raw file and the plot.
-        draw: Writes the plot.
-
-    Returns:
-        Their paths: the raw file's name with `.md` and `.png`.
-    """
-    plot = raw_path.with_suffix(".png")
-    with rendering(raw_path):
-        page = write_page(raw_path, render_page(measurement.as_text(), raw_path.name, plot.name))
-        draw(measurement, plot)
-    return page, plot

@@ -12,7 +12,7 @@ import pytest
 from carnelian_perf.options import write_each
 from carnelian_perf.pages import scale_milliseconds
 from carnelian_perf.raw_file import write
-from carnelian_perf.traffic.render_batching import render
+from carnelian_perf.traffic.render_batching import render_page
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from matplotlib.figure import Figure
 
@@ -84,15 +84,15 @@ def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):
     def grow():
         for count in (1, 2):
             yield replace(measurement, runs=measurement.runs[:count])
-            page = render(path)[0].read_text()
-            seen.append((type(measurement).read(path).finished, "**Not finished.**" in page))
+            written = type(measurement).read(path)
+            seen.append((written.finished, "**Not finished.**" in render_page(written, "raw.json", "raw.png")))
 
     last = write_each(grow(), path)
     assert seen == [(False, True), (False, True)]
     assert type(measurement).read(path) == last
     assert last.finished
     assert "finished" not in path.read_text()
-    assert "Not finished" not in render(path)[0].read_text()
+    assert "Not finished" not in render_page(last, "raw.json", "raw.png")
 
 
 def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path):
@@ -113,22 +113,20 @@ def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path
     assert not part.exists()
 
 
-def test_links_of_a_page_are_to_files_of_any_name(measurement, tmp_path):
-    measurement.write(tmp_path / "my raw.json")
-    page = render(tmp_path / "my raw.json")[0].read_text()
+def test_links_of_a_page_are_to_files_of_any_name(measurement):
+    page = render_page(measurement, "my raw.json", "my raw.png")
     assert "](my%20raw.png)" in page
     assert "[my raw.json](my%20raw.json)" in page
 
 
-def test_a_page_names_no_commit_outside_a_checkout(measurement, tmp_path):
-    replace(measurement, commit=None).write(tmp_path / "raw.json")
-    assert ", commit none, by `" in render(tmp_path / "raw.json")[0].read_text()
+def test_a_page_names_no_commit_outside_a_checkout(measurement):
+    assert ", commit none, by `" in render_page(replace(measurement, commit=None), "raw.json", "raw.png")
 
 
 def test_one_without_runs_is_refused(measurement, tmp_path):
     replace(measurement, runs=[]).write(tmp_path / "raw.json")
     with pytest.raises(ValueError, match="but is not: runs: List should have at least 1 item"):
-        render(tmp_path / "raw.json")
+        type(measurement).read(tmp_path / "raw.json")
 
 
 def test_a_raw_file_of_another_command_is_refused(tmp_path):

@@ -27,6 +27,7 @@ from carnelian_perf.options import (
     render_option,
     served_repository,
     show_page,
+    show_page_and_plot,
     write_each,
 )
 
@@ -214,7 +215,7 @@ def memory(
     The exit status of a measurement is 1 if it does.
     """
     from carnelian_perf.server.memory_results import Measurement
-    from carnelian_perf.server.render_memory import render, trend_of
+    from carnelian_perf.server.render_memory import draw, render_page, trend_of
 
     is_measured = raw is None
     if raw is None:
@@ -237,7 +238,7 @@ def memory(
         write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    print("\n".join(f"wrote {path}" for path in render(raw)))
+    show_page_and_plot(raw, Measurement, render_page, draw)
     trend = trend_of(Measurement.read(raw))
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if is_measured and trend.verdict == "grows":

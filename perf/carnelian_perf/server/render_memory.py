@@ -3,15 +3,10 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.pages import page, table, write_page_and_plot, write_plot
+from carnelian_perf.pages import page, table, write_plot
 from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
 
 MIB = 2**20
-
-
-def render(raw_path: Path) -> tuple[Path, Path]:
-    """See :func:`write_page_and_plot`."""
-    return write_page_and_plot(raw_path, Measurement.read(raw_path), render_page, draw)
 
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:

@@ -19,6 +19,7 @@ from carnelian_perf.options import (
     raw_file_path,
     render_option,
     served_repository,
+    show_page_and_plot,
     write_each,
 )
 
@@ -49,11 +50,12 @@ def batching(
     Starts a server on 127.0.0.1 for each candidate and queue delay, twelve in all, and takes them in turns. Each
     needs about 0.5 GB of memory for the demo model.
     """
-    from carnelian_perf.traffic.render_batching import render
+    from carnelian_perf.traffic.batching_results import Measurement
+    from carnelian_perf.traffic.render_batching import draw, render_page
 
     if raw is not None:
         check_render(context, raw)
-        print("\n".join(f"wrote {path}" for path in render(raw)))
+        show_page_and_plot(raw, Measurement, render_page, draw)
         return
     check_file("--checkpoint", checkpoint)
     check_model_and_clips(repository, model, manifest)
@@ -76,7 +78,7 @@ def batching(
         rounds=rounds,
     )
     measurement = write_each(measure(plan), out)
-    print("\n".join(f"wrote {path}" for path in render(out)))
+    show_page_and_plot(out, Measurement, render_page, draw)
     if measurement.mismatches:
         raise ValueError(
             f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
@@ -113,7 +115,8 @@ def mixed(
     Starts three servers on 127.0.0.1: the repository as it is, one with buckets, and one for clients that pad to
     multiples of 10 s.
     """
-    from carnelian_perf.traffic.render_mixed import render
+    from carnelian_perf.traffic.mixed_results import Measurement
+    from carnelian_perf.traffic.render_mixed import draw, render_page
 
     if raw is None:
         if random_weights is None:
@@ -143,4 +146,4 @@ def mixed(
             write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    print("\n".join(f"wrote {path}" for path in render(raw)))
+    show_page_and_plot(raw, Measurement, render_page, draw)

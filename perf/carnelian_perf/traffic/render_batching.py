@@ -3,13 +3,8 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.pages import page, say_busy, table, write_page_and_plot, write_plot
+from carnelian_perf.pages import page, say_busy, table, write_plot
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
-
-
-def render(raw_path: Path) -> tuple[Path, Path]:
-    """See :func:`write_page_and_plot`."""
-    return write_page_and_plot(raw_path, Measurement.read(raw_path), render_page, draw_batches)
 
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
@@ -44,7 +39,7 @@ def render_table(measurement: Measurement) -> str:
     return table(head, (_row(measurement, summary, summary is best[summary.candidate]) for summary in summaries))
 
 
-def draw_batches(measurement: Measurement, path: Path) -> None:
+def draw(measurement: Measurement, path: Path) -> None:
     """Plot the share of clips that went through the acoustic stage in a batch of each size."""
     from matplotlib.figure import Figure
 

@@ -3,16 +3,11 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from carnelian_perf.pages import page, say_busy, scale_milliseconds, table, write_page_and_plot, write_plot
+from carnelian_perf.pages import page, say_busy, scale_milliseconds, table, write_plot
 from carnelian_perf.ratio import Ratio
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
-
-
-def render(raw_path: Path) -> tuple[Path, Path]:
-    """See :func:`write_page_and_plot`."""
-    return write_page_and_plot(raw_path, Measurement.read(raw_path), render_page, draw)
 
 
 def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:

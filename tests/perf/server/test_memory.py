@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from carnelian_perf.clips import cut_clips
+from carnelian_perf.options import show_page_and_plot
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
-from carnelian_perf.server.render_memory import render
+from carnelian_perf.server.render_memory import draw, render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 MIB = 2**20
@@ -83,10 +84,11 @@ def test_page_and_plot_are_made_of_the_raw_file(origin, tmp_path):
     measurement = make_measurement(origin, samples)
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    page, plot = render(tmp_path / "raw.json")
-    assert "| tritonserver | 90.0 | 80.0 | 70.0 | 90.0 | 80.0 | 70.0 | 0 | 0 to 0 | flat |" in page.read_text()
-    assert "| **all** |  | **80.0** |  |  | **80.0** |  | 0 | 0 to 0 | flat |" in page.read_text()
-    assert plot.stat().st_size > 10_000
+    show_page_and_plot(tmp_path / "raw.json", Measurement, render_page, draw)
+    page = (tmp_path / "raw.md").read_text()
+    assert "| tritonserver | 90.0 | 80.0 | 70.0 | 90.0 | 80.0 | 70.0 | 0 | 0 to 0 | flat |" in page
+    assert "| **all** |  | **80.0** |  |  | **80.0** |  | 0 | 0 to 0 | flat |" in page
+    assert (tmp_path / "raw.png").stat().st_size > 10_000
 
 
 def test_every_instance_of_a_real_server_is_looked_at(repository):

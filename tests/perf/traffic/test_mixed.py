@@ -10,6 +10,7 @@ import onnx
 import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
+from carnelian_perf.options import show_page_and_plot
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
 from carnelian_perf.traffic.mixed import (
@@ -24,7 +25,7 @@ from carnelian_perf.traffic.mixed import (
 )
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets, summarise
 from carnelian_perf.traffic.open_loop import draw_arrivals
-from carnelian_perf.traffic.render_mixed import render
+from carnelian_perf.traffic.render_mixed import draw, render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 
@@ -103,19 +104,20 @@ def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurem
 def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    page, plot = render(tmp_path / "raw.json")
-    assert "| our way | 6.0 | - | 36 | 450 | 450 | 450 | 2.0 | 1.3 | 1.50 | 100 |" in page.read_text()
-    assert "| their way | none met it |" in page.read_text()
-    assert plot.stat().st_size > 10_000
+    show_page_and_plot(tmp_path / "raw.json", Measurement, render_page, draw)
+    page = (tmp_path / "raw.md").read_text()
+    assert "| our way | 6.0 | - | 36 | 450 | 450 | 450 | 2.0 | 1.3 | 1.50 | 100 |" in page
+    assert "| their way | none met it |" in page
+    assert (tmp_path / "raw.png").stat().st_size > 10_000
     (tmp_path / "raw.json").write_text("{}")
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf mixed`"):
-        render(tmp_path / "raw.json")
+        Measurement.read(tmp_path / "raw.json")
 
 
-def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement, tmp_path):
+def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement):
     kept = [run for run in measurement.runs if run.rate_per_s in (None, 6.0) and run.round == 1]
-    dataclasses.replace(measurement, runs=kept).write(tmp_path / "raw.json")
-    assert "| our way | at least 6.0 | - |" in render(tmp_path / "raw.json")[0].read_text()
+    page = render_page(dataclasses.replace(measurement, runs=kept), "raw.json", "raw.png")
+    assert "| our way | at least 6.0 | - |" in page
 
 
 def test_the_target_is_of_the_95th_percentile():
