@@ -12,7 +12,7 @@ from carnelian_perf.pages import say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import GRID, read_grid_of, read_results
+from carnelian_perf.sweeps.results import GRID, SEVERAL_SERVERS, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
@@ -227,7 +227,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         ),
         f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
-        *([] if all(result.one_server for result in results) else [_SEVERAL]),
+        *([] if all(result.one_server for result in results) else [SEVERAL_SERVERS]),
         f"Versions: {'; '.join(versions)}.",
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`.",
     ]
@@ -237,10 +237,6 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     return "".join(f"- {fact}\n" for fact in facts)
 
 
-_SEVERAL = (
-    "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
-    "sizes are not known, since each server counts its own."
-)
 _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 
 

@@ -12,6 +12,10 @@ from carnelian_perf.sweeps.perf_analyzer import Report
 RESULT = "result.json"
 GRID = "grid.json"
 """In the sweep's folder: what the results are part of."""
+SEVERAL_SERVERS = (
+    "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
+    "sizes are not known, since each server counts its own."
+)
 
 
 @dataclass(frozen=True, kw_only=True)

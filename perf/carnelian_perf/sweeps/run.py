@@ -23,14 +23,10 @@ from carnelian_perf.machine import describe_machine, find_commit, find_versions,
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
-from carnelian_perf.sweeps.results import RESULT, Result, read_grid_of, write_grid
+from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, write_grid
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
-SEVERAL_SERVERS = (
-    "several servers answer at `server.grpc`: latencies and throughput are of all, and there are no times by stage and "
-    "no batch sizes, which each server counts alone; for those name a single one"
-)
 
 
 class CellError(RuntimeError):
@@ -127,7 +123,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
             _check_same_models(done.values(), sweep.models)
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
             if not facts["one_server"]:
-                LOGGER.warning(SEVERAL_SERVERS)
+                LOGGER.warning("%s For those name a single one as `server.grpc`.", SEVERAL_SERVERS)
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
                 done[cell.name] = result = _measure(sweep, cell)
                 LOGGER.info("%s: %s", cell.name, describe(result))
