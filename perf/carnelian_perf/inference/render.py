@@ -4,10 +4,9 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from carnelian_perf.inference.results import Measurement, Timing, find_common
 from carnelian_perf.pages import page, table
+from carnelian_perf.percentile import percentile
 from carnelian_perf.yardsticks.published import PublishedLatency, choose
 
 BASELINE = "plain"
@@ -91,7 +90,7 @@ def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
     features_ms, decoding_ms = median(common.features_ms), median(common.decoding_ms)
     network_ms = median(timing.network_ms)
     all_ms = features_ms + network_ms + decoding_ms
-    percentiles = np.percentile(timing.network_ms, (90, 95, 99), method="inverted_cdf")
+    percentiles = (percentile(timing.network_ms, percent) for percent in (90, 95, 99))
     numbers = [*percentiles, statistics.fmean(timing.network_ms), network_ms, median(timing.network_cpu_ms)]
     floor_ms = 1e3 * common.gflop / measurement.gflop_per_s
     numbers += [floor_ms, features_ms, decoding_ms, all_ms]

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from carnelian_perf.percentile import percentile
 from carnelian_perf.ratio import Ratio
 from carnelian_perf.raw_file import Filled, Record, Traffic
 
@@ -45,7 +44,7 @@ class Run:
 
     def percentile_ms(self, percent: float) -> float:
         """Of the latencies."""
-        return 1e3 * float(np.percentile(self.latencies_s, percent, method="inverted_cdf"))
+        return 1e3 * percentile(self.latencies_s, percent)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from carnelian_perf.percentile import percentile
 from carnelian_perf.raw_file import Filled, Record, Traffic
 
 
@@ -92,8 +91,7 @@ def _summarise_group(candidate: str, queue_delay_ms: float, runs: list[Run]) -> 
     for run in runs:
         batches.update(run.acoustic_batches)
     clips = sum(size * count for size, count in batches.items())
-    each_run = [np.percentile(run.latencies_s, (50, 95, 99), method="inverted_cdf") for run in runs]
-    p50, p95, p99 = (1000 * np.median(each_run, axis=0)).tolist()
+    p50, p95, p99 = (1000 * statistics.median(percentile(run.latencies_s, p) for run in runs) for p in (50, 95, 99))
     return Summary(
         candidate=candidate,
         queue_delay_ms=queue_delay_ms,

@@ -5,8 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from carnelian_perf.percentile import percentile
 from carnelian_perf.raw_file import Filled, Record, Traffic
 
 
@@ -31,7 +30,7 @@ class Run:
 
     def percentile_ms(self, percent: float) -> float:
         """Of the latencies of clips that were answered."""
-        return 1e3 * float(np.percentile(self.latencies_s, percent, method="inverted_cdf"))
+        return 1e3 * percentile(self.latencies_s, percent)
 
 
 @dataclass(frozen=True, kw_only=True)
