@@ -277,6 +277,14 @@ def test_parameters_are_typed() -> None:
         config.boolean("num_threads", True)
 
 
+def test_booleans_are_spelled_as_triton_lets_them_be() -> None:
+    spelled = {True: ("true", "True", "on", "ON", "1"), False: ("false", "FALSE", "off", "Off", "0")}
+    for value, words in spelled.items():
+        for word in words:
+            config = read(parameters={"enable_mem_pattern": {"string_value": word}})
+            assert config.boolean("enable_mem_pattern", True) is value
+
+
 def test_threads_sleep_once_a_run_is_over() -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [256, 256]) for name in "XY")
     graph = helper.make_graph([helper.make_node("MatMul", ["X", "X"], ["Y"])], "square", [x], [y])

@@ -103,9 +103,9 @@ class ModelConfig:
         value = self.parameters.get(key)
         if value is None:
             return default
-        if value.lower() in ("1", "true"):
+        if value.lower() in ("true", "on", "1"):
             return True
-        if value.lower() in ("0", "false"):
+        if value.lower() in ("false", "off", "0"):
             return False
         raise ConfigError(f"parameter {key!r} of {self.name!r} must be true or false, but is {value!r}")
 
