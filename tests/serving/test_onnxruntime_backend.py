@@ -272,9 +272,9 @@ def test_the_threads_of_a_native_server_are_those_of_its_onnxruntime(cut_reposit
 def test_parameters_are_typed() -> None:
     config = read(parameters={"num_threads": {"string_value": "two"}})
     with pytest.raises(ConfigError, match="must be an integer, but is 'two'"):
-        config.integer("num_threads", 1)
+        config.integer("num_threads")
     with pytest.raises(ConfigError, match="must be true or false, but is 'two'"):
-        config.boolean("num_threads", True)
+        config.boolean("num_threads")
 
 
 def test_booleans_are_spelled_as_triton_lets_them_be() -> None:
@@ -282,7 +282,7 @@ def test_booleans_are_spelled_as_triton_lets_them_be() -> None:
     for value, words in spelled.items():
         for word in words:
             config = read(parameters={"enable_mem_pattern": {"string_value": word}})
-            assert config.boolean("enable_mem_pattern", True) is value
+            assert config.boolean("enable_mem_pattern") is value
 
 
 def test_threads_sleep_once_a_run_is_over() -> None:

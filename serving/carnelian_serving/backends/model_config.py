@@ -80,29 +80,25 @@ class ModelConfig:
     gpu_accelerators: Mapping[str, Mapping[str, str]]
     """`optimization { execution_accelerators { gpu_execution_accelerator } }`: name -> parameters."""
 
-    def integer(self, key: str, default: int) -> int:
-        """Return a parameter as an integer.
+    def integer(self, key: str) -> int:
+        """Return a parameter as an integer; 0 if it is not set.
 
         Raises:
             ConfigError: Its value is not one.
         """
-        value = self.parameters.get(key)
-        if value is None:
-            return default
+        value = self.parameters.get(key, "0")
         try:
             return int(value)
         except ValueError:
             raise ConfigError(f"parameter {key!r} of {self.name!r} must be an integer, but is {value!r}") from None
 
-    def boolean(self, key: str, default: bool) -> bool:
-        """Return a parameter as a boolean, in the spellings that Triton accepts.
+    def boolean(self, key: str) -> bool:
+        """Return a parameter as a boolean, in the spellings that Triton accepts; true if it is not set.
 
         Raises:
             ConfigError: Its value is not one.
         """
-        value = self.parameters.get(key)
-        if value is None:
-            return default
+        value = self.parameters.get(key, "true")
         if value.lower() in ("true", "on", "1"):
             return True
         if value.lower() in ("false", "off", "0"):

@@ -21,7 +21,7 @@ def thread_count(config: ModelConfig, parameter: str) -> int:
     Raises:
         ConfigError: The parameter is not an integer.
     """
-    return int(os.environ.get(THREADS_VARIABLE, 0)) or config.integer(parameter, 0)
+    return int(os.environ.get(THREADS_VARIABLE, 0)) or config.integer(parameter)
 
 
 def count_cores() -> int:

@@ -40,7 +40,7 @@ def read_admission(config: ModelConfig) -> Admission | None:
         return None
     if not set(PARAMETERS) <= set(config.parameters):
         raise ConfigError(f"{config.name!r} must have both `{LIMIT}` and `{STAGES}` as parameters, or neither")
-    limit = config.integer(LIMIT, 0)
+    limit = config.integer(LIMIT)
     if limit < 1:
         raise ConfigError(f"`{LIMIT}` of {config.name!r} must be at least 1, but is {limit}")
     stages = [stage.strip() for stage in config.parameters[STAGES].split(",")]

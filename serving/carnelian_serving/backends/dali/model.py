@@ -53,7 +53,7 @@ class TritonPythonModel:
         )
         if self._config.batch_inputs:
             raise ConfigError(f"`batch_input` of {self._config.name!r} has no meaning for DALI; take it out")
-        memory_mib = self._config.integer("memory_mib", 0)
+        memory_mib = self._config.integer("memory_mib")
         if memory_mib != 0 and memory_mib < LEAST_MEMORY_MIB:
             raise ConfigError(
                 f"parameter 'memory_mib' of {self._config.name!r} must be 0, for no bound, or at least "

@@ -180,14 +180,14 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     # A count of 0 makes ONNX Runtime pin a thread to each core but one. The caller is not pinned to that: it may run on
     # the core of another thread and take turns with it, while a core sleeps.
     options.intra_op_num_threads = thread_count(config, "intra_op_thread_count") or count_cores()
-    options.inter_op_num_threads = config.integer("inter_op_thread_count", 0)
-    mode = config.integer("execution_mode", 0)
+    options.inter_op_num_threads = config.integer("inter_op_thread_count")
+    mode = config.integer("execution_mode")
     if mode not in (0, 1):
         raise ConfigError(f"parameter 'execution_mode' of {config.name!r} must be 0 or 1, but is {mode}")
     if mode:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.enable_cpu_mem_arena = config.boolean("enable_mem_arena", True)
-    options.enable_mem_pattern = config.boolean("enable_mem_pattern", True)
+    options.enable_cpu_mem_arena = config.boolean("enable_mem_arena")
+    options.enable_mem_pattern = config.boolean("enable_mem_pattern")
     if config.graph_level in GRAPH_LEVELS:
         options.graph_optimization_level = GRAPH_LEVELS[config.graph_level]
     providers: list[Provider] = [("CPUExecutionProvider", {})]

@@ -99,7 +99,7 @@ def _cuda_options(config: ModelConfig) -> dict[str, str]:
         )
     for key, words in CUDA_PARAMETERS.items():
         if key in config.parameters and words:
-            number = config.integer(key, 0)
+            number = config.integer(key)
             if number not in range(len(words)):
                 raise ConfigError(
                     f"parameter {key!r} of {config.name!r} must be from 0 to {len(words) - 1}, but is {number}"
