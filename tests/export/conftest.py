@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model, publish, save
@@ -55,6 +56,19 @@ def trained(config: Config) -> CtcNetwork:
             torch.nn.init.uniform_(module.running_var, 0.5, 2.0)
             torch.nn.init.normal_(module.bias, std=0.2)
     return network
+
+
+@pytest.fixture
+def frames() -> list[int]:
+    """How many each of `clips` has."""
+    return [1, 37, 200, 90]
+
+
+@pytest.fixture
+def clips(frames: list[int]) -> list[np.ndarray]:
+    """Features of noise."""
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((64, count), np.float32) for count in frames]
 
 
 @pytest.fixture

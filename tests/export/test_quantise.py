@@ -17,16 +17,9 @@ from carnelian_export.target import Target, TargetError
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
-FRAMES = [1, 37, 200, 90]
 # One step of 8 bits here or there, where kernels add float32 in another order.
 TOLERANCE = 0.05
 INT8 = onnx.TensorProto.INT8
-
-
-@pytest.fixture
-def clips():
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal((64, frames), np.float32) for frames in FRAMES]
 
 
 @pytest.fixture
@@ -83,16 +76,16 @@ def test_two_products_never_overflow_sixteen_bits(path):
     assert max(2 * 255 * np.abs(kernel).max() for kernel in kernels) <= np.iinfo(np.int16).max
 
 
-def test_masks_of_integers_give_what_masks_of_numbers_gave(session, network, clips, tmp_path, monkeypatch):
+def test_masks_of_integers_give_what_masks_of_numbers_gave(session, network, clips, frames, tmp_path, monkeypatch):
     monkeypatch.setattr(quantise, "_mask_integers", lambda _: None)
     onnx.save(quantise.quantise(network, clips), tmp_path / "numbers.onnx")
-    expected, _ = run(parity.open_graph(tmp_path / "numbers.onnx"), clips, FRAMES)
-    found, _ = run(session, clips, FRAMES)
+    expected, _ = run(parity.open_graph(tmp_path / "numbers.onnx"), clips, frames)
+    found, _ = run(session, clips, frames)
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_batch_says_what_each_clip_alone_says(session, clips):
-    batch, lengths = run(session, clips, FRAMES)
+def test_a_batch_says_what_each_clip_alone_says(session, clips, frames):
+    batch, lengths = run(session, clips, frames)
     assert lengths.tolist() == [[1], [19], [100], [45]]
     for row, clip in enumerate(clips):
         alone, _ = run(session, [clip], [clip.shape[1]])
@@ -108,10 +101,10 @@ def test_it_is_near_the_network_on_clips_and_refused_if_not(path, network, clips
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_value_shows_in_its_row_alone(session, clips, value):
-    before, _ = run(session, clips, FRAMES)
+def test_a_bad_value_shows_in_its_row_alone(session, clips, frames, value):
+    before, _ = run(session, clips, frames)
     clips[1][:] = value
-    after, _ = run(session, clips, FRAMES)
+    after, _ = run(session, clips, frames)
     assert np.isnan(after[1, :19]).all()
     for row in (0, 2, 3):
         np.testing.assert_array_equal(after[row], before[row])

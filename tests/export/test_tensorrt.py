@@ -21,7 +21,6 @@ from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 TOLERANCE = 1e-4
-FRAMES = [1, 37, 200, 90]
 SMALL = [Profile(rows=1, seconds=0.5, most_s=8.0), Profile(rows=2, seconds=2.0, most_s=8.0)]
 SHAPES = [shapes_of(profile, 4, 64, 160) for profile in SMALL]
 
@@ -32,21 +31,15 @@ def tensorrt():
     return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu12 is not installed")
 
 
-@pytest.fixture
-def clips():
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal((64, frames), np.float32) for frames in FRAMES]
-
-
 def open_session(graph: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("fixture", ["network", "jasper"])
-def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, clips, request):
+def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, clips, frames, request):
     network = request.getfixturevalue(fixture)
     session = open_session(export_shaped(network, torch.float32))
-    batch, lengths = run(session, clips, FRAMES)
+    batch, lengths = run(session, clips, frames)
     assert batch.shape[1] == 100
     assert lengths.tolist() == [[1], [19], [100], [45]]
     for row, clip in enumerate(clips):
@@ -64,10 +57,10 @@ def test_rows_of_one_request_are_as_long_as_its_clips(network, clips):
     np.testing.assert_array_equal(session.run(None, inputs)[0], expected)
 
 
-def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(network, clips):
+def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(network, clips, frames):
     session = open_session(export_shaped(network, torch.float32))
     long, short = clips[2], clips[1]
-    inputs = make_inputs([long, *[short] * 3], [FRAMES[2], *[FRAMES[1]] * 3])
+    inputs = make_inputs([long, *[short] * 3], [frames[2], *[frames[1]] * 3])
     expected = session.run(None, inputs)
     inputs["REQUEST_SIZES"] = np.array([long.size, 3 * short.size], np.int32)
     for got, want in zip(session.run(None, inputs), expected, strict=True):
@@ -89,11 +82,11 @@ def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
             assert not set().union(*(sources(name) for name in node.input)) & set(SHAPED_INPUTS)
 
 
-def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips):
+def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips, frames):
     session = open_session(export_shaped(network, torch.float16))
-    before, _ = run(session, clips, FRAMES)
+    before, _ = run(session, clips, frames)
     clips[1][:] = np.nan
-    after, _ = run(session, clips, FRAMES)
+    after, _ = run(session, clips, frames)
     assert np.isnan(after[1]).any()
     for row in (0, 2, 3):
         np.testing.assert_array_equal(after[row], before[row])

@@ -26,7 +26,6 @@ from onnxruntime import GraphOptimizationLevel as Level
 
 # Kernels add the same float32 numbers in another order.
 TOLERANCE = 1e-4
-FRAMES = [1, 37, 200, 90]
 SEEN = ("Conv", "LogSoftmax")
 
 
@@ -39,12 +38,6 @@ def path(network, tmp_path) -> Path:
 @pytest.fixture
 def session(path):
     return onnxruntime.InferenceSession(str(path))
-
-
-@pytest.fixture
-def clips():
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal((64, frames), np.float32) for frames in FRAMES]
 
 
 def optimised(path: Path, level: Level = Level.ORT_ENABLE_EXTENDED) -> onnx.ModelProto:
@@ -77,8 +70,8 @@ def test_the_runtime_folds_every_batch_norm(path):
     assert Counter(node.op_type for node in optimised(path).graph.node)["BatchNormalization"] == 0
 
 
-def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(session, network, clips):
-    batch, lengths = run(session, clips, FRAMES)
+def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(session, network, clips, frames):
+    batch, lengths = run(session, clips, frames)
     assert lengths.tolist() == [[1], [19], [100], [45]]
     for row, clip in enumerate(clips):
         expected, end = score(network, clip, clip.shape[1])
@@ -87,10 +80,10 @@ def test_a_ragged_batch_equals_each_clip_alone_in_pytorch(session, network, clip
         assert not batch[row, end:].any()
 
 
-def test_jasper_in_a_ragged_batch_equals_each_clip_alone_in_pytorch(jasper, clips, tmp_path):
+def test_jasper_in_a_ragged_batch_equals_each_clip_alone_in_pytorch(jasper, clips, frames, tmp_path):
     onnx.save(export_ragged(jasper), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    batch, lengths = run(session, clips, FRAMES)
+    batch, lengths = run(session, clips, frames)
     assert lengths.tolist() == [[1], [19], [100], [45]]
     for row, clip in enumerate(clips):
         expected, end = score(jasper, clip, clip.shape[1])
@@ -99,12 +92,12 @@ def test_jasper_in_a_ragged_batch_equals_each_clip_alone_in_pytorch(jasper, clip
     assert Counter(node.op_type for node in optimised(tmp_path / "model.onnx").graph.node)["BatchNormalization"] == 0
 
 
-def test_a_head_of_two_frames_keeps_clips_apart(config, clips, tmp_path):
+def test_a_head_of_two_frames_keeps_clips_apart(config, clips, frames, tmp_path):
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, head_frames=2))
     network = build_model(config).eval()
     onnx.save(export_ragged(network), tmp_path / "model.onnx")
-    batch, lengths = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), clips, FRAMES)
-    assert lengths[:, 0].tolist() == FRAMES
+    batch, lengths = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), clips, frames)
+    assert lengths[:, 0].tolist() == frames
     for row, clip in enumerate(clips):
         expected, end = score(network, clip, clip.shape[1])
         assert end == clip.shape[1]
@@ -120,10 +113,10 @@ def test_a_clip_that_ends_before_its_tensor_equals_the_cut_clip(session, clips):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_value_stays_in_its_row(session, clips, value):
-    before, _ = run(session, clips, FRAMES)
+def test_a_bad_value_stays_in_its_row(session, clips, frames, value):
+    before, _ = run(session, clips, frames)
     clips[1][:] = value
-    after, _ = run(session, clips, FRAMES)
+    after, _ = run(session, clips, frames)
     assert np.isnan(after[1]).any()
     for row in (0, 2, 3):
         np.testing.assert_array_equal(after[row], before[row])
@@ -131,25 +124,25 @@ def test_a_bad_value_stays_in_its_row(session, clips, value):
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 2 * LOUDEST])
 @pytest.mark.parametrize(("head_frames", "spoilt"), [(1, 50), (2, 101)])
-def test_a_single_bad_value_shows(config, clips, tmp_path, head_frames, spoilt, value):
+def test_a_single_bad_value_shows(config, clips, frames, tmp_path, head_frames, spoilt, value):
     model = dataclasses.replace(config.model, head_frames=head_frames)
     onnx.save(export_ragged(build_model(dataclasses.replace(config, model=model)).eval()), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    before, _ = run(session, clips, FRAMES)
+    before, _ = run(session, clips, frames)
     clips[2][3, 101] = value
-    after, _ = run(session, clips, FRAMES)
+    after, _ = run(session, clips, frames)
     assert np.isnan(after[2]).all(1).nonzero()[0].tolist() == [spoilt]
     np.testing.assert_array_equal(after[[0, 1, 3]], before[[0, 1, 3]])
 
 
 @pytest.mark.parametrize("fixture", ["network", "jasper"])
-def test_the_loudest_clip_is_not_heard_next_to_it(fixture, clips, request, tmp_path):
+def test_the_loudest_clip_is_not_heard_next_to_it(fixture, clips, frames, request, tmp_path):
     network = amplified(request.getfixturevalue(fixture))
     onnx.save(export_ragged(network), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    before, _ = run(session, clips, FRAMES)
+    before, _ = run(session, clips, frames)
     clips[1] = LOUDEST * np.sign(clips[1])
-    after, _ = run(session, clips, FRAMES)
+    after, _ = run(session, clips, frames)
     assert np.isfinite(after).all()
     np.testing.assert_array_equal(after[[0, 2, 3]], before[[0, 2, 3]])
 
@@ -217,13 +210,13 @@ def test_weights_that_float16_would_change_stay_float32(path):
     assert {tensor.data_type for tensor in weights} == {onnx.TensorProto.FLOAT}
 
 
-def test_the_padded_form_says_the_same(network, session, clips, tmp_path):
+def test_the_padded_form_says_the_same(network, session, clips, frames, tmp_path):
     onnx.save(export_padded(network), tmp_path / "padded.onnx")
     padded = onnxruntime.InferenceSession(str(tmp_path / "padded.onnx"))
     batch = np.stack([np.pad(clip, ((0, 0), (0, 200 - clip.shape[1]))) for clip in clips])
-    lengths = np.array(FRAMES, np.int32)[:, None]
+    lengths = np.array(frames, np.int32)[:, None]
     log_probs, ends = padded.run(list(OUTPUTS), {"FEATURES": batch, "FEATURE_LENGTH": lengths})
-    expected, expected_ends = run(session, clips, FRAMES)
+    expected, expected_ends = run(session, clips, frames)
     np.testing.assert_array_equal(ends, expected_ends)
     for row, end in enumerate(ends[:, 0]):
         np.testing.assert_allclose(log_probs[row, :end], expected[row, :end], atol=TOLERANCE)
@@ -246,15 +239,15 @@ def test_convolutions_compute_in_float16_and_log_softmax_in_float32(network):
     assert by_kind == {"Conv": {onnx.TensorProto.FLOAT16}, "LogSoftmax": {onnx.TensorProto.FLOAT}}
 
 
-def test_rows_of_float16_keep_apart(network, clips, tmp_path):
+def test_rows_of_float16_keep_apart(network, clips, frames, tmp_path):
     onnx.save(export_ragged(network, torch.float16), tmp_path / "half.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "half.onnx"))
-    batch, _ = run(session, clips, FRAMES)
+    batch, _ = run(session, clips, frames)
     for row, clip in enumerate(clips):
         alone, lengths = run(session, [clip], [clip.shape[1]])
         np.testing.assert_allclose(batch[row, : lengths[0, 0]], alone[0], atol=2e-3)  # float16's steps
     clips[1][:] = np.nan
-    after, _ = run(session, clips, FRAMES)
+    after, _ = run(session, clips, frames)
     assert np.isnan(after[1]).any()
     for row in (0, 2, 3):
         np.testing.assert_array_equal(after[row], batch[row])
@@ -291,14 +284,14 @@ def test_what_goes_around_a_block_keeps_clips_where_they_are(jasper_config):
         assert find_spacing(build_model(dataclasses.replace(jasper_config, model=model))).block is None
 
 
-def test_clips_that_hardly_need_gaps_at_first_have_one_to_be_moved_with(config, clips, tmp_path):
+def test_clips_that_hardly_need_gaps_at_first_have_one_to_be_moved_with(config, clips, frames, tmp_path):
     narrow = StageConfig(filters=64, kernel=1, residual=False, separable=False)
     stages = (dataclasses.replace(narrow, stride=2), narrow, narrow, StageConfig(filters=16, kernel=9, residual=False))
     network = build_model(dataclasses.replace(config, model=dataclasses.replace(config.model, stages=stages))).eval()
     assert find_spacing(network) == Spacing(2, 8, 3)
     onnx.save(export_ragged(network), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    batch, _ = run(session, clips, FRAMES)
+    batch, _ = run(session, clips, frames)
     for row, clip in enumerate(clips):
         alone, lengths = run(session, [clip], [clip.shape[1]])
         np.testing.assert_allclose(batch[row, : lengths[0, 0]], alone[0], atol=TOLERANCE)

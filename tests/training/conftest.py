@@ -112,6 +112,17 @@ def all_texts():
     return add_up
 
 
+@pytest.fixture(scope="session")
+def random_clip():
+    """Makes log-probabilities, [frames, labels]: of a space, two letters and the blank unless told otherwise."""
+
+    def make(num_frames, seed=0, num_labels=4):
+        scores = np.random.default_rng(seed).normal(scale=1.5, size=(num_frames, num_labels))
+        return (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
+
+    return make
+
+
 @pytest.fixture
 def bad_clips(tmp_path):
     """One clip for each thing that can be wrong with a file; each file is named after it."""

@@ -17,11 +17,6 @@ BLANK = len(LABELS)
 EVERYTHING = {"beam_width": "500", "beam_threshold": "100", "token_threshold": "-100", "n_best": "100"}
 
 
-def random_clip(num_frames: int, seed: int = 0, num_labels: int = BLANK + 1) -> np.ndarray:
-    scores = np.random.default_rng(seed).normal(scale=1.5, size=(num_frames, num_labels))
-    return (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
-
-
 def decode(clip: np.ndarray, decoder: Decoder | None = None, /, **options: str):
     decoder = decoder or Decoder(LABELS, 0.02)
     wanted = decoder.read_options({"decoder": "beam", **options}, Options())
@@ -37,14 +32,14 @@ def assert_ranked(alternatives, expected: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_without_a_language_model_every_text_has_its_probability(seed, all_texts):
+def test_without_a_language_model_every_text_has_its_probability(seed, all_texts, random_clip):
     clip = random_clip(5, seed)
     hypothesis = decode(clip, **EVERYTHING)
     assert hypothesis.text == hypothesis.alternatives[0].text
     assert_ranked(hypothesis.alternatives, all_texts(clip, LABELS))
 
 
-def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa, all_texts):
+def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa, all_texts, random_clip):
     model = kenlm.Model(str(arpa))
     clip, weights = random_clip(5, seed=9), {"lm_weight": "0.7", "word_score": "0.4", "unknown_score": "-1.5"}
     expected = {}
@@ -57,7 +52,7 @@ def test_with_a_language_model_words_and_sentence_ends_are_weighed_in(arpa, all_
 
 
 @pytest.mark.parametrize("phrases", [("ab", "b a"), ("b a", "a"), ("a b", "b", "a b a")])
-def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise(phrases, all_texts):
+def test_hot_words_are_worth_their_boost_when_they_are_whole_and_nothing_otherwise(phrases, all_texts, random_clip):
     clip = random_clip(5, seed=3)
     expected = {
         text: log_prob
@@ -207,7 +202,7 @@ def test_what_is_said_three_times_is_not_heard_a_fourth_time(options, arpa, all_
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_alternative_is_likelier_than_all_its_alignments(seed, arpa, all_texts):
+def test_no_alternative_is_likelier_than_all_its_alignments(seed, arpa, all_texts, random_clip):
     clip = random_clip(5, seed)
     options = EVERYTHING | {"decoder": "ngram", "beam_width": "6"}
     expected = all_texts(clip, LABELS)
@@ -216,7 +211,7 @@ def test_no_alternative_is_likelier_than_all_its_alignments(seed, arpa, all_text
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_alternative_has_time_to_be_said(seed, arpa):
+def test_every_alternative_has_time_to_be_said(seed, arpa, random_clip):
     clip = random_clip(4, seed)
     for options in ({}, {"decoder": "ngram"}):
         found = decode(clip, Decoder(LABELS, 0.02, language_model=arpa), **EVERYTHING | {"beam_width": "4"} | options)
@@ -226,7 +221,7 @@ def test_every_alternative_has_time_to_be_said(seed, arpa):
             assert len(reading.text) + equal_neighbours <= len(clip), "a blank is said between equal letters"
 
 
-def test_an_expected_word_is_not_unknown(arpa):
+def test_an_expected_word_is_not_unknown(arpa, random_clip):
     clip = random_clip(4, seed=5)
     decoder = Decoder(LABELS, 0.02, language_model=arpa)
     plain = decode(clip, decoder, **EVERYTHING, decoder="ngram", unknown_score="-3")
@@ -283,7 +278,7 @@ def test_a_minute_of_equal_probabilities_ends():
     assert math.isfinite(hypothesis.alternatives[0].score)
 
 
-def test_ten_thousand_hot_words():
+def test_ten_thousand_hot_words(random_clip):
     letters = "abcdefghijklmnopqrstuvwxyz"
     labels = [" ", *letters]
     words = ["".join(word) for word in itertools.islice(itertools.product(letters, repeat=4), 10_000)]
@@ -306,7 +301,7 @@ def test_hot_words_are_bounded_by_what_they_take_for_all_labels():
         decoder.read_options({"decoder": "beam", "hotwords": more}, Options())
 
 
-def test_clips_with_different_options_share_a_batch():
+def test_clips_with_different_options_share_a_batch(random_clip):
     clips = [random_clip(num_frames, seed) for seed, num_frames in enumerate((9, 7, 3, 9))]
     decoder = Decoder(LABELS, 0.02)
     wanted = [

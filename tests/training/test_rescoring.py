@@ -11,7 +11,6 @@ from carnelian_training.ctc import Decoder, MissingPackage, OptionError, Options
 from carnelian_training.ctc.rescoring import NeuralLanguageModel, NeuralLanguageModelError
 
 LABELS = [" ", "a", "b"]
-BLANK = len(LABELS)
 EVERYTHING = {"beam_width": 500, "beam_threshold": 100, "token_threshold": -100, "n_best": 100}
 RESCORE = {"decoder": "beam", "rescore": True}
 
@@ -27,11 +26,6 @@ def decoder(tmp_path, character_scores):
     return Decoder(LABELS, 0.02, neural_language_model=tmp_path / "tiny.onnx")
 
 
-def random_clip(num_frames: int, seed: int = 0, num_labels: int = BLANK + 1) -> np.ndarray:
-    scores = np.random.default_rng(seed).normal(scale=1.5, size=(num_frames, num_labels))
-    return (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
-
-
 def decode(clip: np.ndarray, decoder: Decoder, **options):
     wanted = decoder.read_options(RESCORE | options, Options())
     return decoder.decode([clip], [wanted])[0]
@@ -43,7 +37,7 @@ def log_prob(text: str, character_scores: dict[str, float]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_reading_is_weighed_anew(decoder, character_scores, seed, all_texts):
+def test_every_reading_is_weighed_anew(decoder, character_scores, seed, all_texts, random_clip):
     clip = random_clip(5, seed)
     expected = {text: found + 0.7 * log_prob(text, character_scores) for text, found in all_texts(clip, LABELS).items()}
     hypothesis = decode(clip, decoder, **EVERYTHING, rescore_weight=0.7, rescore_depth=500)
@@ -55,7 +49,7 @@ def test_every_reading_is_weighed_anew(decoder, character_scores, seed, all_text
         assert reading.score == pytest.approx(parts)
 
 
-def test_a_reading_far_down_the_list_may_win_if_the_list_is_deep_enough(decoder):
+def test_a_reading_far_down_the_list_may_win_if_the_list_is_deep_enough(decoder, random_clip):
     clip = random_clip(5, seed=1)
     shallow, deep = (decode(clip, decoder, rescore_weight=3, rescore_depth=depth, n_best=2) for depth in (1, 50))
     unaided = decode(clip, decoder, rescore=False, n_best=50)
@@ -65,7 +59,7 @@ def test_a_reading_far_down_the_list_may_win_if_the_list_is_deep_enough(decoder)
     assert " ".join(word.word for word in deep.words) == deep.text
 
 
-def test_hot_words_and_rescoring_add_up(decoder, character_scores):
+def test_hot_words_and_rescoring_add_up(decoder, character_scores, random_clip):
     clip = random_clip(6, seed=3)
     options = {"hotwords": ["ab"], "hotword_boost": 4.0, "rescore_weight": 0.4}
     for reading in decode(clip, decoder, **options, n_best=20).alternatives:
@@ -73,7 +67,7 @@ def test_hot_words_and_rescoring_add_up(decoder, character_scores):
         assert reading.neural == pytest.approx(0.4 * log_prob(reading.text, character_scores))
 
 
-def test_a_clip_is_scored_as_alone_in_any_company(decoder):
+def test_a_clip_is_scored_as_alone_in_any_company(decoder, random_clip):
     clips = [random_clip(num_frames, seed) for seed, num_frames in enumerate((9, 7, 3, 9))]
     wanted = [
         Options(),
@@ -199,7 +193,7 @@ def test_without_a_model_there_is_no_rescoring():
         assert decoder.read_options({"decoder": decoding, "rescore": "false"}, Options()).rescore is False
 
 
-def test_a_model_that_rescores_by_default_still_decodes_greedily(decoder):
+def test_a_model_that_rescores_by_default_still_decodes_greedily(decoder, random_clip):
     defaults = decoder.change_options({"decoder": "beam", "rescore": "True"})
     clip = random_clip(5)
     wanted = [decoder.read_options(asked, defaults) for asked in ({}, {"decoder": "greedy"}, {"rescore": "false"})]
