@@ -1,22 +1,17 @@
 """Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
 
 import contextlib
-import hashlib
-import http.client
 import logging
 import shlex
 import tempfile
-import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
-from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
 from carnelian_perf.load import LoadError, StageStatistics, is_one_server, read_statistics
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
@@ -24,6 +19,7 @@ from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, write_grid
+from carnelian_perf.sweeps.target import Served, Target, check_http, examine, open_target
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
@@ -31,30 +27,6 @@ LOGGER = logging.getLogger(__name__)
 
 class CellError(RuntimeError):
     """A cell cannot be measured; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The server under test."""
-
-    client: Any
-    """`tritonclient.grpc.InferenceServerClient`."""
-    urls: dict[str, str | None]
-    """By protocol."""
-    pid: int | None
-    """Of a server that was started here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """A model as a server has it."""
-
-    backend: str
-    """Of the acoustic stage."""
-    stages: list[str]
-    configuration: str
-    """As in a :class:`Result`, as is `accuracy`."""
-    accuracy: dict[str, float]
 
 
 @dataclass(kw_only=True)
@@ -113,13 +85,13 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     if missing:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
-            target = stack.enter_context(_open_target(grid, scratch))
-            versions["tritonserver"] = _ask(target, lambda: target.client.get_server_metadata().version)
+            target = stack.enter_context(open_target(grid, scratch))
+            versions["tritonserver"] = target.ask(lambda: target.client.get_server_metadata().version)
             if "http" in grid.protocols:
-                _check_http(str(target.urls["http"]))
+                check_http(str(target.urls["http"]))
             _check_same_machine(done.values(), facts)
             sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts)
-            sweep.models = {name: _examine(sweep, name) for name in dict.fromkeys(cell.model for cell in missing)}
+            sweep.models = {name: examine(target, grid, name) for name in dict.fromkeys(cell.model for cell in missing)}
             _check_same_models(done.values(), sweep.models)
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
             if not facts["one_server"]:
@@ -150,26 +122,6 @@ def _find_result(folder: Path, retry: bool) -> Result | None:
     except ValueError as error:
         raise ValueError(f"{error}; delete it, and its cell is measured again") from error
     return None if retry and result.status != "stable" else result
-
-
-@contextlib.contextmanager
-def _open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
-    with contextlib.ExitStack() as stack:
-        if grid.server is not None:
-            urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
-        else:
-            from carnelian_perf.launch import quiet_server
-
-            repository = grid.repository
-            if grid.random_weights:
-                from carnelian_perf.networks import export_random
-
-                repository = scratch / "models"
-                export_random(grid.random_weights, repository)
-            server = stack.enter_context(quiet_server(repository))
-            urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
-        client = stack.enter_context(grpc.InferenceServerClient(urls["grpc"]))
-        yield Target(client=client, urls=urls, pid=pid)
 
 
 def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> None:
@@ -207,79 +159,12 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
                 )
 
 
-def _examine(sweep: Sweep, model: str) -> Served:
-    """What is served under a name, and how well it hears the manifest."""
-    client = sweep.target.client
-    names = [model, *([f"{model}_pcm"] if sweep.grid.static else [])]
-    for name in names:
-        if not _ask(sweep.target, lambda name=name: client.is_model_ready(name)):
-            raise RuntimeError(
-                f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
-            )
-    accuracy: dict[str, float] = {}
-    if not sweep.grid.random_weights:
-        found = measure_accuracy(sweep.grid.manifest, sweep.target.urls["grpc"] or "", model)
-        if found.failures:
-            raise RuntimeError(
-                f"{model} must transcribe every clip of {sweep.grid.manifest}, but failed on {len(found.failures)} "
-                f"of {len(found.outcomes)}, first: {found.failures[0]}"
-            )
-        rates = found.error_rates()
-        shares = {"wer": rates.wer, "cer": rates.cer} if rates.words else {}
-        accuracy = {**shares, "utterances": rates.utterances, "words": rates.words}
-
-    def config_of(name: str) -> Any:
-        return _ask(sweep.target, lambda: client.get_model_config(name).config)
-
-    stages = [step.model_name for step in config_of(model).ensemble_scheduling.step]
-    configs = [config_of(name) for name in (*stages, model)]
-    served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
-    return Served(
-        backend=config_of(f"{model}_acoustic").backend,
-        stages=stages,
-        configuration=hashlib.sha256(served).hexdigest(),
-        accuracy=accuracy,
-    )
-
-
-def _list_models(client: Any) -> str:
-    try:
-        return "has " + ", ".join(entry.name for entry in client.get_model_repository_index().models)
-    except grpc.InferenceServerException:  # Triton's model-repository protocol is closed, as the chart leaves it
-        return "does not tell which it has"
-
-
-def _ask(target: Target, question: Any) -> Any:
-    try:
-        return question()
-    except grpc.InferenceServerException as error:
-        raise RuntimeError(
-            f"the server at {target.urls['grpc']} must answer, but does not: {error.message()}; start it "
-            "(`carnelian-serve`), then run the same command again: cells that are done are kept"
-        ) from error
-
-
-def _check_http(url: str) -> None:
-    """See that the server answers there too: perf_analyzer would say so of every cell, and not how to mend it."""
-    try:
-        with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2/health/ready", timeout=10) as answer:
-            if answer.status == 200:
-                return
-        reason = "it is not Triton's"
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = str(error) or type(error).__name__
-    raise RuntimeError(
-        f"`server.http` of the grid must be host:port of the HTTP endpoint of a server that is ready, but {url} "
-        f"does not answer as one: {reason}"
-    )
-
-
 def _measure(sweep: Sweep, cell: Cell) -> Result:
     """Measure a cell; what fails is recorded, unless the server is gone."""
     grid, served = sweep.grid, sweep.models[cell.model]
     folder = sweep.out / cell.name
     _empty(folder)
-    _ask(sweep.target, sweep.target.client.is_server_ready)
+    sweep.target.ask(sweep.target.client.is_server_ready)
     command: list[str] = []
     report, reason = None, None
     busy = measure_busy_cores(0.5)
@@ -295,7 +180,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         after, cpu_after_s = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected)
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
-        _ask(sweep.target, sweep.target.client.is_server_ready)
+        sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
     one_server: bool = sweep.facts["one_server"]
     if report is not None and not one_server:

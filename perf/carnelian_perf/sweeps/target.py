@@ -1,0 +1,140 @@
+"""The server under test: started or named by a grid, asked, and what it serves."""
+
+import contextlib
+import hashlib
+import http.client
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tritonclient import grpc
+
+from carnelian_perf.accuracy.served import measure as measure_accuracy
+from carnelian_perf.sweeps.grid import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The server under test."""
+
+    client: Any
+    """`tritonclient.grpc.InferenceServerClient`."""
+    urls: dict[str, str | None]
+    """By protocol."""
+    pid: int | None
+    """Of a server that was started here."""
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """Ask the client something.
+
+        Raises:
+            RuntimeError: The server does not answer; the message says what to do.
+        """
+        try:
+            return question()
+        except grpc.InferenceServerException as error:
+            raise RuntimeError(
+                f"the server at {self.urls['grpc']} must answer, but does not: {error.message()}; start it "
+                "(`carnelian-serve`), then run the same command again: cells that are done are kept"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model as a server has it."""
+
+    backend: str
+    """Of the acoustic stage."""
+    stages: list[str]
+    configuration: str
+    """As in a :class:`carnelian_perf.sweeps.results.Result`, as is `accuracy`."""
+    accuracy: dict[str, float]
+
+
+@contextlib.contextmanager
+def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
+    """The grid's server; or one that is started for it, whose networks with random weights are put in `scratch`."""
+    with contextlib.ExitStack() as stack:
+        if grid.server is not None:
+            urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
+        else:
+            from carnelian_perf.launch import quiet_server
+
+            repository = grid.repository
+            if grid.random_weights:
+                from carnelian_perf.networks import export_random
+
+                repository = scratch / "models"
+                export_random(grid.random_weights, repository)
+            server = stack.enter_context(quiet_server(repository))
+            urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
+        client = stack.enter_context(grpc.InferenceServerClient(urls["grpc"]))
+        yield Target(client=client, urls=urls, pid=pid)
+
+
+def examine(target: Target, grid: Grid, model: str) -> Served:
+    """What is served under a name, and how well it hears the manifest.
+
+    Raises:
+        RuntimeError: It is not there, or fails on a clip.
+    """
+    client = target.client
+    names = [model, *([f"{model}_pcm"] if grid.static else [])]
+    for name in names:
+        if not target.ask(partial(client.is_model_ready, name)):
+            raise RuntimeError(
+                f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
+            )
+    accuracy: dict[str, float] = {}
+    if not grid.random_weights:
+        found = measure_accuracy(grid.manifest, target.urls["grpc"] or "", model)
+        if found.failures:
+            raise RuntimeError(
+                f"{model} must transcribe every clip of {grid.manifest}, but failed on {len(found.failures)} "
+                f"of {len(found.outcomes)}, first: {found.failures[0]}"
+            )
+        rates = found.error_rates()
+        shares = {"wer": rates.wer, "cer": rates.cer} if rates.words else {}
+        accuracy = {**shares, "utterances": rates.utterances, "words": rates.words}
+
+    def config_of(name: str) -> Any:
+        return target.ask(lambda: client.get_model_config(name).config)
+
+    stages = [step.model_name for step in config_of(model).ensemble_scheduling.step]
+    configs = [config_of(name) for name in (*stages, model)]
+    served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
+    return Served(
+        backend=config_of(f"{model}_acoustic").backend,
+        stages=stages,
+        configuration=hashlib.sha256(served).hexdigest(),
+        accuracy=accuracy,
+    )
+
+
+def _list_models(client: Any) -> str:
+    try:
+        return "has " + ", ".join(entry.name for entry in client.get_model_repository_index().models)
+    except grpc.InferenceServerException:  # Triton's model-repository protocol is closed, as the chart leaves it
+        return "does not tell which it has"
+
+
+def check_http(url: str) -> None:
+    """See that the server answers there too: perf_analyzer would say so of every cell, and not how to mend it.
+
+    Raises:
+        RuntimeError: It does not.
+    """
+    try:
+        with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2/health/ready", timeout=10) as answer:
+            if answer.status == 200:
+                return
+        reason = "it is not Triton's"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = str(error) or type(error).__name__
+    raise RuntimeError(
+        f"`server.http` of the grid must be host:port of the HTTP endpoint of a server that is ready, but {url} "
+        f"does not answer as one: {reason}"
+    )
