@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import http
 import http.client
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,45 +21,30 @@ from typing import Literal
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import choose_ports, find_address, read_addresses
 from carnelian_serving.certificates import check_certificates
-from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended
+from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
-from carnelian_serving.limits import raised_limits
 from carnelian_serving.repository import check_repository, is_plain, resolve_repository, served_path
-from carnelian_serving.server_log import ServerLog
 from carnelian_serving.shared_memory import (
     REGIONS,
-    Regions,
     check_room,
     describe_shortage,
     find_free_bytes,
     remove_leftovers,
 )
-from carnelian_serving.startup_log import find_reasons, is_noise
-from carnelian_serving.stubs import StubWatch, end_orphans
+from carnelian_serving.startup_log import find_reasons
+from carnelian_serving.stubs import end_orphans
 from carnelian_serving.triton_options import by_name, check_options, has_port, is_on, trim_key
+from carnelian_serving.triton_process import TritonProcess
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
-EXIT_MARGIN_S = 5.0
-"""Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
-
-STUB_CHECK_INTERVAL_S = 1.0
-STOPPED_CHECKS = 30
-"""How often in succession a stub may be seen stopped, for a debugger to look at it. Meanwhile its instance answers
-every request with "Stub process ... is not healthy", and the server calls itself ready."""
 UNCOLLECTED_WHILE_LOADING_S = 5.0
 """How long an ended stub may stay uncollected while models load before it counts as crashed: Triton ends some itself,
 and collects them when it gets a core. From when it was first seen, for the whole machine may have stood still."""
-KILLED_WITHIN_S = 30.0
-"""Of a process that the kernel holds, as amid input and output, the end comes late."""
 FAILED_WHILE_LOADING_S = 30.0
 """How long Triton may take to end, the other models being loaded, once an instance of one could not be: it may hang."""
-CRASH_END_S = 5.0
-"""After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
-STUB_END_S = 1.0
-"""Processes that were killed are gone before; those that nobody collects never are."""
 
 _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "error": ("--log-info=false", "--log-warning=false"),
@@ -124,12 +105,9 @@ class Server:
         self._ready_timeout_s = ready_timeout_s
         self._exit_timeout_s = exit_timeout_s
         self._triton_options = tuple(triton_options)
-        self._new_log = partial(ServerLog, on_log, with_noise=log_level == "verbose")
-        self._log = self._new_log()
-        self._process: subprocess.Popen[str] | None = None
+        self._new_triton = partial(TritonProcess, on_log, with_noise=log_level == "verbose")
+        self._triton = self._new_triton()
         self._scratch: Path | None = None
-        self._stubs: StubWatch | None = None
-        self._regions = Regions()
 
     @property
     def grpc_url(self) -> str:
@@ -149,17 +127,17 @@ class Server:
     @property
     def pid(self) -> int:
         """Process id of `tritonserver`."""
-        return self._running().pid
+        return self._triton.pid
 
     @property
     def shared_memory_bytes(self) -> int:
         """What the server's Python-based instances hold of /dev/shm."""
-        return self._regions.num_bytes
+        return self._triton.regions.num_bytes
 
     @property
     def log(self) -> list[str]:
         """The last lines of the server's log."""
-        return self._log.lines
+        return self._triton.log.lines
 
     def __enter__(self) -> Server:
         self.start()
@@ -177,7 +155,7 @@ class Server:
             InstallationError: There is no whole Triton.
             ServerError: The repository, a port, a certificate, /dev/shm or a model is at fault.
         """
-        self._log = self._new_log()
+        self._triton = self._new_triton()
         check_repository(self.repository, self._models)
         check_options(self._triton_options)
         self._host = find_address(self._host)
@@ -186,7 +164,7 @@ class Server:
         check_certificates(self._triton_options)
         # The stubs lie in here.
         folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
-        self._scratch = Path(tempfile.mkdtemp(prefix=self._regions.prefix, dir=folder))
+        self._scratch = Path(tempfile.mkdtemp(prefix=self._triton.regions.prefix, dir=folder))
         try:
             installation = find_installation(self._scratch)
             end_orphans(REGIONS)
@@ -195,10 +173,10 @@ class Server:
                 check_room(find_free_bytes())
             self._launch(installation, served_path(self.repository, self._models, self._scratch), self._scratch)
             self._wait_until_ready()
-            if not installation.is_native and self._stubs is not None:
+            if not installation.is_native:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
-                if shortage := describe_shortage(room_bytes, self._stubs.num_instances):
-                    self._log.tell(f"carnelian-serve: {shortage}")
+                if shortage := describe_shortage(room_bytes, self._triton.num_instances):
+                    self._triton.log.tell(f"carnelian-serve: {shortage}")
         except BaseException:
             self.stop()
             raise
@@ -210,28 +188,7 @@ class Server:
             ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
                 must be.
         """
-        process = self._running()
-        while True:
-            try:
-                return process.wait(STUB_CHECK_INTERVAL_S)
-            except subprocess.TimeoutExpired:
-                self._regions.close_to_others()  # those of models that are loaded later, if `triton_options` let them
-                if self._log.crash_signal is not None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        return process.wait(CRASH_END_S)
-                    process.kill()
-                    process.wait()
-                    return -self._log.crash_signal
-                if crashed := self._crashed_instances():
-                    raise ServerError(
-                        f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
-                        "again; start carnelian-serve anew"
-                    ) from None
-                if stopped := self._stopped_instances():
-                    raise ServerError(
-                        f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
-                        "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
-                    ) from None
+        return self._triton.wait()
 
     def stop(self) -> None:
         """Ask the server to end; kill what does not, or at once where this is interrupted. May be called again.
@@ -239,53 +196,17 @@ class Server:
         Triton finishes what its models are at. What has stages of an ensemble before it is answered with UNAVAILABLE.
         """
         try:
-            if self._process is not None:
-                self._end(self._process)
+            self._triton.end(self._exit_timeout_s)
         finally:
-            self._log.close()
-            self._regions.remove()
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
                 self._scratch = None
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        try:
-            # Triton waits for an instance that crashed or stands still in vain, and for as long as it can.
-            is_lost = self._stubs is not None and bool(self._stubs.crashed_by_now() or self._stopped_instances())
-            timeout_s = 0.0 if is_lost else self._exit_timeout_s + EXIT_MARGIN_S
-            process.terminate()
-            if not has_ended(process, timeout_s) and not is_lost:
-                self._log.tell(
-                    f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
-                    "models were at is lost (`--exit-timeout` gives them longer)"
-                )
-        finally:  # who interrupts the waiting waits no longer
-            process.kill()
-            has_ended(process, KILLED_WITHIN_S)
-            # Stubs share the server's process group; none outlives it, or makes shared memory after it.
-            deadline = time.monotonic() + STUB_END_S
-            with contextlib.suppress(ProcessLookupError):
-                while time.monotonic() < deadline:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    time.sleep(0.01)
-            self._process = None  # not before, so that a second call goes on where this one is interrupted
-
-    def _crashed_instances(self) -> list[Crash]:
-        return [] if self._stubs is None else self._stubs.crashed()
-
-    def _stopped_instances(self) -> list[str]:
-        return [] if self._stubs is None else self._stubs.stopped(STOPPED_CHECKS)
 
     def _url(self, kind: str) -> str:
         if not self._ports:
             raise ServerError("the server must be started first")
         host, port = self._addresses[kind], self._ports[f"--{kind}-port"]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            raise ServerError("the server must be started first")
-        return self._process
 
     def _launch(self, installation: Installation, repository: Path, scratch: Path) -> None:
         environment = {**KEPT_MEMORY, **FEW_THREADS, **QUIET, **os.environ, **installation.environment}
@@ -294,30 +215,12 @@ class Server:
             environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
-        command = self._command(installation, repository)
-        # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
-        # the server, so it is asked for only where that thread lives as long as the process. A preexec_fn would
-        # ask without a program of its own, but it makes Python fork, and in a process with open gRPC channels
-        # one fork in a hundred crashes before the server is there (https://github.com/grpc/grpc/issues/43055).
-        setpriv = shutil.which("setpriv", path=os.defpath)
-        if setpriv is not None and threading.current_thread() is threading.main_thread():
-            command = [setpriv, "--pdeathsig=TERM", *command]
-        with raised_limits():
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                pass_fds=self._regions.claim(),
-                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
-            )
-        self._stubs = StubWatch(self._process.pid)
-        assert self._process.stdout is not None
         # Of what stands for the repository, and goes with the scratch folder, nobody knows.
-        self._log.follow(self._process.stdout, lambda line: line.replace(str(repository), str(self.repository)))
+        self._triton.start(
+            self._command(installation, repository),
+            environment,
+            rewrite=lambda line: line.replace(str(repository), str(self.repository)),
+        )
 
     def _command(self, installation: Installation, repository: Path) -> list[str]:
         is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each
@@ -328,7 +231,7 @@ class Server:
             f"--grpc-address={f'[{self._host}]' if is_ipv6 else self._host}",
             f"--metrics-address={'ipv6:' * is_ipv6}{self._host}",
             *(f"{option}={port}" for option, port in self._ports.items()),
-            f"--backend-config=python,shm-region-prefix-name={self._regions.prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self._triton.regions.prefix}",
             f"--exit-timeout-secs={self._exit_timeout_s}",
             *_LOG_OPTIONS[self._log_level],
         ]
@@ -341,24 +244,23 @@ class Server:
         return [*command, *map(trim_key, self._triton_options)]
 
     def _wait_until_ready(self) -> None:
-        process = self._running()
         deadline = time.monotonic() + self._ready_timeout_s
         crashed_at: float | None = None
         failed_at: float | None = None
         must_load = is_on(by_name(self._triton_options).get("--exit-on-error", "true"))
         while True:
-            crashed = self._crashed_instances()
+            crashed = self._triton.crashed_instances()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
-            self._regions.close_to_others()
-            if process.poll() is not None:  # whoever answered, it was another server
-                self._log.close()
-                raise ServerError(self._explain_exit(process.returncode, crashed))
+            self._triton.regions.close_to_others()
+            if self._triton.poll() is not None:  # whoever answered, it was another server
+                self._triton.log.close()
+                raise ServerError(self._explain_exit(crashed))
             if is_ready:
                 return
             if crashed_at is not None and time.monotonic() > crashed_at + UNCOLLECTED_WHILE_LOADING_S:
                 raise ServerError(f"every model must load, but {describe_crash(crashed)}")
-            if must_load and self._log.has_failed:
+            if must_load and self._triton.log.has_failed:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() > min(deadline, failed_at + FAILED_WHILE_LOADING_S):
                     reasons = "\n  ".join(find_reasons(self.log))
@@ -367,12 +269,9 @@ class Server:
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
                     "are not; allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT "
-                    "builds engines; last lines of the log:\n" + "\n".join(self._last_lines() or ["(none)"])
+                    "builds engines; last lines of the log:\n" + "\n".join(self._triton.last_lines() or ["(none)"])
                 )
             time.sleep(0.05)
-
-    def _last_lines(self) -> list[str]:
-        return [line for line in self.log if not is_noise(line)][-10:]
 
     def _is_ready(self) -> bool:
         """Whether the models are, and every port is open: that of the metrics is the last."""
@@ -388,15 +287,6 @@ class Server:
         finally:
             connection.close()
 
-    def _explain_exit(self, status: int, crashed: Sequence[Crash]) -> str:
-        found = find_reasons(self.log)
-        reasons = found or ["last lines of its log:", *self._last_lines()]
-        if status == -signal.SIGKILL:
-            reasons = [KILLED, *reasons]
-        elif status < 0 and not found:
-            reasons = ["a model's process may have been killed, as where memory has run out", *reasons]
-        if by_force := [crash for crash in crashed if crash.status != 0]:
-            reasons = [describe_crash(by_force), *reasons]
-        logs = [option for option in self._triton_options if option.startswith("--log-file=")]
-        reasons += [f"its log is in {option.partition('=')[2]}" for option in logs]
-        return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
+    def _explain_exit(self, crashed: Sequence[Crash]) -> str:
+        logs = [option.partition("=")[2] for option in self._triton_options if option.startswith("--log-file=")]
+        return "\n  ".join([self._triton.explain_exit(crashed), *(f"its log is in {path}" for path in logs)])

@@ -259,7 +259,7 @@ def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository: Path)
 def test_an_instance_that_stands_still_ends_the_server_with_its_name(
     cut_repository: Path, monkeypatch: pytest.MonkeyPatch, connect: Callable[[str], Any]
 ) -> None:
-    monkeypatch.setattr("carnelian_serving.launcher.STOPPED_CHECKS", 2)
+    monkeypatch.setattr("carnelian_serving.triton_process.STOPPED_CHECKS", 2)
     request = {"SIGNAL": np.ones((1, 4), np.float32), "LENGTH": np.full((1, 1), 2, np.int32)}
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
         group = server.pid
@@ -327,7 +327,7 @@ def test_a_server_that_hangs_in_its_crash_is_ended(
         return replace(found, binary=script)
 
     monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
-    monkeypatch.setattr("carnelian_serving.launcher.CRASH_END_S", 0.1)
+    monkeypatch.setattr("carnelian_serving.triton_process.CRASH_END_S", 0.1)
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
         crash.touch()
         assert server.wait() == -signal.SIGABRT
@@ -388,8 +388,9 @@ def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository
     server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
     server.start()
     pid = server.pid
-    assert server._process is not None
-    server._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    process = server._triton._process
+    assert process is not None
+    process._waitpid_lock.acquire()  # type: ignore[attr-defined]
     server.stop()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -411,7 +412,7 @@ def test_a_stop_that_is_interrupted_goes_on(
     server.start()
     pid = server.pid
     os.kill(pid, signal.SIGSTOP)  # as one that hangs
-    monkeypatch.setattr("carnelian_serving.launcher.has_ended", wait)
+    monkeypatch.setattr("carnelian_serving.triton_process.has_ended", wait)
     with pytest.raises(KeyboardInterrupt):
         server.stop()
     if num_interruptions > 1:

@@ -1,0 +1,198 @@
+"""A process of `tritonserver`, with the processes of its models, its log and its shared memory, until all are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended
+from carnelian_serving.errors import ServerError
+from carnelian_serving.limits import raised_limits
+from carnelian_serving.server_log import ServerLog
+from carnelian_serving.shared_memory import Regions
+from carnelian_serving.startup_log import find_reasons, is_noise
+from carnelian_serving.stubs import StubWatch
+
+EXIT_MARGIN_S = 5.0
+"""Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
+
+STUB_CHECK_INTERVAL_S = 1.0
+STOPPED_CHECKS = 30
+"""How often in succession a stub may be seen stopped, for a debugger to look at it. Meanwhile its instance answers
+every request with "Stub process ... is not healthy", and the server calls itself ready."""
+KILLED_WITHIN_S = 30.0
+"""Of a process that the kernel holds, as amid input and output, the end comes late."""
+CRASH_END_S = 5.0
+"""After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
+STUB_END_S = 1.0
+"""Processes that were killed are gone before; those that nobody collects never are."""
+
+
+class TritonProcess:
+    """A `tritonserver` that has been started once, or not yet."""
+
+    def __init__(self, on_log: Callable[[str], None] | None, *, with_noise: bool) -> None:
+        """Prepare what it leaves its traces in.
+
+        Args:
+            on_log: Called with each line of its log, from another thread, until it raises.
+            with_noise: Whether lines that say nothing are among them.
+        """
+        self.log = ServerLog(on_log, with_noise=with_noise)
+        self.regions = Regions()
+        """The shared memory of its Python-based instances."""
+        self._process: subprocess.Popen[str] | None = None
+        self._stubs: StubWatch | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id.
+
+        Raises:
+            ServerError: It does not run.
+        """
+        return self._running().pid
+
+    @property
+    def num_instances(self) -> int:
+        """How many Python-based instances it has."""
+        return 0 if self._stubs is None else self._stubs.num_instances
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], rewrite: Callable[[str], str]) -> None:
+        """Start it.
+
+        Args:
+            command: Its program and arguments.
+            environment: All of its variables.
+            rewrite: What is kept of each line of its log.
+        """
+        # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
+        # the server, so it is asked for only where that thread lives as long as the process. A preexec_fn would
+        # ask without a program of its own, but it makes Python fork, and in a process with open gRPC channels
+        # one fork in a hundred crashes before the server is there (https://github.com/grpc/grpc/issues/43055).
+        setpriv = shutil.which("setpriv", path=os.defpath)
+        if setpriv is not None and threading.current_thread() is threading.main_thread():
+            command = [setpriv, "--pdeathsig=TERM", *command]
+        with raised_limits():
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                pass_fds=self.regions.claim(),
+                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
+            )
+        self._stubs = StubWatch(self._process.pid)
+        assert self._process.stdout is not None
+        self.log.follow(self._process.stdout, rewrite)
+
+    def poll(self) -> int | None:
+        """Return its exit status, as `subprocess` gives it, or None while it runs."""
+        return self._running().poll()
+
+    def wait(self) -> int:
+        """Block until it ends by itself and return its exit status.
+
+        Raises:
+            ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
+                must be.
+        """
+        process = self._running()
+        while True:
+            try:
+                return process.wait(STUB_CHECK_INTERVAL_S)
+            except subprocess.TimeoutExpired:
+                self.regions.close_to_others()  # those of models that are loaded later, if its options let them
+                if self.log.crash_signal is not None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        return process.wait(CRASH_END_S)
+                    process.kill()
+                    process.wait()
+                    return -self.log.crash_signal
+                if crashed := self.crashed_instances():
+                    raise ServerError(
+                        f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
+                        "again; start carnelian-serve anew"
+                    ) from None
+                if stopped := self._stopped_instances():
+                    raise ServerError(
+                        f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
+                        "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
+                    ) from None
+
+    def end(self, exit_timeout_s: float) -> None:
+        """Ask it to end; kill what does not, or at once where this is interrupted. May be called again.
+
+        Args:
+            exit_timeout_s: How long Triton waits for what its models are at.
+        """
+        try:
+            if self._process is not None:
+                self._end(self._process, exit_timeout_s)
+        finally:
+            self.log.close()
+            self.regions.remove()
+
+    def crashed_instances(self) -> list[Crash]:
+        """Return the instances that have crashed, once they have been seen so twice."""
+        return [] if self._stubs is None else self._stubs.crashed()
+
+    def last_lines(self) -> list[str]:
+        """Return the last ten lines of its log that say something."""
+        return [line for line in self.log.lines if not is_noise(line)][-10:]
+
+    def explain_exit(self, crashed: Sequence[Crash]) -> str:
+        """Say why it has ended before it was ready, as far as its log tells.
+
+        Args:
+            crashed: The instances that had crashed before.
+        """
+        status = self._running().returncode
+        found = find_reasons(self.log.lines)
+        reasons = found or ["last lines of its log:", *self.last_lines()]
+        if status == -signal.SIGKILL:
+            reasons = [KILLED, *reasons]
+        elif status < 0 and not found:
+            reasons = ["a model's process may have been killed, as where memory has run out", *reasons]
+        if by_force := [crash for crash in crashed if crash.status != 0]:
+            reasons = [describe_crash(by_force), *reasons]
+        return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)
+
+    def _end(self, process: subprocess.Popen[str], exit_timeout_s: float) -> None:
+        try:
+            # Triton waits for an instance that crashed or stands still in vain, and for as long as it can.
+            is_lost = self._stubs is not None and bool(self._stubs.crashed_by_now() or self._stopped_instances())
+            timeout_s = 0.0 if is_lost else exit_timeout_s + EXIT_MARGIN_S
+            process.terminate()
+            if not has_ended(process, timeout_s) and not is_lost:
+                self.log.tell(
+                    f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
+                    "models were at is lost (`--exit-timeout` gives them longer)"
+                )
+        finally:  # who interrupts the waiting waits no longer
+            process.kill()
+            has_ended(process, KILLED_WITHIN_S)
+            # Stubs share the server's process group; none outlives it, or makes shared memory after it.
+            deadline = time.monotonic() + STUB_END_S
+            with contextlib.suppress(ProcessLookupError):
+                while time.monotonic() < deadline:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    time.sleep(0.01)
+            self._process = None  # not before, so that a second call goes on where this one is interrupted
+
+    def _stopped_instances(self) -> list[str]:
+        return [] if self._stubs is None else self._stubs.stopped(STOPPED_CHECKS)
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise ServerError("the server must be started first")
+        return self._process
