@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,8 +71,9 @@ def rendering(raw_path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, StopIteration, ArithmeticError, statistics.StatisticsError) as error:
-        raise ValueError(f"{raw_path} must hold all that its page shows, but does not: {error!r}") from error
+    except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
+        found = error if isinstance(error, ValueError) else repr(error)  # a KeyError's text is a key alone
+        raise ValueError(f"{raw_path} must hold all that its page shows, but does not: {found}") from error
 
 
 def write_page(raw_path: Path, text: str) -> Path:
