@@ -116,7 +116,7 @@ def overhead(
     manifest: SpeechManifest = DEMO_MANIFEST,
     durations: Durations = "2,16.7",
     file_format: FileFormat = "flac",
-    clips: Annotated[int, typer.Option(help="Clips in each turn.", min=1)] = 32,
+    clips: Annotated[int, typer.Option(help="Clips in each turn, a multiple of --batch.", min=1)] = 32,
     rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
     batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,
@@ -132,8 +132,8 @@ def overhead(
 
         check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of(durations)
-        if clips < batch:
-            raise typer.BadParameter(f"--clips must be at least --batch, {batch}, to make one, but is {clips}")
+        if clips % batch:
+            raise typer.BadParameter(f"--clips must be a multiple of --batch, {batch}, but is {clips}")
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,

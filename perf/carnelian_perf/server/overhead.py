@@ -56,7 +56,7 @@ class Plan:
     """flac or wav."""
     durations_s: Sequence[float]
     num_clips: int
-    """Of each turn, and distinct."""
+    """Of each turn, and distinct; a multiple of `batch`."""
     rounds: int
     clients: int
     batch: int
@@ -189,7 +189,7 @@ def _clock(client: Any, server: Server, stages: Sequence[str], way: str) -> _Clo
 
 
 def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: float, round_number: int) -> Run:
-    order = range(-(-plan.num_clips // way.clips_per_request))
+    order = range(plan.num_clips // way.clips_per_request)
     before, cpu_s = clock.read_stages(), clock.read_cpu_s()
     latencies_s, wall_s = send_all(way.send, order, way.concurrency)
     cpu_s = clock.read_cpu_s() - cpu_s

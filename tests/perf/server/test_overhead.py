@@ -32,7 +32,7 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
         manifest=MANIFEST,
         file_format="flac",
         durations_s=[0.5],
-        num_clips=3,
+        num_clips=4,
         rounds=2,
         clients=2,
         batch=2,
@@ -42,8 +42,8 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
     assert first.runs == measurement.runs[:7]
     assert len(measurement.runs) == 2 * len(measurement.ways)
     for run in measurement.runs:
-        assert len(run.latencies_s) == (2 if run.way == STATIC else 3), run.way
-        assert run.clips == 3
+        assert len(run.latencies_s) == (2 if run.way == STATIC else 4), run.way
+        assert run.clips == 4
     assert set(measurement.runs_of(FILE, 0.5)[0].stages) == {
         "audio_decode",
         *(f"quartznet_demo_{stage}" for stage in ("features", "acoustic", "ctc")),
