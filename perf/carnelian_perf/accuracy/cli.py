@@ -93,6 +93,8 @@ def decoding(
     print(f"greedy, {greedy.clips} clips of {greedy.clip_s} s: {greedy.median_cpu_ms:.2f} ms of a core")
     if stage := measured.greedy_stage:
         print(f"the same in Triton: {stage.stage_ms:.2f} ms, {stage.compute_infer_ms:.2f} of them computing")
+    if not measured.rare_words:
+        print("hot words: none were tried, since no word of the manifest is rare in the language model")
     for hot in measured.hotwords:
         print(
             f"hot words, {hot.decoder}, boost {hot.boost:g}: F1 {hot.f1:.3f} "

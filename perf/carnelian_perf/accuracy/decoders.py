@@ -111,6 +111,7 @@ class Measurement(Record):
     """None without a server."""
     rare_words: list[str]
     hotwords: list[HotwordRow]
+    """Empty where no word is rare."""
 
 
 def measure(
@@ -182,7 +183,7 @@ def measure(
         greedy_batch=measure_greedy_batch(decoder, batch),
         greedy_stage=measure_stage(url, config.name, batch) if url else None,
         rare_words=rare,
-        hotwords=measure_hotwords(decoder, usual, log_probs, references, rare, boosts),
+        hotwords=measure_hotwords(decoder, usual, log_probs, references, rare, boosts) if rare else [],
     )
     measurement.write(out)
     return measurement

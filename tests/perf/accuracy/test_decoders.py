@@ -1,4 +1,5 @@
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_the_demo_is_measured(arpa, tmp_path, call):
         ("ngram", 6.0),
     ]
     assert measured.greedy_batch.median_cpu_ms > 0
+
+
+def test_hot_words_are_left_out_where_no_word_is_rare(arpa, tmp_path, call):
+    said = (ROOT / "demo" / "clips" / "manifest.jsonl").read_text().splitlines()
+    words = {word for line in said for word in json.loads(line)["text"].split()}
+    common = "".join(f"-3.0\t{word}\t0\n" for word in sorted(words - {"letter", "skipper", "cat"}))
+    text = arpa.read_text().replace("-6.0\tskipper", f"{common}-3.0\tskipper")
+    arpa.write_text(text.replace("ngram 1=6", f"ngram 1={6 + common.count(chr(10))}"))
+    arguments = [ROOT / "demo" / "quartznet_demo.pt", ROOT / "demo" / "clips" / "manifest.jsonl", "--lm", arpa]
+    status, out, err = call(main, "decoding", *arguments, "--out", tmp_path / "raw.json")
+    assert status == 0, err
+    assert "no word of the manifest is rare" in out
+    assert "F1" not in out
+    measured = Measurement.read(tmp_path / "raw.json")
+    assert (measured.rare_words, measured.hotwords) == ([], [])
 
 
 def test_packed_ngrams_are_read_for_pyctcdecode_too(arpa, tmp_path, call):
