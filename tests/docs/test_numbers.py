@@ -168,6 +168,9 @@ def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
             cell = {"form": "Carnelian", "precision": precision, "batch": int(batch), "processes": 1}
             found = [int(batch) / statistics.median(r["wall_s"]) for r in raw["results"] if r["cell"] == cell]
             assert [f"{value:.0f}" for value in found] == ([rate] if rate else [])
+        (floor,) = [f for f in raw["floors"] if (f["precision"], f["batch"]) == ("fp16", int(batch))]
+        least_s = max(floor["gflop"] / raw["gflop_per_s"]["fp16"], floor["gbyte"] / raw["gbyte_per_s"])
+        assert shown[3] in ("", f"{int(batch) / least_s:.0f}")
 
 
 def test_what_a_gpu_waits_for_is_that_of_the_raw_files():
