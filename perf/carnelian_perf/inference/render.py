@@ -41,24 +41,27 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         cells += [""] * (len(head) - len(cells) - bool(published))
         rows.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
     notes = [
-        "Milliseconds of a batch: the network, by engine; features (DALI, the served graph) and greedy CTC, which all "
-        f"share. {plan['steps']} step{'s' * (plan['steps'] != '1')} after {plan['warm_up']}; engines take turns, step "
-        "by step. RTFx: of all three.",
+        "Milliseconds of a batch. From p90 to CPU median: the network alone, by engine. Features (DALI, the served "
+        "graph) and greedy CTC: shared by all engines. All: features, network and CTC together; RTFx: seconds of audio "
+        "per second of that.",
+        f"{plan['steps']} counted step{'s' * (plan['steps'] != '1')} after {plan['warm_up']} of warm-up; engines take "
+        "turns, step by step.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
         f"{measurement.gflop_per_s:.0f} GFLOP/s in "
         f"{'fp32' if measurement.machine['accelerator'] == 'none' else plan['precision']}"
-        "; lower precisions may have lower ones.",
-        f"Times as fast as {' or '.join(_name_baselines(measurement))}, by the median"
+        ". Lower precisions may have lower floors.",
+        f"Times as fast: compared with {' or '.join(_name_baselines(measurement))}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
-        f"Texts: {_say_texts(measurement)}",
+        _say_texts(measurement),
         *(f"{measurement.titles[engine]}: {why}." for engine, why in absent.items()),
-        f"{plan['source']}, {plan['precision']}, {measurement.say_threads()}; speech of {plan['manifest']}.",
+        f"Network: {plan['source']}{' with random weights' if _has_random_weights(measurement) else ''}, "
+        f"{plan['precision']}, {measurement.say_threads()}. Speech: {plan['manifest']}.",
         f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores:.1f} cores busy "
         "before.",
         *measurement.say_sources(raw_name),
     ]
     if published:
-        notes.append(f"Published: {next(iter(published.values())).title}, another machine.")
+        notes.append(f"Published avg: {next(iter(published.values())).title}, by others on that machine.")
     return page(f"{measurement.model}: inference without a server", measurement, [table(head, rows)], notes)
 
 
@@ -73,16 +76,27 @@ def _find_absent(measurement: Measurement) -> dict[str, str]:
 def _say_texts(measurement: Measurement) -> str:
     wrong = Counter(timing.engine for timing in measurement.timings if timing.same_texts is False)
     if not wrong:
-        return "equal, of all engines."
+        return "Texts are equal for all engines."
     titles = measurement.titles
-    rows = "; ".join(f"of {titles[engine]} in {count} row{'s' * (count > 1)}" for engine, count in wrong.items())
-    because = " Int8 has scales of noise here, which do not change its speed." if "onnx_int8" in wrong else ""
+    first = next(iter(titles.values()))
+    differences = [
+        f"Texts of {titles[engine]} DIFFER from those of {first} in {count} row{'s' * (count > 1)}."
+        for engine, count in wrong.items()
+    ]
+    if "onnx_int8" in wrong:
+        differences.append("Int8 uses scales made from noise here, which do not change its speed.")
     precision = measurement.plan["precision"]
-    if precision != "fp32" and measurement.plan["source"].endswith((".yaml", ".yml")):
+    if precision != "fp32" and _has_random_weights(measurement):
         # Their signal fades. Batch norms with the statistics of noise keep it up, and then QuartzNet 15x5 amplifies
         # rounding instead: float16 changed half of the best labels, and float32 missed the tolerance of an export.
-        because += f" Of random weights the best labels are a matter of rounding in {precision}; the speed is not."
-    return f"NOT those of {next(iter(titles.values()))}: {rows}.{because}"
+        differences.append(
+            f"With random weights, rounding in {precision} decides which label is best; it does not change the speed."
+        )
+    return " ".join(differences)
+
+
+def _has_random_weights(measurement: Measurement) -> bool:
+    return measurement.plan["source"].endswith((".yaml", ".yml"))
 
 
 def _numbers(measurement: Measurement, timing: Timing) -> list[str]:

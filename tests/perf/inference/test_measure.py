@@ -57,7 +57,8 @@ def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
     page = render_page(measurement, raw.name, choose("quartznet_15x5", "A100", "fp16"))
     assert page.count("| PyTorch eager, plain Conv1d |") == 2
     assert page.count("not run: no GPU") == len(GPU_ONLY)
-    assert "Texts: equal, of all engines." in page
+    assert "Texts are equal for all engines." in page
+    assert "random weights" not in page
     raw.write_text("[]")
     with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf infer`"):
         Measurement.read(raw)
@@ -81,13 +82,14 @@ def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
     ]
     page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
     assert page.count("| 2.50 |") == 2 * 3
-    said = "- Texts: NOT those of PyTorch eager, plain Conv1d: of ONNX Runtime, as served in 2 rows."
+    said = "- Texts of ONNX Runtime, as served DIFFER from those of PyTorch eager, plain Conv1d in 2 rows."
     assert f"{said}\n" in page
-    note = " Of random weights the best labels are a matter of rounding in fp16; the speed is not."
+    note = " With random weights, rounding in fp16 decides which label is best; it does not change the speed."
     for precision, because in (("fp32", ""), ("fp16", note)):
         plan = measurement.plan | {"source": "training/configs/quartznet_15x5.yaml", "precision": precision}
         page = render_page(dataclasses.replace(measurement, timings=fast, plan=plan), "raw.json", {})
         assert f"{said}{because}\n" in page
+        assert f"- Network: training/configs/quartznet_15x5.yaml with random weights, {precision}, " in page
 
 
 def test_what_was_measured_before_a_failure_is_kept(monkeypatch, tmp_path, call):
@@ -104,7 +106,7 @@ def test_what_was_measured_before_a_failure_is_kept(monkeypatch, tmp_path, call)
     kept = Measurement.read(raw)
     assert [timing.batch for timing in kept.timings] == [1]
     assert "\n\n**Not finished.** " in render_page(kept, raw.name, {})
-    assert "- Published: " in render_page(kept, raw.name, {})
+    assert "- Published avg: " in render_page(kept, raw.name, {})
 
 
 def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
