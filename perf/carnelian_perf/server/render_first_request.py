@@ -16,16 +16,17 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     notes = [
         f"Each duration and round has a server of its own, which takes {measurement.requests} single clips as "
         f"{speech.format.upper()} files in a row, {measurement.rest_s:g} s after it says that it is ready. Medians "
-        f"of {rounds} rounds. Later: the median of the row's last half.",
+        f"of {rounds} rounds. Later: the median of the last half of that row.",
         f"Rested: the median of {len(measurement.runs[0].client_ms) - measurement.requests} requests after the row, "
-        f"each after a rest of {measurement.rest_s:g} s. A rest makes a request slower, whatever came before it, and "
-        "the first one comes after a rest.",
-        "First over later, over rested: of the same round; the median, and in brackets the least and the greatest.",
+        f"each after a rest of {measurement.rest_s:g} s. Any request is slower after a rest. The first one also "
+        "follows a rest, so over rested is the fair comparison.",
+        "First over later, over rested: ratios of the same round; the median, and in brackets the least and the "
+        "greatest.",
         "The connection is open before the first clip is sent: what connecting costs a client is not in these times.",
         "Request: from the call to its answer, as the client measures it. Ensemble: from arrival to answer, as Triton "
-        "counts it. Stages: queue, input, infer and output, as Triton counts them; their counts may overlap, so "
-        "that they do not add up to the ensemble's.",
-        f"Speech of {speech.manifest}, cut to the duration; {speech.clips} clips, and each round begins with another.",
+        "counts it. Stages: queue, input, infer and output, as Triton counts them. Stage times may overlap, so they "
+        "need not add up to the ensemble's.",
+        f"Speech: {speech.manifest}, cut to the duration: {speech.clips} clips; each round begins with another one.",
         f"Machine: {measurement.say_machine()}. Other processes "
         f"{say_busy(run.others_busy_cores for run in measurement.runs)} before the servers were started.",
         *measurement.say_sources(raw_name),

@@ -16,11 +16,12 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     head += ["bytes a request", "95 % interval", "verdict"]
     rows = [*(_row(measurement, name) for name in first.processes), _row_of_all(measurement)]
     notes = [
-        f"MiB. Trend: of the unique set (all: of the sum of PSS), over the {len(measurement.settled())} samples after "
-        f"the first {SETTLING_SHARE:.0%} of the requests; the median slope between pairs, with Sen's interval. Flat: "
-        "its far end stays under 1 % of the memory over all requests.",
+        "MiB. RSS, PSS, USS: resident, proportional and unique set size. Bytes a request: the trend of the unique set "
+        f"(for all, of the summed PSS) over the {len(measurement.settled())} samples after the first "
+        f"{SETTLING_SHARE:.0%} of the requests; the median slope between pairs of samples, with Sen's interval. Flat: "
+        "the interval allows less than 1 % of change over all requests.",
         f"Load: {last.requests} clips as files in {measurement.wall_s:.0f} s, {measurement.concurrency} clients; "
-        f"samples with none in flight. Clips: {measurement.traffic}.",
+        f"samples are taken with none in flight. Clips: {measurement.traffic}.",
         f"Shared memory in /dev/shm: {first.shared_memory_bytes / MIB:.1f} MiB at rest, "
         f"{last.shared_memory_bytes / MIB:.1f} at the end.",
         f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores} cores "

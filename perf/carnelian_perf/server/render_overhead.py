@@ -24,11 +24,11 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page."""
     rounds = len({run.round for run in measurement.runs})
     notes = [
-        f"Medians of {rounds} rounds; in each, every way takes the same {measurement.speech.clips} clips, in another "
-        "order. Ratios are of the same round: the median, and in brackets the least and the greatest.",
-        "CPU: of the server with its models, all cores together; in process, of that process. The client is left out.",
-        "In process: the graph that is served, in ONNX Runtime with the same threads, on the server's own features.",
-        f"Speech of {measurement.speech.manifest}, cut to the duration; texts of random weights are none.",
+        f"Medians of {rounds} rounds. In each, every way takes the same {measurement.speech.clips} clips; the order of "
+        "the ways changes. Ratios are of the same round: the median, and in brackets the least and the greatest.",
+        "CPU: of the server and its models, all cores together; in process, of that process. The client is left out.",
+        "In process: the served graph in ONNX Runtime, with as many threads, on features that the server made.",
+        f"Speech: {measurement.speech.manifest}, cut to the duration. Random weights give no meaningful texts.",
         f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores} cores "
         "busy before.",
         *measurement.say_sources(raw_name),
@@ -36,17 +36,17 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     parts = [
         "## One clip at a time\n",
         _render_one(measurement),
-        "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n",
+        "Mean milliseconds of a request in each stage: queue + input + **infer** + output.\n",
         _render_stages(measurement),
-        f"## {measurement.clients} clients, whose batches form on the server, beside batches of {measurement.batch}\n",
+        f"## {measurement.clients} clients with single clips, compared with batches of {measurement.batch}\n",
         _render_many(measurement),
     ]
     return page(f"{measurement.model}: what serving costs", measurement, parts, notes)
 
 
 def _render_one(measurement: Measurement) -> str:
-    head = ("duration s", "what", "ms, median", "CPU ms", "over the acoustic model in process, by the clock", "by CPU")
-    rows = []
+    longer = "longer than the acoustic model in process, by the clock"
+    head, rows = ("duration s", "what", "ms, median", "CPU ms", longer, "by CPU time"), []
     for duration_s in measurement.durations_s():
         for way in ONE_AT_A_TIME:
             runs = measurement.runs_of(way, duration_s)

@@ -7,6 +7,7 @@ from carnelian_perf.pages import page, say_busy, table
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     LEAST_GAIN,
+    LEAST_SHARE,
     SHIPPED,
     Measurement,
     Run,
@@ -21,10 +22,11 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     notes = [
         f"Objective: {_say_objective(measurement)}; {measurement.requests} requests in a run, "
         f"{measurement.concurrency} at a time.",
-        "Over the shipped: by the objective, round by round: the median, worst and best of the rounds. A change is "
-        f"kept if it gains {LEAST_GAIN:.0%} on the settings so far in the median round, and gains in three of four.",
-        f"Shipped: {name_settings(measurement.shipped)}. Threads 0: of ONNX Runtime all cores, of the features' graph "
-        "one.",
+        "Over the shipped: how many times as good as the shipped settings in the same round, by the objective; the "
+        f"median, worst and best of the rounds. A change is kept if it gains {LEAST_GAIN:.0%} on the settings so far "
+        f"in the median round, and gains in at least {LEAST_SHARE:.0%} of the rounds.",
+        f"Shipped: {name_settings(measurement.shipped)}. Threads 0: all cores in ONNX Runtime, one in the features' "
+        "graph.",
         f"Clips: {measurement.traffic}.",
         f"Transcripts: {'NOT ' if measurement.mismatches else ''}equal in all runs.",
         f"Machine: {measurement.say_machine()}. Other processes "
@@ -40,7 +42,7 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
 def _say_objective(measurement: Measurement) -> str:
     if measurement.objective == "latency":
         return "the median latency"
-    return f"clips per second, less by as much as the 95th percentile exceeds {measurement.target_ms:g} ms"
+    return f"clips per second, reduced in proportion where the 95th percentile exceeds {measurement.target_ms:g} ms"
 
 
 def _rows(measurement: Measurement, step: str) -> list[list[str]]:

@@ -110,8 +110,8 @@ def name_settings(settings: Settings) -> str:
 def score(run: Run, objective: Objective, target_ms: float) -> float:
     """How good a run was; more is better.
 
-    Latency: one over the median, in 1/s. Throughput: clips per second, less by as much as the 95th percentile exceeds
-    the target, so that a search that starts beyond it finds its way back.
+    Latency: one over the median, in 1/s. Throughput: clips per second, reduced in proportion where the 95th percentile
+    exceeds the target, so that a search that starts beyond it finds its way back.
     """
     if not run.latencies_s:
         return 0.0

@@ -56,7 +56,7 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
     assert Measurement.read(tmp_path / "raw.json") == measurement
     page = render_page(measurement, "raw.json")
     assert "| 0.5 | the ensemble, of FLAC files |" in page
-    assert "## 2 clients, whose batches form on the server, beside batches of 2" in page
+    assert "## 2 clients with single clips, compared with batches of 2" in page
 
 
 def test_ratios_are_of_the_same_round(origin):
