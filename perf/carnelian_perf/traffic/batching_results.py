@@ -32,7 +32,7 @@ class Run:
     real_frames: int
     """Of the clips sent."""
     processed_frames: float
-    """That the acoustic network went over."""
+    """That the acoustic network computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Summary:
     acoustic_ms_per_clip: float
     cpu_ms_per_clip: float
     padding_ratio: float
-    """Frames that the acoustic network went over, per frame of the clips."""
+    """Frames that the acoustic network computed for each frame of the clips."""
 
 
 def summarise(measurement: Measurement) -> list[Summary]:

@@ -70,7 +70,7 @@ class Summary:
     batches: dict[int, int]
     """Size -> executions of the acoustic stage, in the same runs."""
     padding_ratio: float
-    """Frames that the acoustic network went over, per frame of the clips, in the same runs."""
+    """Frames that the acoustic network computed for each frame of the clips, in the same runs."""
     cpu_ms_per_clip: float
     """Of the server and its models, in the closed loops."""
 

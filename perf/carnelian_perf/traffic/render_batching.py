@@ -16,15 +16,15 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         "each run, to the ensemble that takes audio files.",
         f"Clips: {measurement.traffic}.",
         f"Transcripts: {mismatches or 'equal in every run.'}",
-        f"Machine: {measurement.say_machine()}. Shared: other processes "
+        f"Machine: {measurement.say_machine()}. Other processes, idle servers among them, "
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
         *measurement.say_sources(raw_name),
     ]
     legend = f"""\
-Bold: the queue delay of the acoustic stage that served a candidate best. Throughput, latency and times are medians of
-{len({run.round for run in runs})} rounds; batches and padding are over all of them. Padding: frames that the acoustic
-network went over, per frame of the clips, counted in the graph at its first convolution. Acoustic: time in that
-stage's backend. CPU: of the whole server, all cores together; others on the machine change it least.
+Bold: the queue delay, of the acoustic stage, that gave the highest throughput. Throughput, latency and times are
+medians of {len({run.round for run in runs})} rounds; mean batch and padding are over all of them. Padding: frames that
+the network computed for each frame of the clips, counted at its first convolution. Acoustic: time in that stage's
+backend. CPU: of the whole server, all cores together; other programs on the machine change it least.
 """
     parts = [render_table(measurement), legend, f"![Batch sizes of the acoustic stage]({quote(plot_name)})\n"]
     return page(f"{measurement.model}: how batches form from clips of mixed length", measurement, parts, notes)

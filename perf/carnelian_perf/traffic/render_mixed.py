@@ -15,20 +15,20 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
     runs, durations = measurement.runs, measurement.traffic.durations_s
     summaries = summarise(measurement)
     mean_s = sum(durations) / len(durations)
-    head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last", "audio s/s"]
+    head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last row", "audio s/s"]
     head += ["p50", "p95", "p99", "closed loop, clips/s", "mean batch", "padding", "CPU ms/clip"]
     rows = [_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries]
     notes = [
-        f"Poisson arrivals for {measurement.seconds:g} s in each run; latencies are from when a clip was due. The "
-        f"rate is the highest of a bisection that met the target, in the median round of "
-        f"{len({run.round for run in runs})}.",
+        f"Clips arrive at random (Poisson), for about {measurement.seconds:g} s in each run; latencies are "
+        "milliseconds from when a clip was due. A bisection finds the highest rate that meets the target; the table "
+        f"shows the median round of {len({run.round for run in runs})}.",
         f"Clips: {measurement.traffic}.",
-        "Times the last: of the rates of the same round; the median, and in brackets the least and the greatest.",
-        "Batches and padding: at the highest rate that met the target, all rounds together; padding: frames that the "
-        "acoustic network went over, per frame of the clips. CPU: in the closed loop, of 16 clients.",
-        f"Transcripts: {'NOT ' if measurement.mismatches else ''}equal in all runs, of clips that nobody padded.",
-        f"Machine: {measurement.say_machine()}. Other processes "
-        f"{say_busy(run.others_busy_cores for run in runs)} before the runs, idle servers among them.",
+        "Times the last row: ratios of the same round; the median, and in brackets the least and the greatest.",
+        "Mean batch and padding: at the highest rates that met the target, all rounds together. Padding: frames that "
+        "the network computed for each frame of the clips. CPU: in the closed loop, with 16 clients.",
+        f"Transcripts of clips that no client padded: {'NOT ' if measurement.mismatches else ''}equal in all runs.",
+        f"Machine: {measurement.say_machine()}. Other processes, idle servers among them, "
+        f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
         *measurement.say_sources(raw_name),
     ]
     parts = [table(head, rows), f"![p95 over the rate, and batches]({quote(plot_name)})\n"]
