@@ -22,16 +22,17 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         rows.append([name, *numbers, speed, f"{form.kept_bytes / 2**20:.0f}", f"{share:.1%}", memory])
     steps = len(forms[0].wall_s)
     unit, memory_of = ("wall", "the highest use") if on_gpu else ("CPU", "what is kept for the backward pass")
-    head = ("transformer", "s/step", "audio s/s", "times as fast", "published", "MB", "share", "published")
+    head = ("transformer", "s/step", "audio s/s", "times as fast", "published", "MiB", "share of plain", "published")
     parts = [
         table(head, rows),
         f"Medians of {steps} step{'s' * (steps > 1)} of {work.batch} x {work.duration_s:g} s in "
-        f"{measurement.precision}. Seconds are {unit} seconds, {work.threads} thread(s); memory is {memory_of}. "
-        "Published: NVIDIA DeepLearningExamples, Base, pre-training, A100 80 GB, bf16, memory as the GPU shows it.\n",
+        f"{measurement.precision}. Factor: frames pooled into one for the middle layers. Seconds are {unit} seconds, "
+        f"{work.threads} thread(s); memory is {memory_of}. Published: NVIDIA DeepLearningExamples, Base, pre-training, "
+        "A100 80 GB, bf16, memory as the GPU shows it.\n",
     ]
     notes = [
-        f"{machine['cpu']}, accelerator {measurement.accelerator}; "
-        f"at the end {measurement.others_busy_cores:g} cores were busy with other work.",
+        f"Machine: {machine['cpu']}, accelerator: {measurement.accelerator}. Other processes kept "
+        f"{measurement.others_busy_cores:g} cores busy at the end.",
         *measurement.say_sources(raw_name),
     ]
     return page(f"Hourglass: steps of {measurement.model}, {measurement.objective}", measurement, parts, notes)

@@ -9,19 +9,19 @@ from carnelian_perf.yardsticks.published import read_throughput
 
 SOURCE = "NVIDIA DeepLearningExamples, commit 729963dd"
 _OF_EPOCHS = (
-    "Theirs are whole epochs of LibriSpeech, data loading and the optimiser's accumulated steps included; a batch "
-    "there is padded to its longest clip, at most 16.7 s."
+    "These are whole epochs of LibriSpeech, with data loading and gradient accumulation; a batch is padded to its "
+    "longest clip, at most 16.7 s."
 )
 _OF_TOKENS = (
-    "Theirs are of Base with the Hourglass of factor 4. Their tokens are hidden frames in pre-training and letters in "
-    "fine-tuning, no seconds of audio: only ratios, between precisions and numbers of GPUs, can be set beside ours."
+    "These are of Base with the Hourglass of factor 4. Tokens are masked frames in pre-training and letters in "
+    "fine-tuning, not seconds of audio, so compare only ratios between precisions and numbers of GPUs."
 )
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each cell, and the published rows of the model."""
     head = ["", "precision", "clips per process", "processes", "utterances/s", "utterances per CPU s", "audio s/s"]
-    head += ["audio s per CPU s", "ms/step", "CPU ms/step", "GFLOP", "GB", "floor ms", "of it", "weak scaling"]
+    head += ["audio s per CPU s", "ms/step", "CPU ms/step", "GFLOP", "GB", "floor ms", "floor / step", "weak scaling"]
     cells = table(head, [_row(result, measurement) for result in measurement.results])
     notes = [*_ratios(measurement), *_amp(measurement.results), *_notes(measurement, raw_name)]
     objective = _objective(measurement)
@@ -98,7 +98,7 @@ def _ratios(measurement: Measurement) -> list[str]:
     on_gpu = measurement.machine["accelerator"] != "none"
     return [
         f"**{precision}, {batch} clips: {by_wall if on_gpu else by_cpu:.2f} times as fast as plain `Conv1d` in "
-        "PyTorch eager**" + (" by the wall." if on_gpu else f" by CPU seconds, {by_wall:.2f} by the wall.")
+        "PyTorch eager**" + (" by the clock." if on_gpu else f" by CPU time, {by_wall:.2f} by the clock.")
         for (precision, batch), (by_cpu, by_wall) in ratios(measurement.results).items()
     ]
 
@@ -112,7 +112,7 @@ def _amp(results: list[Result]) -> list[str]:
     }
     return [
         f"{precision} is {rate / rates['tf32', batch, processes]:.2f} times as fast as TF32: {batch} clips, "
-        f"{processes} process(es)."
+        f"{processes} process{'es' * (processes > 1)}."
         for (precision, batch, processes), rate in rates.items()
         if precision in ("bf16", "fp16") and ("tf32", batch, processes) in rates
     ]
@@ -120,18 +120,20 @@ def _amp(results: list[Result]) -> list[str]:
 
 def _notes(measurement: Measurement, raw_name: str) -> list[str]:
     machine, work = measurement.machine, measurement.work
+    has_baseline = any(result.cell.form == PLAIN and not result.not_run for result in measurement.results)
+    turns = f" {OURS} and plain `Conv1d` take turns, step by step." if has_baseline else ""
     peaks = ", ".join(f"{rate:.0f} in {precision}" for precision, rate in measurement.gflop_per_s.items()) or "-"
     return [
-        f"Steps: those of `carnelian-train fit` on {work.duration_s} s clips that are features already, all of "
-        f"one length; medians of {work.steps} after {work.warm_up}. Ours and the baseline take turns, and their "
-        "losses are in the raw file.",
-        "CPU time: of all threads of one process; with one thread, what the wall would show on an idle machine. Weak "
-        "scaling: by the wall, which counts only where each process has a core or a GPU to itself, and in brackets by "
-        "CPU time, which leaves out what other programs on the cores take.",
-        f"Floor: the greater of GFLOP at {peaks} GFLOP/s (a 1x1 convolution alone, on as many threads or the GPU) "
-        f"and GB at {measurement.gbyte_per_s:.0f} GB/s (a copy in memory); caches can be faster than that.",
+        f"Steps are those of `carnelian-train fit`, on ready-made features of clips of {work.duration_s} s; medians of "
+        f"{work.steps} counted steps after {work.warm_up} of warm-up. Losses are in the raw file.{turns}",
+        "CPU time: of all threads of one process; with one thread, what the clock would show on an idle machine.",
+        "Weak scaling: the speed of each process, compared with one alone; in brackets by CPU time, which leaves out "
+        "what other programs take. By the clock it says something only if each process has a core or a GPU of its own.",
+        "Floor: the longer of two times: GFLOP at the best rate of a 1x1 convolution on as many threads or the GPU "
+        f"(GFLOP/s: {peaks}), or GB at the best rate of a copy in memory ({measurement.gbyte_per_s:.0f} GB/s). Caches "
+        "can be faster.",
         f"Machine: {machine['cpu']}, {machine['cores']} cores, {work.threads} thread(s) in a single process, "
-        f"accelerator: {machine['accelerator']}. Others kept {measurement.others_busy_cores:.1f} cores busy at the "
-        f"start. `torch.compile`: {'on' if measurement.compiled else 'off'}.",
+        f"accelerator: {machine['accelerator']}. Other processes kept {measurement.others_busy_cores:.1f} cores busy "
+        f"at the start. `torch.compile`: {'on' if measurement.compiled else 'off'}.",
         *measurement.say_sources(raw_name),
     ]
