@@ -103,6 +103,7 @@ def write_model(
         with _held(repository):
             _check_release(repository, staged, name)  # again: another export may have ended meanwhile
             if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
+                _warn_of_kept_decode(repository, staged)
                 shutil.rmtree(staged / AUDIO_DECODE)
             folders = sorted(staged.iterdir())
             _warn_of_changes(repository, folders)
@@ -233,6 +234,17 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
     if changes:
         logger.warning(
             "\n".join(["what is replaced was set up otherwise; each line ends with what sets it:", *changes])
+        )
+
+
+def _warn_of_kept_decode(repository: Path, staged: Path) -> None:
+    """Say that an `audio_decode` of another version stays. What is tuned or edited is not its program."""
+    there, new = (root / AUDIO_DECODE / VERSION / "dali.py" for root in (repository, staged))
+    if not there.exists() or there.read_bytes() != new.read_bytes():
+        logger.warning(
+            "%s stays as it is, but its program differs from this version's, and may accept files that this one "
+            "refuses or fail on files that this one reads: to have this one's, move the folder away and export again",
+            repository / AUDIO_DECODE,
         )
 
 

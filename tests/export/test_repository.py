@@ -207,6 +207,20 @@ def test_an_audio_decode_that_is_there_stays_if_its_tensors_fit(tmp_path, config
         write_model(tmp_path / "r", "tiny", config, network)
 
 
+def test_an_audio_decode_of_another_version_stays_with_a_warning(tmp_path, config, network, caplog):
+    """An old one that opens files of any format, in which its decoder may crash, stayed without a word."""
+    repository = tmp_path / "r"
+    for _ in range(2):
+        write_model(repository, "tiny", config, network)
+    assert not caplog.records
+    program = repository / "audio_decode" / "1" / "dali.py"
+    program.write_text("# of another version")
+    write_model(repository, "tiny", config, network)
+    assert program.read_text() == "# of another version"
+    assert f"{repository / 'audio_decode'} stays as it is" in caplog.text
+    assert "move the folder away and export again" in caplog.text
+
+
 def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
     (tmp_path / "r" / "tiny").mkdir(parents=True)
     with pytest.raises(RepositoryError, match=r"no config\.pbtxt"):
