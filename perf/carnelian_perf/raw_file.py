@@ -219,6 +219,10 @@ def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise ValueError(
-            f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {where}: {first['msg']}"
-        ) from error
+        reason = f"{where}: {first['msg']}"
+        if first["type"] != "json_invalid":
+            reason += (
+                " (another command or another version of carnelian-perf wrote it, or it was edited; what wrote it can "
+                "still read it)"
+            )
+        raise ValueError(f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {reason}") from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
@@ -135,6 +136,19 @@ def test_a_raw_file_of_another_command_is_refused(tmp_path):
     (tmp_path / "raw.json").write_text(json.dumps(content | {"subject": "int8"}))
     with pytest.raises(ValueError, match="`carnelian-perf words`, but is not: subject: "):
         class_of(content).read(tmp_path / "raw.json")
+
+
+@pytest.mark.parametrize(
+    ("command", "of_another_version"), [('["carnelian-perf", "batching"]', True), ('"carnelian-perf batching"}', False)]
+)
+def test_what_another_version_wrote_is_told_from_what_is_damaged(measurement, tmp_path, command, of_another_version):
+    """What did not fit was named alone, as if the file were none of carnelian-perf's."""
+    path = tmp_path / "raw.json"
+    measurement.write(path)
+    path.write_text(re.sub(r'(?<="command": )".*"', command, path.read_text()))
+    with pytest.raises(ValueError, match="`carnelian-perf batching`, but is not: ") as caught:
+        type(measurement).read(path)
+    assert ("another version of carnelian-perf wrote it, or it was edited" in str(caught.value)) is of_another_version
 
 
 @pytest.mark.parametrize("times_ms", [(34, 56), (5, 200), (30, 31), (2, 9000)])
