@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt is damaged: 'utf-8' codec can't decode" in caplog.text
     (tmp_path / "tiny-00000001.pt").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="none of 2 checkpoints"):
+    with pytest.raises(CheckpointError, match=r"none of 2 checkpoints in .*; to start anew, remove them"):
         newest(tmp_path, config)
 
 
@@ -170,15 +170,29 @@ def test_weights_alone_are_no_run_to_resume(state, config, tmp_path, caplog):
     assert "tiny-00000002.pt must hold the state of a run to be resumed, but has weights alone" in caplog.text
 
 
+def drop_parts(path, *parts):
+    before, content = checkpoint.load(path)
+    assert set(content["training"]) == set(PARTS)
+    training = {part: value for part, value in content["training"].items() if part not in parts}
+    checkpoint.save(path, before, content["weights"], results=content["results"], training=training)
+
+
 def test_a_checkpoint_without_the_whole_state_is_passed_over(state, config, tmp_path, caplog):
     write_at(state, config, tmp_path, 1, 2)
-    newer = tmp_path / "tiny-00000002.pt"
-    before, content = checkpoint.load(newer)
-    assert set(content["training"]) == set(PARTS)
-    training = {part: value for part, value in content["training"].items() if part not in ("epoch", "memory")}
-    checkpoint.save(newer, before, content["weights"], results=content["results"], training=training)
+    drop_parts(tmp_path / "tiny-00000002.pt", "epoch", "memory")
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt must hold the whole state of a run, but lacks epoch, memory" in caplog.text
+
+
+def test_nobody_is_told_to_remove_whole_weights(state, config, tmp_path):
+    """Where all checkpoints were of another version, the advice was to remove them: weeks of training."""
+    write_at(state, config, tmp_path, 1, 2)
+    drop_parts(tmp_path / "tiny-00000001.pt", "best_error")
+    (tmp_path / "tiny-00000002.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="go on with the version that wrote them, or take another") as caught:
+        newest(tmp_path, config)
+    assert f"`init.checkpoint={tmp_path / 'tiny-00000001.pt'}`" in str(caught.value)
+    assert "remove them" not in str(caught.value)
 
 
 def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path):

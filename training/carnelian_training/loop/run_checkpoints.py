@@ -127,24 +127,30 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
             "another `name`, or move it away"
         )
+    whole = None
     for path in reversed(saved):
         try:
             _, content = checkpoint.load(path)
+            whole = whole or path
             if not content.get("training"):
                 raise CheckpointError(f"{path} must hold the state of a run to be resumed, but has weights alone")
             if missing := [part for part in PARTS if part not in content["training"]]:
                 raise CheckpointError(
-                    f"{path} must hold the whole state of a run, but lacks {', '.join(missing)}: it is damaged, or of "
-                    "another version"
+                    f"{path} must hold the whole state of a run, but lacks {', '.join(missing)}: it is of another "
+                    "version"
                 )
         except CheckpointError as error:
             logger.warning("%s\nfalling back to the checkpoint before it", error)
             continue
         return path
     if saved:
-        raise CheckpointError(
-            f"none of {len(saved)} checkpoints in {directory} can be resumed; to start anew, remove them"
+        advice = (
+            "go on with the version that wrote them, or take another --out, and "
+            f"`init.checkpoint={whole}` to start from its weights"
+            if whole
+            else "to start anew, remove them"
         )
+        raise CheckpointError(f"none of {len(saved)} checkpoints in {directory} can be resumed; {advice}")
     return None
 
 
