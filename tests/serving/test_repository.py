@@ -119,6 +119,7 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     assert "neither" in message
     assert "output 'Y' of 'vague' must have the shape [-1, 2] in the graph, but has [-1, -1]" in message
     assert "input 'X' of 'narrow' must have the shape [-1, 2] in the graph, but has [-1, 1]" in message
+    assert "under another name, where carnelian-export refuses to replace this one), or change `dims`" in message
     assert "input 'X' of 'whole' must be int32 in the graph, but is tensor(float)" in message
     assert "words/1/model.onnx must be one of tensor(bool)" in message
     assert "model 'counts'" not in message

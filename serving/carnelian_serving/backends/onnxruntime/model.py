@@ -52,6 +52,7 @@ GRAPH_LEVELS = {
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+AGAIN = "export the graph again (under another name, where carnelian-export refuses to replace this one)"
 
 
 class TritonPythonModel:
@@ -230,7 +231,7 @@ def _check_tensors(model: str, kind: str, wanted: Sequence[TensorConfig], found:
         if DTYPES.get(ONNX_TYPES.get(types[tensor.name], "")) != tensor.dtype:
             raise ConfigError(
                 f"{kind} {tensor.name!r} of {model!r} must be {tensor.dtype} in the graph, but is "
-                f"{types[tensor.name]}; export the graph again, or change `data_type`"
+                f"{types[tensor.name]}; {AGAIN}, or change `data_type`"
             )
         shape, want = shapes[tensor.name], [-1] if tensor.is_ragged else [-1, *tensor.dims]
         agrees = len(shape) == len(want) and shape[0] == -1
@@ -238,5 +239,5 @@ def _check_tensors(model: str, kind: str, wanted: Sequence[TensorConfig], found:
             advice = " (`allow_ragged_batch` makes it flat)" if tensor.is_ragged else ""
             raise ConfigError(
                 f"{kind} {tensor.name!r} of {model!r} must have the shape {want} in the graph{advice}, "
-                f"but has {shape}; export the graph again, or change `dims`"
+                f"but has {shape}; {AGAIN}, or change `dims`"
             )
