@@ -58,7 +58,7 @@ def read_tuning(path: Path) -> Tuning:
     """
     known = [field.name for field in fields(StageTuning)]
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         if unknown := sorted(set(content) - set(TUNED_STAGES)):
             raise TuningError(f"stages must be of {', '.join(TUNED_STAGES)}, but there is {', '.join(unknown)}")
         if unknown := sorted({name for stage in content.values() for name in stage} - set(known)):

@@ -1,5 +1,6 @@
 """Raw files: how each measurement says where it is from, how it is written and read."""
 
+import codecs
 import datetime
 import json
 import re
@@ -215,7 +216,7 @@ def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
         ValueError: The file is no raw file of that command.
     """
     try:
-        return parse(path.read_bytes())
+        return parse(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"

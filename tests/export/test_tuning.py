@@ -23,8 +23,11 @@ TUNING = {
 
 
 def test_tuning_survives_its_file(tmp_path):
-    write_tuning(tmp_path / "new" / "tuning.json", {**TUNING, "features": StageTuning()})
-    assert read_tuning(tmp_path / "new" / "tuning.json") == TUNING
+    path = tmp_path / "new" / "tuning.json"
+    write_tuning(path, {**TUNING, "features": StageTuning()})
+    assert read_tuning(path) == TUNING
+    path.write_text(f"\ufeff{path.read_text()}", encoding="utf-8")  # as Windows' editors save it
+    assert read_tuning(path) == TUNING
 
 
 def test_tuning_that_finds_no_room_is_named_and_the_old_one_stays(room, tmp_path):

@@ -151,6 +151,13 @@ def test_what_another_version_wrote_is_told_from_what_is_damaged(measurement, tm
     assert ("another version of carnelian-perf wrote it, or it was edited" in str(caught.value)) is of_another_version
 
 
+def test_a_byte_order_mark_is_no_part_of_it(measurement, tmp_path):
+    path = tmp_path / "raw.json"
+    measurement.write(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as Windows' editors save it
+    assert type(measurement).read(path) == measurement
+
+
 @pytest.mark.parametrize("times_ms", [(34, 56), (5, 200), (30, 31), (2, 9000)])
 def test_times_of_a_plot_have_plain_numbers(times_ms):
     axes = Figure().subplots()

@@ -40,8 +40,9 @@ def test_confidence_becomes_the_likelihood_measured_for_its_decoder():
 
 def test_what_is_written_is_read(tmp_path):
     calibration = Calibration(0.11, 0.03, {"greedy": (1.1, -1.7), "ngram": (0.5, 0.1)})
-    (tmp_path / "calibration.json").write_text(calibration.to_json())
-    assert Calibration.read(tmp_path / "calibration.json") == calibration
+    for mark in ("", "\ufeff"):  # as Windows' editors save UTF-8
+        (tmp_path / "calibration.json").write_text(mark + calibration.to_json(), encoding="utf-8")
+        assert Calibration.read(tmp_path / "calibration.json") == calibration
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ def test_another_file_is_not_taken_for_weights(tmp_path, content):
 
 def test_weights_come_with_the_language_models_that_they_were_chosen_for(tmp_path, caplog):
     path = tmp_path / "weights.json"
-    path.write_text('{"options": {"lm_weight": 0.5}, "language_models": ["books.klm"]}')
+    # A byte order mark, as Windows' editors write it, is no part of the JSON.
+    path.write_text('\ufeff{"options": {"lm_weight": 0.5}, "language_models": ["books.klm"]}', encoding="utf-8")
     assert read_weights(path, tmp_path / "books.klm", None) == {"lm_weight": 0.5}
     assert not caplog.messages
     assert read_weights(path, tmp_path / "news.klm", None) == {"lm_weight": 0.5}

@@ -60,7 +60,7 @@ class Calibration:
             ValueError: It cannot be read, or is another file.
         """
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_text(encoding="utf-8-sig"))
             found = cls(**{**content, "confidence": {k: (a, b) for k, (a, b) in content["confidence"].items()}})
             if unknown := set(found.confidence) - set(DECODERS):
                 raise ValueError(f"a decoder must be one of {', '.join(DECODERS)}, but there is {sorted(unknown)}")

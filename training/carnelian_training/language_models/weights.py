@@ -124,7 +124,7 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
     if path is None:
         return {}
     try:
-        report = json.loads(path.read_text())
+        report = json.loads(path.read_text(encoding="utf-8-sig"))
         options, weighed = dict(report["options"]), list(report.get("language_models", []))
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
