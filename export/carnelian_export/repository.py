@@ -200,7 +200,7 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
     for stage, files in RELEASE_FILES.items():
         for file in files:
             there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
-            if there.parent.exists() and (not there.exists() or there.read_bytes() != new.read_bytes()):
+            if there.parent.exists() and not _same_text(there, new):
                 raise RepositoryError(
                     f"{there} must be what this export would write, but differs: it is of a model with other labels or "
                     "features, which a name keeps, or of another version of carnelian-export; choose another --name "
@@ -213,6 +213,11 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
                 f"{there} must be a model as this export would write, with {_interface(new)}, but it has "
                 f"{_interface(there)}; choose another --name or --repository"
             )
+
+
+def _same_text(there: Path, new: Path) -> bool:
+    """Whether the file is there and has these lines; Git on Windows gives them other ends."""
+    return there.exists() and there.read_bytes().splitlines() == new.read_bytes().splitlines()
 
 
 def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
@@ -240,7 +245,7 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
 def _warn_of_kept_decode(repository: Path, staged: Path) -> None:
     """Say that an `audio_decode` of another version stays. What is tuned or edited is not its program."""
     there, new = (root / AUDIO_DECODE / VERSION / "dali.py" for root in (repository, staged))
-    if not there.exists() or there.read_bytes() != new.read_bytes():
+    if not _same_text(there, new):
         logger.warning(
             "%s stays as it is, but its program differs from this version's, and may accept files that this one "
             "refuses or fail on files that this one reads: to have this one's, move the folder away and export again",

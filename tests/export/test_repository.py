@@ -187,6 +187,15 @@ def test_other_features_are_another_release(tmp_path, config, network):
         write_model(tmp_path / "r", "tiny", config, network)
 
 
+def test_line_ends_of_windows_are_no_other_release(tmp_path, config, network, caplog):
+    """Git for Windows checks text out with them."""
+    write_model(tmp_path, "tiny", config, network)
+    for path in (*tmp_path.glob("*/1/*.py"), *tmp_path.glob("*/1/*.json")):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    write_model(tmp_path, "tiny", config, network)
+    assert not caplog.records
+
+
 def test_another_format_is_another_release(tmp_path, config, network):
     write_model(tmp_path / "r", "tiny", config, network)
     path = tmp_path / "r" / "tiny_acoustic" / "config.pbtxt"
