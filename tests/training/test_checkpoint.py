@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -101,6 +102,13 @@ def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
     checkpoint.save(tmp_path / "tiny.pt", tiny_config, weights, results={})
     with pytest.raises(CheckpointError, match=r"head\.bias"):
         checkpoint.load_model(tmp_path / "tiny.pt")
+
+
+def test_a_folder_need_not_be_utf8(tiny_config, tmp_path):
+    """PyTorch's reader took its path for a file's own methods."""
+    path = tmp_path / os.fsdecode(b"caf\xe9") / "tiny.pt"
+    checkpoint.save(path, tiny_config, checkpoint.build_model(tiny_config).state_dict(), results={})
+    assert checkpoint.load(path)[0] == tiny_config
 
 
 def test_what_float16_cannot_hold_is_published_as_it_is(tiny_config, tmp_path):

@@ -91,7 +91,8 @@ def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
 def _is_program(path: Path) -> bool:
     """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
     try:
-        return "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records()
+        with path.open("rb") as file:  # by a path, PyTorch opens UTF-8 alone
+            return "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
     except (RuntimeError, UnicodeDecodeError):  # no zip archive, or damaged where it names its parts
         return False
 
