@@ -94,7 +94,7 @@ def _check_undamaged(path: Path) -> None:
     with suppress(OSError), path.open("rb") as file:  # the decoder says what it is that is not there
         if file.read(len(_KENLM_BINARY)) != _KENLM_BINARY:
             return
-    load = "import sys, kenlm; kenlm.Model(sys.argv[1])"
+    load = "import os, sys, kenlm; kenlm.Model(os.fsencode(sys.argv[1]))"
     ended = subprocess.run([sys.executable, "-c", load, path], capture_output=True, check=False).returncode
     if -ended in _OF_DAMAGE:  # SIGKILL is one of too little memory
         raise RepositoryError(

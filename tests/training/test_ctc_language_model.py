@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import os
 import sys
 import tracemalloc
 
@@ -161,6 +162,13 @@ def test_what_is_no_language_model_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
         LanguageModel(path, LABELS)
+
+
+def test_a_language_model_may_be_in_a_folder_that_is_not_utf8(tmp_path, arpa):
+    path = tmp_path / os.fsdecode(b"caf\xe9") / "lm.arpa"
+    path.parent.mkdir()
+    arpa.rename(path)
+    assert LanguageModel(path, LABELS).rate("a")[1] == 0
 
 
 def test_a_language_model_that_was_cut_short_or_is_no_utf8_is_refused(tmp_path, arpa):

@@ -7,6 +7,7 @@ import gzip
 import logging
 import math
 import mmap
+import os
 import shutil
 import tempfile
 import zlib
@@ -134,7 +135,8 @@ def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
     try:
         with _unpacked(path) as plain:
-            return kenlm.Model(str(plain), config), [word for word in read_vocabulary(plain) if word not in _MARKS]
+            model = kenlm.Model(os.fsencode(plain), config)  # it encodes text as UTF-8, whatever the locale
+            return model, [word for word in read_vocabulary(plain) if word not in _MARKS]
     except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
         raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
 
