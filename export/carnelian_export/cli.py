@@ -1,6 +1,7 @@
 """`carnelian-export`: a checkpoint into a Triton model repository."""
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -67,6 +68,8 @@ def export(
 
     With --out: write a neural language model as one file, for rescoring.
     """
+    for path in filter(None, (repository, out)):
+        _check_openable(path)
     if out is not None:
         if others := _given_options(context) - {"--name", "--out"}:
             raise typer.BadParameter(
@@ -112,6 +115,17 @@ def export(
     difference = write_model(repository, name, config, network, decoding, target)
     measure = "distributions, in the mean," if precision == "int8" else "log-probabilities"
     print(f"{name} and {name}_pcm are in {repository}; {measure} within {difference:.1e} of PyTorch's")
+
+
+def _check_openable(path: Path) -> None:
+    """Refuse, before any work, a path that ONNX Runtime does not open: it takes UTF-8 alone."""
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(
+            "--repository and --out must be UTF-8, in a locale of UTF-8 such as LC_ALL=C.UTF-8, for ONNX Runtime opens "
+            f"no other paths, but there is {os.fsencode(path.resolve())!r}"
+        ) from error
 
 
 def _given_options(context: typer.Context) -> set[str]:

@@ -90,6 +90,16 @@ def test_an_empty_path_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
     assert (status, "folder" in err) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["--repository", "--out"])
+def test_a_path_that_onnx_runtime_does_not_open_is_refused_at_once(checkpoint, tmp_path, call, option):
+    """The export ended, when it was all but done, in a TypeError."""
+    place = tmp_path / os.fsdecode(b"caf\xe9") / "r"
+    status, _, err = call(main, checkpoint, "--name", "tiny", option, place)
+    assert status == 2
+    assert "LC_ALL=C.UTF-8" in err
+    assert not place.parent.exists()
+
+
 def test_an_address_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
     """The model was in a new folder called `s3:`, and the export said that it was done."""
     monkeypatch.chdir(tmp_path)
