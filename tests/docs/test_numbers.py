@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from carnelian_perf.yardsticks.published import choose
 from carnelian_training.ctc.options import LIMITS, Options
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +125,18 @@ def rows_of(page, heading):
     """The rows of the table whose first row begins so, as cells."""
     lines = read(page).split(f"\n{heading}", 1)[1].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_latencies_of_the_served_network_are_those_of_the_raw_files():
+    published = choose("quartznet_15x5", "a100", "fp16")
+    rows = rows_of("README.md", "| clip s | batch | p95 ms | ")
+    assert rows
+    for duration_s, batch, *shown in rows:
+        cell = f"quartznet_15x5_fp32_pcm_grpc_{duration_s}s_b{batch}_c1_r1"
+        found = json.loads(read(f"perf/results/quartznet_15x5_sweep/{cell}/result.json"))["report"]["latency_ms"]
+        audio_s_per_s = 1e3 * int(batch) * float(duration_s) / found["avg"]  # one request at a time
+        cells = [f"{value:.0f}" for value in (found["p95"], found["avg"], audio_s_per_s)]
+        assert shown == [*cells, f"{published[float(duration_s), int(batch)].avg:.1f}"]
 
 
 MODELS = {"QuartzNet 15x5": "quartznet_15x5", "Jasper": "jasper_10x5dr"}

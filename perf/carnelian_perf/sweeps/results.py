@@ -47,11 +47,13 @@ class Result(RawFile):
     """CPU time of the whole server, all cores together; None of a server that was not started here."""
 
     @property
-    def rtfx(self) -> float | None:
-        """Seconds of audio per second, if stable."""
-        if self.report is None or self.report.clips_per_s is None:
+    def clips_per_s(self) -> float | None:
+        """Throughput, if stable; of a closed loop by Little's law, of an open one as perf_analyzer counts it."""
+        if self.report is None or self.report.latency_ms is None:
             return None
-        return self.report.clips_per_s * self.cell.duration_s
+        if self.cell.concurrency is None:
+            return self.report.clips_per_s
+        return 1e3 * self.cell.concurrency * self.cell.batch / self.report.latency_ms["avg"]
 
 
 def read_results(folder: Path) -> list[Result]:

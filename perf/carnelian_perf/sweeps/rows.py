@@ -66,7 +66,7 @@ class Row:
     @property
     def clips_per_s(self) -> float:
         """Throughput."""
-        return self._median(lambda report: report.clips_per_s or 0.0)
+        return statistics.median(rate for result in self.results if (rate := result.clips_per_s) is not None)
 
     @property
     def rtfx(self) -> float:

@@ -111,7 +111,7 @@ def describe(result: Result) -> str:
         rates = [rate for rate, _ in result.report.windows]
         return f"unstable: windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
     latency = result.report.latency_ms
-    return f"p50 {latency['p50']:.1f}, p95 {latency['p95']:.1f} ms, {result.report.clips_per_s:.1f} clips/s"
+    return f"p50 {latency['p50']:.1f}, p95 {latency['p95']:.1f} ms, {result.clips_per_s:.1f} clips/s"
 
 
 def _find_result(folder: Path, retry: bool) -> Result | None:
@@ -275,7 +275,7 @@ def _find_rate(sweep: Sweep, cell: Cell) -> float:
     found = _find_result(sweep.out / closed.name, retry=False)
     if found is None or found.report is None or not found.report.windows:
         raise CellError(f"the rate is a share of {closed.name}'s throughput, but that cell has none")
-    rate = found.report.clips_per_s
+    rate = found.clips_per_s
     if rate is None:  # unstable: the best that it did
         rate = max(window for window, _ in found.report.windows)
     return cell.poisson_share * rate
