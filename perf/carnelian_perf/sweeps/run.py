@@ -19,7 +19,7 @@ from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, write_grid
-from carnelian_perf.sweeps.target import Served, Target, check_http, examine, open_target
+from carnelian_perf.sweeps.target import Served, Target, check_http, digest, examine, open_target
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
 
     Raises:
         PerfAnalyzerError: there is no perf_analyzer.
-        RuntimeError: the server could not be started or has ended, or lacks a model.
+        RuntimeError: the server could not be started or has ended, lacks a model, caches its answers, or has another
+            version since the sweep began.
         ValueError: a file of the grid is not there, the manifest has no clips, a cell's file is no result, the results
             that are there are of another machine, other versions, another server or other clips, or another sweep works
             in the folder.
@@ -96,6 +97,9 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
             if not facts["one_server"]:
                 LOGGER.warning("%s For those name a single one as `server.grpc`.", SEVERAL_SERVERS)
+            for cell in missing:  # before any is measured, so of the models that `examine` saw
+                with contextlib.suppress(LoadError):  # the cell itself fails by it
+                    _expect(sweep, cell)
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
                 done[cell.name] = result = _measure(sweep, cell)
                 LOGGER.info("%s: %s", cell.name, describe(result))
@@ -182,6 +186,11 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
+    if digest(sweep.target, (*served.stages, cell.model)) != served.configuration:
+        raise RuntimeError(
+            f"{cell.model} must be served as it was when the sweep began, but has another version or configuration "
+            f"since {cell.name}; name another folder (--out) for that"
+        )
     one_server: bool = sweep.facts["one_server"]
     if report is not None and not one_server:
         report = replace(report, stages=None)

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import http.client
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
     """What is served under a name, and how well it hears the manifest.
 
     Raises:
-        RuntimeError: It is not there, or fails on a clip.
+        RuntimeError: It is not there, fails on a clip, or caches its answers.
     """
     client = target.client
     names = [model, *([f"{model}_pcm"] if grid.static else [])]
@@ -100,18 +100,33 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
         shares = {"wer": rates.wer, "cer": rates.cer} if rates.words else {}
         accuracy = {**shares, "utterances": rates.utterances, "words": rates.words}
 
-    def config_of(name: str) -> Any:
-        return target.ask(lambda: client.get_model_config(name).config)
-
-    stages = [step.model_name for step in config_of(model).ensemble_scheduling.step]
-    configs = [config_of(name) for name in (*stages, model)]
-    served = b"".join(config.SerializeToString(deterministic=True) for config in configs)
+    stages = [step.model_name for step in _read_config(target, model).ensemble_scheduling.step]
+    for name in (*names, *stages):
+        if _read_config(target, name).response_cache.enable:
+            raise RuntimeError(
+                f"{name} must compute every answer, but has `response_cache` enabled, which answers repeated clips "
+                "without computing; serve it without for a sweep"
+            )
     return Served(
-        backend=config_of(f"{model}_acoustic").backend,
+        backend=_read_config(target, f"{model}_acoustic").backend,
         stages=stages,
-        configuration=hashlib.sha256(served).hexdigest(),
+        configuration=digest(target, (*stages, model)),
         accuracy=accuracy,
     )
+
+
+def digest(target: Target, models: Sequence[str]) -> str:
+    """SHA-256 of what the server says of models: configurations, and the versions that it serves."""
+    told = hashlib.sha256()
+    for model in models:
+        told.update(_read_config(target, model).SerializeToString(deterministic=True))
+        versions = target.ask(partial(target.client.get_model_metadata, model)).versions
+        told.update(repr(sorted(versions)).encode())
+    return told.hexdigest()
+
+
+def _read_config(target: Target, model: str) -> Any:
+    return target.ask(partial(target.client.get_model_config, model)).config
 
 
 def _list_models(client: Any) -> str:

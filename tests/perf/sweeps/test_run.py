@@ -102,6 +102,59 @@ def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(make_grid, tmp_path
 
 
 @pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("cached", ["quartznet_demo_acoustic", "quartznet_demo_pcm"])
+def test_server_that_caches_answers_is_refused(make_grid, tmp_path, monkeypatch, cached):
+    def tell(client, model):
+        answer = get_config(client, model)
+        answer.config.response_cache.enable = model == cached
+        return answer
+
+    get_config = grpc.InferenceServerClient.get_model_config
+    monkeypatch.setattr(grpc.InferenceServerClient, "get_model_config", tell)
+    with pytest.raises(RuntimeError, match=f"{cached} must compute every answer, but has `response_cache` enabled"):
+        run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert not list(tmp_path.glob(f"*/{RESULT}"))
+
+
+@pytest.mark.usefixtures("program")
+def test_model_that_is_replaced_ends_the_sweep(make_grid, tmp_path, monkeypatch):
+    """And the next one does not go on with it."""
+
+    def tell(client, model):
+        answer = get_metadata(client, model)
+        answer.versions[:] = ["2" if replaced and model == "quartznet_demo_acoustic" else "1"]
+        return answer
+
+    def replace(*_):
+        replaced.append(True)
+        raise PerfAnalyzerError("perf_analyzer ended with 99")
+
+    replaced = []
+    get_metadata = grpc.InferenceServerClient.get_model_metadata
+    monkeypatch.setattr(grpc.InferenceServerClient, "get_model_metadata", tell)
+    (result,) = run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert result.status == "stable"
+    with monkeypatch.context() as patch:
+        patch.setattr(perf_analyzer, "run", replace)
+        with pytest.raises(RuntimeError, match="must be served as it was when the sweep began, but has another"):
+            run_grid(make_grid(static={"batches": [1, 2]}), tmp_path)
+    assert len(list(tmp_path.glob(f"*/{RESULT}"))) == 1
+    with pytest.raises(GridError, match="configuration of quartznet_demo must be as it was"):
+        run_grid(make_grid(static={"batches": [1, 2]}), tmp_path)
+
+
+@pytest.mark.usefixtures("program")
+def test_transcripts_are_taken_before_anything_is_measured(make_grid, tmp_path, monkeypatch):
+    def change(*_):
+        monkeypatch.setattr("carnelian_perf.sweeps.run.transcribe_file", lambda *_: "of another model")
+        raise PerfAnalyzerError("perf_analyzer ended with 99")
+
+    monkeypatch.setattr(perf_analyzer, "run", change)
+    results = run_grid(make_grid(static={"batches": [1]}, durations_s=[0.5, 1]), tmp_path)
+    assert [result.reason for result in results] == ["perf_analyzer ended with 99"] * 2
+
+
+@pytest.mark.usefixtures("program")
 def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(make_grid, tmp_path):
     grid = make_grid(static={"batches": [1, 33]}, stability_percent=1e-6)  # 32 is the largest batch
     unstable, failed = run_grid(grid, tmp_path)
