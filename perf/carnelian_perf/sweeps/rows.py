@@ -22,6 +22,8 @@ class Row:
     """Of its first round."""
     results: list[Result]
     stable: list[Report]
+    most_clients: "Row | None" = None
+    """Of an open loop: the closed one whose throughput its arrivals are a share of."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -33,8 +35,10 @@ class Row:
         """Its batch, clients or arrivals, in words."""
         if self.cell.input == "pcm":
             return f"batch {self.cell.batch}"
+        if self.share is not None:
+            return f"Poisson, {self.share:.0%}"
         if self.cell.concurrency is None:
-            return f"Poisson, {self.cell.poisson_share:.0%}"
+            return f"Poisson, {self.cell.poisson_share:.0%} asked for"
         return f"{self.cell.concurrency} client{'s' if self.cell.concurrency > 1 else ''}"
 
     @property
@@ -67,6 +71,16 @@ class Row:
     def clips_per_s(self) -> float:
         """Throughput."""
         return statistics.median(rate for result in self.results if (rate := result.clips_per_s) is not None)
+
+    @property
+    def share(self) -> float | None:
+        """Of an open loop: the share of the closed one's throughput that it reached; None where that is not known.
+
+        perf_analyzer draws the same arrivals each time, and those of a short window are fewer or more than on average.
+        """
+        if not (self.most_clients and self.most_clients.stable and self.stable):
+            return None
+        return self.clips_per_s / self.most_clients.clips_per_s
 
     @property
     def rtfx(self) -> float:
@@ -146,7 +160,16 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
         )
         for cell, found in groups.items()
     ]
-    return sorted(rows, key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
+    rows.sort(key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
+    closed = {
+        (row.group, row.cell.duration_s): row for row in rows if row.cell.input == "file" and row.cell.concurrency
+    }
+    return [
+        dataclasses.replace(row, most_clients=closed.get((row.group, row.cell.duration_s)))
+        if row.cell.poisson_share
+        else row
+        for row in rows
+    ]
 
 
 def _load(row: Row) -> tuple[float, float]:
