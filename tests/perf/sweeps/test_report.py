@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from carnelian_perf.inference.results import Common, Measurement, Timing
 from carnelian_perf.raw_file import Speech, Split
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
+from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.report import render_html, render_page, render_split, write_report
 from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
@@ -245,6 +247,27 @@ def test_share_of_the_throughput_is_the_one_that_was_reached():
         assert make_rows([opened, *others])[-1].load == "Poisson, 50% asked for"
     failed = dataclasses.replace(opened, status="failed", report=None)
     assert make_rows([failed, *closed])[-1].load == "Poisson, 50% asked for"
+
+
+def test_plots_of_many_values_can_be_read(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        "carnelian_perf.sweeps.plots.write_plot", lambda path, figure: drawn.update({path.stem: figure})
+    )
+    durations = [float(duration) for duration in range(1, 13)]
+    cells = [dataclasses.replace(cell, duration_s=duration) for cell in (STATIC, FILES) for duration in durations]
+    cells += [dataclasses.replace(c, **({"batch": 2} if c.input == "pcm" else {"concurrency": 2})) for c in cells]
+    draw_all(make_rows([make_result(cell, 40.0) for cell in cells]), {}, tmp_path / "a")
+    for name in ("a_latency", "a_throughput"):
+        lines = [line for line in drawn[name].axes[0].lines if line.get_linestyle() == "-"]
+        assert len({(line.get_color(), line.get_marker()) for line in lines}) == len(lines) == 12
+        assert all(axes.get_xscale() == "log" for axes in drawn[name].axes)
+    for name in ("a_stages", "a_batches"):
+        (axes,) = drawn[name].axes
+        drawn[name].draw_without_rendering()
+        boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+        assert len(boxes) == 24
+        assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
 
 
 def test_page_is_one_file_with_its_plots(sweep):
