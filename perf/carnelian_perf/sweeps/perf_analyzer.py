@@ -17,7 +17,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from carnelian_perf.raw_file import Split
 
@@ -39,7 +41,7 @@ class Report:
     status: Literal["stable", "unstable"]
     windows: list[tuple[float, float]]
     """Each window's clips per second and mean latency in milliseconds."""
-    latency_ms: dict[str, float] | None
+    latency_ms: dict[str, Annotated[float, Field(gt=0)]] | None
     """avg, p50, p90, p95, p99, of a request; None if unstable, as all below."""
     clips_per_s: float | None
     """Up to 5 % too low: windows are whole seconds, and requests that lie across their ends are not counted."""

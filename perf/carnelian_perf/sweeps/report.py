@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from carnelian_perf.pages import say_busy, table
+from carnelian_perf.pages import rendering, say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import GRID, SEVERAL_SERVERS, read_grid_of, read_results
+from carnelian_perf.sweeps.results import GRID, RESULT, SEVERAL_SERVERS, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
@@ -44,8 +44,9 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
         What was written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is not that of a sweep, or has no result of its grid, or `inference` has what is no raw
-            file of one of its models, in its precision and on the same machine, or several of one model.
+        ValueError: the folder is not that of a sweep, has no result of its grid, one that no page can be made of, or
+            rounds of a cell on two machines; or `inference` has what is no raw file of one of its models, in its
+            precision and on the same machine, or several of one model.
     """
     there, grid = {result.cell.name: result for result in read_results(sweep)}, read_grid_of(sweep)
     cells = [cell.name for cell in list_cells(grid)] if grid else list(there)
@@ -56,12 +57,16 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
             f"{sweep} must have results of its {GRID}, but its {len(there)} are of other cells: run `carnelian-perf "
             "sweep` with that grid, or with the earlier one"
         )
-    rows = make_rows([result.as_text() for result in results])
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
+    for result in results:  # alone, so that its file is named
+        with rendering(sweep / result.cell.name / RESULT):
+            render_page(make_rows([result]), published, base.name, [], {})
     unserved = read_unserved(inference, results)
-    plots = draw_all(rows, published, base)
-    names, left_out = [path.name for path in plots], len(there) - len(results)
-    page = render_page(rows, published, base.name, names, unserved, missing, left_out)
+    rows = make_rows([result.as_text() for result in results])
+    with rendering(sweep):
+        plots = draw_all(rows, published, base)
+        names, left_out = [path.name for path in plots], len(there) - len(results)
+        page = render_page(rows, published, base.name, names, unserved, missing, left_out)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)
     write_whole(html, render_html(page, plots))

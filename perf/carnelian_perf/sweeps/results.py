@@ -57,6 +57,19 @@ class Result(RawFile):
         return 1e3 * self.cell.concurrency * self.cell.batch / self.report.latency_ms["avg"]
 
 
+def read_result(folder: Path) -> Result:
+    """Read the result of a cell's folder.
+
+    Raises:
+        ValueError: It is none, or another cell's.
+    """
+    path = folder / RESULT
+    result = Result.read(path)
+    if result.cell.name != folder.name:
+        raise ValueError(f"{path} must be of the cell that its folder is named after, but is of {result.cell.name}")
+    return result
+
+
 def read_results(folder: Path) -> list[Result]:
     """Read all results of a sweep's folder, by name of the cell.
 
@@ -68,7 +81,7 @@ def read_results(folder: Path) -> list[Result]:
         raise ValueError(
             f"a sweep's folder must be named, as `carnelian-perf sweep` makes it; {folder} has no */{RESULT}"
         )
-    return [Result.read(path) for path in paths]
+    return [read_result(path.parent) for path in paths]
 
 
 def write_grid(grid: Grid, folder: Path) -> None:

@@ -148,10 +148,16 @@ _LATENCIES = ("avg", "p50", "p90", "p95", "p99")
 
 
 def make_rows(results: Sequence[Result]) -> list[Row]:
-    """Put rounds together; rows are in the order of duration, batch and load."""
+    """Put rounds together; rows are in the order of duration, batch and load.
+
+    Raises:
+        ValueError: Rounds of a cell are of two machines, or of two versions of something.
+    """
     groups: dict[Cell, list[Result]] = {}
     for result in results:
-        groups.setdefault(dataclasses.replace(result.cell, round=1), []).append(result)
+        rounds = groups.setdefault(dataclasses.replace(result.cell, round=1), [])
+        rounds.append(result)
+        _check_alike(rounds[0], result)
     rows = [
         Row(
             cell=cell,
@@ -170,6 +176,16 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
         else row
         for row in rows
     ]
+
+
+def _check_alike(first: Result, other: Result) -> None:
+    before = {**first.machine, **first.versions}
+    for key, found in {**other.machine, **other.versions}.items():
+        if before.get(key, found) != found and key != "system":  # its kernel is mended without another machine
+            raise ValueError(
+                f"rounds of a cell must be alike in {key}, but {first.cell.name} has {before[key]} and "
+                f"{other.cell.name} has {found}: their median would be of neither; give each a folder of its own"
+            )
 
 
 def _load(row: Row) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from carnelian_perf.machine import describe_machine, find_commit, find_versions,
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
-from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, write_grid
+from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, read_result, write_grid
 from carnelian_perf.sweeps.target import Served, Target, check_http, digest, examine, open_target
 from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
 
@@ -122,7 +122,7 @@ def _find_result(folder: Path, retry: bool) -> Result | None:
     if not (folder / RESULT).is_file():
         return None
     try:
-        result = Result.read(folder / RESULT)
+        result = read_result(folder)
     except ValueError as error:
         raise ValueError(f"{error}; delete it, and its cell is measured again") from error
     return None if retry and result.status != "stable" else result

@@ -1,7 +1,9 @@
 """The report of a sweep, from result files alone."""
 
 import dataclasses
+import json
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -152,10 +154,11 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, in_process, tm
 
 
 def test_a_precision_in_words_says_nothing_of_what_it_is_compared_with(sweep, in_process, tmp_path):
-    for folder in sweep.iterdir():
-        if (file := folder / RESULT).exists():
-            result = Result.read(file)
-            dataclasses.replace(result, cell=dataclasses.replace(result.cell, precision="float32")).write(file)
+    for result in read_results(sweep):
+        shutil.rmtree(sweep / result.cell.name)
+        result = dataclasses.replace(result, cell=dataclasses.replace(result.cell, precision="float32"))
+        (sweep / result.cell.name).mkdir()
+        result.write(sweep / result.cell.name / RESULT)
     in_process.write(raw := tmp_path / "infer.json")
     assert "`carnelian-perf infer`, fp32, 2 threads; serving" in write_report(sweep, {}, [(None, raw)])[0].read_text()
 
@@ -219,6 +222,41 @@ def test_all_machines_and_versions_are_named(tmp_path):
     cores = "2 cores, accelerator: none"
     assert f"- Machine: another, {cores}; a CPU, {cores}. Other" in page
     assert "- Versions: tritonserver 2.52.0; tritonserver 2.51.0.\n" in page
+
+
+def test_rounds_of_two_machines_are_refused():
+    one, two = (make_result(dataclasses.replace(STATIC, round=number), 40.0) for number in (1, 2))
+    kernel = two.machine | {"system": "a newer kernel"}
+    assert len(make_rows([one, dataclasses.replace(two, machine=kernel, versions={"onnx": "1.0"})])) == 1
+    for change in ({"machine": two.machine | {"cpu": "another"}}, {"versions": {"tritonserver": "another"}}):
+        with pytest.raises(ValueError, match=r"rounds of a cell must be alike in .*_r1 has .* and .*_r2 has another"):
+            make_rows([one, dataclasses.replace(two, **change)])
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("report", "latency_ms", "avg"), 0),
+        (("report", "latency_ms", "avg"), -3),
+        (("report", "latency_ms"), None),
+        (("report", "latency_ms"), {"avg": 20.0}),
+        (("report", "stages"), {"quartznet_15x5_ctc": {"queue": 1, "input": 0, "infer": 1, "output": 0}}),
+        (("report", "stages", "quartznet_15x5_acoustic"), {"queue": 0, "input": 0, "infer": 0, "output": 0}),
+        (("machine",), {}),
+        (("cell", "batch"), 2),
+    ],
+)
+def test_result_whose_parts_do_not_fit_is_named(sweep, keys, value, call):
+    path = sweep / STATIC.name / RESULT
+    content = part = json.loads(path.read_text())
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    status, _, err = call(main, "report", sweep, "--published-model", "quartznet_15x5")
+    assert status == 1
+    assert f"{path} must " in err
+    assert list(sweep.parent.iterdir()) == [sweep]
 
 
 @pytest.mark.parametrize("name", ["h100.8x", "größe", "my sweep (1)", "."])
