@@ -27,6 +27,7 @@ REPORT = "report.csv"
 WORDS = "perf_analyzer.txt"
 _UNSTABLE_STATUS = 2
 _PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec\. Avg latency: (\d+) usec")
+_REQUESTS = re.compile(r"^ +Request count: (\d+)$", re.MULTILINE)
 _DELAYED = re.compile(r"([\d.]+)% of the requests were delayed")
 
 
@@ -51,6 +52,8 @@ class Report:
     """Of the mean request, by the stage's model name; the ensemble's own are left out, being their sum."""
     delayed_percent: float
     """Requests of an open loop that were sent late: perf_analyzer did not keep up."""
+    requests: int | None = None
+    """That the latencies are of; not in older files."""
 
 
 def find_perf_analyzer() -> Path:
@@ -130,7 +133,14 @@ def _read_report(folder: Path, said: str) -> Report:
         client_ms=dict(zip(names, times_ms[5:], strict=True)),
         stages={path.name.rpartition("_v")[0]: _read_split(path) for path in sorted(folder.glob(f"*_v*.{REPORT}"))},
         delayed_percent=_find_delayed(said),
+        requests=find_requests(said),
     )
+
+
+def find_requests(said: str) -> int | None:
+    """How many requests the latencies are of, in what it said."""
+    found = _REQUESTS.search(said)
+    return int(found[1]) if found else None
 
 
 def _read_split(path: Path) -> Split:

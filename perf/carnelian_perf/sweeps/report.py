@@ -13,7 +13,7 @@ from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.results import GRID, RESULT, SEVERAL_SERVERS, read_grid_of, read_results
-from carnelian_perf.sweeps.rows import PERCENTILES, STAGES, Row, make_rows
+from carnelian_perf.sweeps.rows import LATENCIES, PUBLISHED, STAGES, Row, make_rows
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import PublishedLatency
@@ -84,13 +84,13 @@ def render_page(
 ) -> str:
     """The Markdown page; `unserved` is by model, `missing` are cells that have not been measured yet.
 
-    `num_left_out` results are of cells that the grid has no longer, and not among the rows.
+    `num_left_out` results are of cells that are no longer in the grid, and not among the rows.
     """
     parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
     if missing:
         parts.append(f"**Not finished.** Cells without a result: {', '.join(missing)}.\n")
     if num_left_out:
-        parts.append(f"**Left out:** {num_left_out} result(s) of cells that the grid has no longer.\n")
+        parts.append(f"**Left out:** results of cells that are no longer in the grid ({num_left_out}).\n")
     for group, found in itertools.groupby(rows, key=lambda row: row.group):
         of_group = list(found)
         model, precision, protocol, memory = group
@@ -113,27 +113,27 @@ def render_page(
 
 def render_static(rows: Sequence[Row], published: Published, unserved: Unserved) -> str:
     """Batches, one request at a time: the published layout, the published row beside each."""
-    head = ["Duration s", "Batch", *PERCENTILES, *(f"published {name}" for name in PERCENTILES if published)]
+    head = ["Duration s", "Batch", "requests", *LATENCIES, *(f"published {name}" for name in PUBLISHED if published)]
     head += [*(["times as fast"] if published else []), "clips/s", "RTFx", "WER %", "CPU ms/clip"]
     head += ["in process", "serving adds"] if unserved.median_ms else []
     lines = []
     for row in rows:
         cells = [f"{row.cell.duration_s:g}", f"{row.cell.batch}"]
         beside = published.get((row.cell.duration_s, row.cell.batch))
-        theirs = [_show(getattr(beside, name) if beside else None) for name in PERCENTILES if published]
+        theirs = [_show(getattr(beside, name) if beside else None) for name in PUBLISHED if published]
         if not row.stable:
-            lines.append([*cells, row.status, *[""] * (len(PERCENTILES) - 1), *theirs])
+            lines.append([*cells, row.status, *[""] * len(LATENCIES), *theirs])
             continue
         latency = row.latency_ms
-        cells += [_show(latency[name]) for name in PERCENTILES] + theirs
+        cells += [row.requests, *(_show(latency[name]) for name in LATENCIES), *theirs]
         if published:
             cells.append(f"{beside.avg / latency['avg']:.2f}" if beside else "-")
         cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _cpu(row)]
         alone = unserved.median_ms.get((row.cell.duration_s, row.cell.batch))
         lines.append([*cells, *([_show(alone), f"{latency['p50'] / alone - 1:+.0%}"] if alone else [])])
     note = (
-        f"In process: features, network and decoding by `carnelian-perf infer`, {unserved.how}; serving adds to that "
-        "at the median, less than nothing where the server's threads are more.\n\n"
+        f"In process: features, network and decoding by `carnelian-perf infer`, {unserved.how}. Serving adds: the "
+        "server's median over that one. It is negative if the server uses more threads.\n\n"
     )
     return (note if unserved.median_ms else "") + table(head, lines) + _reasons(rows)
 
@@ -143,8 +143,8 @@ def render_files(rows: Sequence[Row]) -> str:
     head = [
         "Duration s",
         "Load",
-        "p50",
-        *PERCENTILES,
+        "requests",
+        *LATENCIES,
         "clips/s",
         "RTFx",
         "WER %",
@@ -159,7 +159,7 @@ def render_files(rows: Sequence[Row]) -> str:
             lines.append([*cells, row.status])
             continue
         latency = row.latency_ms
-        cells += [_show(latency[name]) for name in ("p50", *PERCENTILES)]
+        cells += [row.requests, *(_show(latency[name]) for name in LATENCIES)]
         cells += [f"{row.clips_per_s:.1f}", f"{row.rtfx:.0f}", _wer(row), _show(row.mean_batch)]
         lines.append([*cells, f"{row.delayed_percent:.0f}" if row.cell.poisson_share else "", _cpu(row)])
     return table(head, lines) + _reasons(rows)
@@ -215,23 +215,30 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     commits = sorted({result.commit or "none" for result in results})
     machines = dict.fromkeys(result.say_machine() for result in results)
     versions = dict.fromkeys(result.say_versions() for result in results)
+    limits = dict.fromkeys(
+        f"{percent} %, each of at least {requests} requests"
+        for result in results
+        for requests, percent in _LIMITS.findall(result.command)
+    )
     speech, accuracy = first.speech, first.accuracy
     rounds = [len(row.results) for row in rows]
     fewest, most = min(rounds), max(rounds)
     facts = [
-        "Latencies are milliseconds of a request, medians of the stable ones of "
-        f"{f'{fewest} to {most} rounds' if fewest < most else f'{most} round(s)'}, by Triton's perf_analyzer; RTFx: "
-        "seconds of audio per second. A batch has clips of equal length, and one request is in flight.",
+        "Latencies are milliseconds of a request, by Triton's perf_analyzer. "
+        + (f"Each is the median over the stable rounds (of {f'{fewest} to ' * (fewest < most)}{most}). " * (most > 1))
+        + "Requests: how many were timed in a round. RTFx: seconds of audio per second. A batch has clips of equal "
+        "length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
-        + ("" if counts["failed"] else " Each checked its transcripts."),
+        + ("" if counts["failed"] else " Each checked its transcripts.")
+        + (f" Stable: the last three windows agree within {'; '.join(limits)}." if limits else ""),
         f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "
         + (
-            f"WER: of its whole clips, {accuracy['utterances']:.0f} with {accuracy['words']:.0f} words."
+            f"WER is measured on its {accuracy['utterances']:.0f} whole clips ({accuracy['words']:.0f} words)."
             if accuracy
             else "The weights are random, so there is no WER: speed does not depend on them."
         ),
         f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
-        + ("." if busy[len(busy) // 2] < 0.2 else ": latencies hold beside each other, not by themselves."),
+        + ("." if busy[len(busy) // 2] < 0.2 else ": compare latencies with each other; do not take them as absolute."),
         *([] if all(result.one_server for result in results) else [SEVERAL_SERVERS]),
         f"Versions: {'; '.join(versions)}.",
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`.",
@@ -242,6 +249,8 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     return "".join(f"- {fact}\n" for fact in facts)
 
 
+_LIMITS = re.compile(r"--measurement-request-count (\d+) -s (\S+)")
+"""In the command of a cell: they may change between two runs of a sweep."""
 _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 
 

@@ -1,11 +1,12 @@
 """The result file of one cell of a sweep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from carnelian_perf import raw_file
 from carnelian_perf.raw_file import RawFile, Speech
+from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
 
@@ -67,6 +68,10 @@ def read_result(folder: Path) -> Result:
     result = Result.read(path)
     if result.cell.name != folder.name:
         raise ValueError(f"{path} must be of the cell that its folder is named after, but is of {result.cell.name}")
+    words = folder / perf_analyzer.WORDS
+    if result.report and result.report.requests is None and words.is_file():
+        said = words.read_text(encoding="utf-8", errors="replace")
+        return replace(result, report=replace(result.report, requests=perf_analyzer.find_requests(said)))
     return result
 
 

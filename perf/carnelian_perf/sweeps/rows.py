@@ -11,7 +11,8 @@ from carnelian_perf.sweeps.grid import Cell
 from carnelian_perf.sweeps.perf_analyzer import Report
 from carnelian_perf.sweeps.results import Result
 
-PERCENTILES = ("p90", "p95", "p99", "avg")
+PUBLISHED = ("p90", "p95", "p99", "avg")
+LATENCIES = ("p50", *PUBLISHED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,16 @@ class Row:
 
     @property
     def latency_ms(self) -> dict[str, float]:
-        """avg, p50, p90, p95, p99 of a request."""
+        """p50, p90, p95, p99, avg of a request."""
         return {
-            name: statistics.median((report.latency_ms or {})[name] for report in self.stable) for name in _LATENCIES
+            name: statistics.median((report.latency_ms or {})[name] for report in self.stable) for name in LATENCIES
         }
+
+    @property
+    def requests(self) -> str:
+        """How many were timed in a round, in words: fewest to most."""
+        found = sorted({report.requests or 0 for report in self.stable})
+        return "-" if 0 in found else " to ".join(map(str, dict.fromkeys((found[0], found[-1]))))
 
     @property
     def clips_per_s(self) -> float:
@@ -144,7 +151,6 @@ class Row:
 
 
 STAGES = ("decode", "features", "acoustic", "ctc")
-_LATENCIES = ("avg", "p50", "p90", "p95", "p99")
 
 
 def make_rows(results: Sequence[Result]) -> list[Row]:

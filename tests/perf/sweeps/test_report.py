@@ -12,10 +12,10 @@ from carnelian_perf.cli import main
 from carnelian_perf.inference.results import Common, Measurement, Timing
 from carnelian_perf.raw_file import Speech, Split
 from carnelian_perf.sweeps.grid import Cell, Grid
-from carnelian_perf.sweeps.perf_analyzer import Report
+from carnelian_perf.sweeps.perf_analyzer import WORDS, Report
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.report import render_html, render_page, render_split, write_report
-from carnelian_perf.sweeps.results import RESULT, Result, read_results, write_grid
+from carnelian_perf.sweeps.results import RESULT, Result, read_result, read_results, write_grid
 from carnelian_perf.sweeps.rows import make_rows
 from carnelian_perf.sweeps.unserved import Unserved
 from carnelian_perf.yardsticks.published import TRITON_T4, choose
@@ -48,6 +48,7 @@ def make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = No
             client_ms=avg_ms and {"send": 0.5, "network": 4.0, "recv": 0.5},  # with the stages' queues, 3 ms
             stages=avg_ms and {f"{cell.model}_{name}": Split(1.0, 1.0, avg_ms / 2 - 3, 1.0) for name in names},
             delayed_percent=0.0,
+            requests=avg_ms and 10 * cell.round,
         )
     return Result(
         cell=cell,
@@ -98,7 +99,7 @@ def test_tables_have_medians_beside_the_published_row(sweep):
     written = write_report(sweep, choose("quartznet_15x5", "A100", "fp16"))
     page = written[0].read_text()
     assert read_row(page, "2", "1") == [
-        *("2", "1", "29.0", "29.5", "29.9", "20.0"),
+        *("2", "1", "10 to 30", "25.0", "29.0", "29.5", "29.9", "20.0"),
         *("35.5", "36.4", "55.6", "35.7", "1.79", "50.0", "100", "12.5", "7.5"),
     ]
     assert read_row(page, "2", "16")[2] == "unstable"
@@ -107,8 +108,8 @@ def test_tables_have_medians_beside_the_published_row(sweep):
     assert read_row(page, "2", "batch 8") == [
         *("2", "batch 8", "2.0", *["1.0 + 1.0 + **17.0** + 1.0"] * 3, "40.0", "+100%")
     ]
-    assert read_row(page, "2", "8 clients")[7:9] == ["160.0", "320"]
-    assert read_row(page, "2", "Poisson, 19%")[7:9] == ["30.0", "60"]  # of 160
+    assert read_row(page, "2", "8 clients")[8:10] == ["160.0", "320"]
+    assert read_row(page, "2", "Poisson, 19%")[8:10] == ["30.0", "60"]  # of 160
     assert "median 0.1) busy just before the runs." in page
 
 
@@ -140,7 +141,7 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, in_process, tm
     ):
         write_report(sweep, {}, [(None, raw)])
     page = write_report(sweep, {}, [("quartznet_15x5", raw)])[0].read_text()
-    assert ", of demo, fp32, 2 threads; serving" in page
+    assert ", of demo, fp32, 2 threads. Serving" in page
     machine = in_process.machine
     for changes, words in (
         ({"machine": machine | {"accelerator": "an H100"}}, "whose accelerator is none, but is of an H100"),
@@ -160,7 +161,7 @@ def test_a_precision_in_words_says_nothing_of_what_it_is_compared_with(sweep, in
         (sweep / result.cell.name).mkdir()
         result.write(sweep / result.cell.name / RESULT)
     in_process.write(raw := tmp_path / "infer.json")
-    assert "`carnelian-perf infer`, fp32, 2 threads; serving" in write_report(sweep, {}, [(None, raw)])[0].read_text()
+    assert "`carnelian-perf infer`, fp32, 2 threads. Serving" in write_report(sweep, {}, [(None, raw)])[0].read_text()
 
 
 def test_precisions_are_compared_with_the_network_that_they_are_of(sweep, in_process, tmp_path, call, monkeypatch):
@@ -180,8 +181,8 @@ def test_precisions_are_compared_with_the_network_that_they_are_of(sweep, in_pro
     page = sweep.with_suffix(".md").read_text()
     rows = {part.split(",")[0]: read_row(part, "2", "8")[-2:] for part in page.split("## Batches of samples: ")[1:]}
     assert rows == {"half": ["20.0", "+125%"], "quartznet_15x5": ["12.5", "7.5"], "small": ["10.0", "+350%"]}
-    assert "`carnelian-perf infer`, of demo, int8, 2 threads; serving" in page
-    assert "`carnelian-perf infer`, fp16, 2 threads; serving" in page
+    assert "`carnelian-perf infer`, of demo, int8, 2 threads. Serving" in page
+    assert "`carnelian-perf infer`, fp16, 2 threads. Serving" in page
     for options, words in (
         (
             ["a=b.json"],
@@ -203,7 +204,7 @@ def test_what_serving_adds_is_a_column_of_the_model_that_was_measured_alone():
     one, two = [line for line in page.splitlines() if line.startswith("| 2 | 1 |")]
     assert "%" not in one
     assert two.endswith("| 20.0 | +125% |")
-    assert "by `carnelian-perf infer`, fp32, 1 thread; serving adds" in page
+    assert "by `carnelian-perf infer`, fp32, 1 thread. Serving adds" in page
 
 
 def test_time_of_client_and_network_that_is_less_than_nothing_is_not_shown():
@@ -275,6 +276,22 @@ def test_plots_that_a_full_disk_has_no_room_for_stay_as_they_were(sweep, room):
     with room(500), pytest.raises(OSError, match="is as it was before"):
         write_report(sweep, {})
     assert plot.read_text() == "old"
+
+
+def test_requests_and_limits_are_said(sweep):
+    folder = sweep / STATIC.name
+    result = read_result(folder)
+    for cell, requests in ((STATIC, 5), (dataclasses.replace(STATIC, round=2), 2)):
+        command = f"perf_analyzer --measurement-request-count {requests} -s 60 -r 8"
+        dataclasses.replace(read_result(sweep / cell.name), command=command).write(sweep / cell.name / RESULT)
+    limits = "; ".join(f"60 %, each of at least {requests} requests" for requests in (5, 2))
+    page = write_report(sweep, {})[0].read_text()
+    assert f" Stable: the last three windows agree within {limits}.\n" in page
+    older = dataclasses.replace(result, report=dataclasses.replace(result.report, requests=None))
+    older.write(folder / RESULT)
+    assert read_row(write_report(sweep, {})[0].read_text(), "2", "1")[2] == "-"
+    (folder / WORDS).write_text("  Client: \n    Request count: 17\n  Server: \n      Successful request count: 18\n")
+    assert read_row(write_report(sweep, {})[0].read_text(), "2", "1")[2] == "17 to 30"
 
 
 def test_share_of_the_throughput_is_the_one_that_was_reached():
@@ -421,7 +438,7 @@ def test_percentiles_that_were_not_published_may_stay_empty(monkeypatch, sweep):
     tables = {"inference_latency_ms.csv": [line]}
     monkeypatch.setattr("carnelian_perf.yardsticks.published._read_table", lambda name: tables.get(name, []))
     page = write_report(sweep, choose("m", "h100", "fp16"))[0].read_text()
-    assert read_row(page, "2", "1")[6:11] == ["-", "-", "-", "5.0", "0.25"]
+    assert read_row(page, "2", "1")[8:13] == ["-", "-", "-", "5.0", "0.25"]
 
 
 def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path, call):
@@ -444,9 +461,9 @@ def test_what_the_grid_has_no_longer_is_left_out_and_counted(sweep):
     write_grid(Grid(name="small", models={"quartznet_15x5": {}}, durations_s=[2], static={"batches": [1, 8]}), sweep)
     page, *plots, html = write_report(sweep, {})
     text = page.read_text()
-    assert "**Left out:** 7 result(s) of cells that the grid has no longer.\n" in text
-    assert "<strong>Left out:</strong> 7 result(s)" in html.read_text()
-    assert read_row(text, "2", "1")[2] == "39.0"  # of round 1 alone
+    assert "**Left out:** results of cells that are no longer in the grid (7).\n" in text
+    assert "<strong>Left out:</strong> results of" in html.read_text()
+    assert read_row(text, "2", "1")[3] == "35.0"  # of round 1 alone
     assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| 2 |")][:2] == ["1", "8"]
     assert "## Files" not in text
     assert "- Runs: 2 stable, 0 unstable, 0 failed." in text
@@ -458,6 +475,6 @@ def test_what_the_grid_has_no_longer_is_left_out_and_counted(sweep):
 
 def test_cells_of_different_rounds_are_said_to_be():
     rows = make_rows([make_result(STATIC, 40.0), make_result(dataclasses.replace(STATIC, round=2), 40.0)])
-    assert "of 2 round(s), by" in render_page(rows, {}, "small", [], {})
+    assert "over the stable rounds (of 2). " in render_page(rows, {}, "small", [], {})
     rows += make_rows([make_result(FILES, 40.0)])
-    assert "of 1 to 2 rounds, by" in render_page(rows, {}, "small", [], {})
+    assert "over the stable rounds (of 1 to 2). " in render_page(rows, {}, "small", [], {})

@@ -59,6 +59,7 @@ def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p95"] <= latency["p99"]
         # Milliseconds of about the same requests: the server counts those at the ends of a window otherwise.
         assert 0 < result.report.stages["quartznet_demo_acoustic"].total < 10 * latency["avg"]
+        assert result.report.requests >= 3 * 3  # of three windows
         assert result.accuracy["utterances"] == 6
         assert result.versions["perf_analyzer"].startswith("2.")
         assert (tmp_path / result.cell.name / perf_analyzer.WORDS).is_file()
