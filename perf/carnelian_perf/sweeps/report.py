@@ -21,11 +21,14 @@ from carnelian_perf.yardsticks.published import PublishedLatency
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h1 { border-bottom: 3px solid var(--accent); padding-bottom: .3rem; }
+h1, h2 { line-height: 1.2; overflow-wrap: anywhere; }
+h1 { border-bottom: 3px solid var(--accent); padding-bottom: .3rem; }
 div.table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { text-align: right; } tbody tr:hover { background: #8882; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); }
+td { white-space: nowrap; } th { text-align: left; vertical-align: bottom; } tbody tr:hover { background: #8882; }
 img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-wrap: anywhere; }
+@page { size: A4 landscape; margin: 1cm; }
+@media print { div.table { overflow: visible; } table { font-size: 60%; } th, td { padding: .1rem .3rem; } }
 """
 
 Published = dict[tuple[float, int], PublishedLatency]
