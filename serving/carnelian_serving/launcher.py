@@ -153,8 +153,10 @@ class Server:
 
         Raises:
             InstallationError: There is no whole Triton.
-            ServerError: The repository, a port, a certificate, /dev/shm or a model is at fault.
+            ServerError: It runs already; or the repository, a port, a certificate, /dev/shm or a model is at fault.
         """
+        if self._triton.is_running:
+            raise ServerError("the server must be stopped before it is started again")
         self._triton = self._new_triton()
         check_repository(self.repository, self._models)
         check_options(self._triton_options)
@@ -252,9 +254,7 @@ class Server:
             crashed = self._triton.crashed_instances()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
-            self._triton.regions.close_to_others()
             if self._triton.poll() is not None:  # whoever answered, it was another server
-                self._triton.log.close()
                 raise ServerError(self._explain_exit(crashed))
             if is_ready:
                 return

@@ -25,7 +25,7 @@ less, single clips of a minute are refused after a few."""
 AMPLE_BYTES = 50 * 2**20
 """For each instance. Seven hold 265 MiB while 64 callers send a minute each, 345 with batches of 32 such clips."""
 REGIONS = "carnelian_"
-"""How the names of all servers' regions begin, and of folders that hold what Triton loads: no `-` may be in there."""
+"""How the names of all servers' regions begin, and of folders of links to models, where natively no `-` may be."""
 _LOCK = "lock"
 _LOCK_NAME = re.compile(rf"({REGIONS}\d+_[0-9a-f]{{8}}_){_LOCK}", re.ASCII)
 """It begins as :attr:`Regions.prefix` does."""

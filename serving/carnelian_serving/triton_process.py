@@ -48,7 +48,13 @@ class TritonProcess:
         self.regions = Regions()
         """The shared memory of its Python-based instances."""
         self._process: subprocess.Popen[str] | None = None
+        self._is_over = False
         self._stubs: StubWatch | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started and not ended by :meth:`end`."""
+        return self._process is not None and not self._is_over
 
     @property
     def pid(self) -> int:
@@ -57,7 +63,9 @@ class TritonProcess:
         Raises:
             ServerError: It does not run.
         """
-        return self._running().pid
+        if not self.is_running:
+            raise ServerError("the server must be started first")
+        return self._started().pid
 
     @property
     def num_instances(self) -> int:
@@ -97,7 +105,8 @@ class TritonProcess:
 
     def poll(self) -> int | None:
         """Return its exit status, as `subprocess` gives it, or None while it runs."""
-        return self._running().poll()
+        self.regions.close_to_others()
+        return self._started().poll()
 
     def wait(self) -> int:
         """Block until it ends by itself and return its exit status.
@@ -106,7 +115,7 @@ class TritonProcess:
             ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
                 must be.
         """
-        process = self._running()
+        process = self._started()
         while True:
             try:
                 return process.wait(STUB_CHECK_INTERVAL_S)
@@ -136,7 +145,7 @@ class TritonProcess:
             exit_timeout_s: How long Triton waits for what its models are at.
         """
         try:
-            if self._process is not None:
+            if self._process is not None and not self._is_over:
                 self._end(self._process, exit_timeout_s)
         finally:
             self.log.close()
@@ -156,7 +165,8 @@ class TritonProcess:
         Args:
             crashed: The instances that had crashed before.
         """
-        status = self._running().returncode
+        self.log.close()
+        status = self._started().returncode
         found = find_reasons(self.log.lines)
         reasons = found or ["last lines of its log:", *self.last_lines()]
         if status == -signal.SIGKILL:
@@ -187,12 +197,12 @@ class TritonProcess:
                 while time.monotonic() < deadline:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
-            self._process = None  # not before, so that a second call goes on where this one is interrupted
+            self._is_over = True  # not before, so that a second call goes on where this one is interrupted
 
     def _stopped_instances(self) -> list[str]:
         return [] if self._stubs is None else self._stubs.stopped(STOPPED_CHECKS)
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
             raise ServerError("the server must be started first")
         return self._process

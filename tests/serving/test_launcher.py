@@ -395,6 +395,25 @@ def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_second_start_is_refused_and_leaves_the_server_alone(cut_repository: Path) -> None:
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        pid = server.pid
+        with pytest.raises(ServerError, match="must be stopped before it is started again"):
+            server.start()
+        assert server.pid == pid
+    assert not Path(f"/proc/{pid}").exists()
+    with server:
+        assert server.pid != pid
+
+
+def test_a_stop_amid_the_start_is_told_as_what_it_is(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal's handler or another thread stops it."""
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    monkeypatch.setattr(server, "_is_ready", lambda: server.stop() is not None)
+    with pytest.raises(ServerError, match=r"tritonserver was ended by SIG(TERM|KILL) before it was ready"):
+        server.start()
+
+
 @pytest.mark.parametrize("num_interruptions", [1, 2])
 def test_a_stop_that_is_interrupted_goes_on(
     cut_repository: Path, monkeypatch: pytest.MonkeyPatch, num_interruptions: int

@@ -175,10 +175,13 @@ def test_a_gpu_instance_does_not_run_on_the_cpu_because_cuda_cannot_be_loaded(tm
         open_session(path, onnxruntime.SessionOptions(), [on_gpu, on_cpu])
 
 
+SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        *(("cudnn_conv_algo_search", str(number), word) for number, word in enumerate(["EXHAUSTIVE", "HEURISTIC"])),
+        *(("cudnn_conv_algo_search", str(number), word) for number, word in enumerate(SEARCHES)),
         ("arena_extend_strategy", "1", "kSameAsRequested"),
         ("gpu_mem_limit", "1073741824", "1073741824"),
         ("do_copy_in_default_stream", "0", "0"),
