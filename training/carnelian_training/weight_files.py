@@ -90,11 +90,14 @@ def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
 
 def _is_program(path: Path) -> bool:
     """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
-    try:
-        with path.open("rb") as file:  # by a path, PyTorch opens UTF-8 alone
+    with path.open("rb") as file:  # by a path, PyTorch opens UTF-8 alone
+        if file.read(len(ZIP)) != ZIP:
+            return False
+        file.seek(0)
+        try:
             return "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
-    except (RuntimeError, UnicodeDecodeError):  # no zip archive, or damaged where it names its parts
-        return False
+        except (RuntimeError, UnicodeDecodeError, OSError):  # cut, or damaged where it names its parts
+            return False
 
 
 def is_finite(tensor: Tensor) -> bool:
