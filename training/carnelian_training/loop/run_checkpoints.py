@@ -145,8 +145,8 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         return path
     if saved:
         advice = (
-            "go on with the version that wrote them, or take another --out, and "
-            f"`init.checkpoint={whole}` to start from its weights"
+            f"take another --out, and `init.checkpoint={whole}` to start from its weights; a run of another version "
+            "goes on with that one"
             if whole
             else "to start anew, remove them"
         )
