@@ -88,6 +88,15 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
             raise RuntimeError(
                 f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
             )
+    stages = [step.model_name for step in _read_config(target, model).ensemble_scheduling.step]
+    for name in (*names, *stages):
+        if _read_config(target, name).response_cache.enable:
+            raise RuntimeError(
+                f"{name} must compute every answer, but has `response_cache` enabled, which answers repeated clips "
+                "without computing; serve it without for a sweep"
+            )
+    configuration = digest(target, (*stages, model))  # before its error rates, which take minutes
+
     accuracy: dict[str, float] = {}
     if not grid.random_weights:
         found = measure_accuracy(grid.manifest, target.urls["grpc"] or "", model)
@@ -99,18 +108,10 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
         rates = found.error_rates()
         shares = {"wer": rates.wer, "cer": rates.cer} if rates.words else {}
         accuracy = {**shares, "utterances": rates.utterances, "words": rates.words}
-
-    stages = [step.model_name for step in _read_config(target, model).ensemble_scheduling.step]
-    for name in (*names, *stages):
-        if _read_config(target, name).response_cache.enable:
-            raise RuntimeError(
-                f"{name} must compute every answer, but has `response_cache` enabled, which answers repeated clips "
-                "without computing; serve it without for a sweep"
-            )
     return Served(
         backend=_read_config(target, f"{model}_acoustic").backend,
         stages=stages,
-        configuration=digest(target, (*stages, model)),
+        configuration=configuration,
         accuracy=accuracy,
     )
 

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.load import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
@@ -112,27 +113,35 @@ def test_server_that_caches_answers_is_refused(make_grid, tmp_path, monkeypatch,
 
     get_config = grpc.InferenceServerClient.get_model_config
     monkeypatch.setattr(grpc.InferenceServerClient, "get_model_config", tell)
+    monkeypatch.setattr("carnelian_perf.sweeps.target.measure_accuracy", None)  # which takes minutes: not before
     with pytest.raises(RuntimeError, match=f"{cached} must compute every answer, but has `response_cache` enabled"):
         run_grid(make_grid(static={"batches": [1]}), tmp_path)
     assert not list(tmp_path.glob(f"*/{RESULT}"))
 
 
-@pytest.mark.usefixtures("program")
-def test_model_that_is_replaced_ends_the_sweep(make_grid, tmp_path, monkeypatch):
-    """And the next one does not go on with it."""
+@pytest.fixture
+def replaced(monkeypatch) -> list[bool]:
+    """The acoustic stage has another version as soon as this is not empty."""
 
     def tell(client, model):
         answer = get_metadata(client, model)
         answer.versions[:] = ["2" if replaced and model == "quartznet_demo_acoustic" else "1"]
         return answer
 
+    replaced: list[bool] = []
+    get_metadata = grpc.InferenceServerClient.get_model_metadata
+    monkeypatch.setattr(grpc.InferenceServerClient, "get_model_metadata", tell)
+    return replaced
+
+
+@pytest.mark.usefixtures("program")
+def test_model_that_is_replaced_ends_the_sweep(make_grid, replaced, tmp_path, monkeypatch):
+    """And the next one does not go on with it."""
+
     def replace(*_):
         replaced.append(True)
         raise PerfAnalyzerError("perf_analyzer ended with 99")
 
-    replaced = []
-    get_metadata = grpc.InferenceServerClient.get_model_metadata
-    monkeypatch.setattr(grpc.InferenceServerClient, "get_model_metadata", tell)
     (result,) = run_grid(make_grid(static={"batches": [1]}), tmp_path)
     assert result.status == "stable"
     with monkeypatch.context() as patch:
@@ -142,6 +151,21 @@ def test_model_that_is_replaced_ends_the_sweep(make_grid, tmp_path, monkeypatch)
     assert len(list(tmp_path.glob(f"*/{RESULT}"))) == 1
     with pytest.raises(GridError, match="configuration of quartznet_demo must be as it was"):
         run_grid(make_grid(static={"batches": [1, 2]}), tmp_path)
+
+
+@pytest.mark.usefixtures("program")
+def test_model_that_is_replaced_before_the_first_cell_ends_the_sweep(make_grid, replaced, tmp_path, monkeypatch):
+    """It had its predecessor's error rates."""
+
+    def measure_and_replace(*given):
+        found = measure_accuracy(*given)
+        replaced.append(True)
+        return found
+
+    monkeypatch.setattr("carnelian_perf.sweeps.target.measure_accuracy", measure_and_replace)
+    with pytest.raises(RuntimeError, match="must be served as it was when the sweep began, but has another"):
+        run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert not list(tmp_path.glob(f"*/{RESULT}"))
 
 
 @pytest.mark.usefixtures("program")
