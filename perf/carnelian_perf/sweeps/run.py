@@ -186,11 +186,6 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
-    if digest(sweep.target, (*served.stages, cell.model)) != served.configuration:
-        raise RuntimeError(
-            f"{cell.model} must be served as it was when the sweep began, but has another version or configuration "
-            f"since {cell.name}; name another folder (--out) for that"
-        )
     one_server: bool = sweep.facts["one_server"]
     if report is not None and not one_server:
         report = replace(report, stages=None)
@@ -211,6 +206,17 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         cpu_ms_per_clip=round(1e3 * (cpu_after_s - cpu_s) / clips, 3) if clips and sweep.target.pid else None,
         **sweep.facts,
     )
+    try:
+        configuration = digest(sweep.target, (*served.stages, cell.model))
+    except RuntimeError:  # the server has ended since
+        if report is not None:
+            result.write(folder / RESULT)
+        raise
+    if configuration != served.configuration:
+        raise RuntimeError(
+            f"{cell.model} must be served as it was when the sweep began, but has another version or configuration "
+            f"since {cell.name}; name another folder (--out) for that"
+        )
     result.write(folder / RESULT)
     return result
 

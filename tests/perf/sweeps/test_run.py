@@ -169,6 +169,23 @@ def test_model_that_is_replaced_before_the_first_cell_ends_the_sweep(make_grid, 
 
 
 @pytest.mark.usefixtures("program")
+def test_cell_after_which_the_server_ends_is_kept(make_grid, tmp_path, monkeypatch):
+    def end(*given, **options):
+        patch.setattr(grpc.InferenceServerClient, "get_model_config", refuse)
+        return run(*given, **options)
+
+    def refuse(*_):
+        raise grpc.InferenceServerException("failed to connect to all addresses")
+
+    run = perf_analyzer.run
+    with monkeypatch.context() as patch:
+        patch.setattr(perf_analyzer, "run", end)
+        with pytest.raises(RuntimeError, match=r"the server at .* must answer.*failed to connect"):
+            run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert [result.status for result in read_results(tmp_path)] == ["stable"]
+
+
+@pytest.mark.usefixtures("program")
 def test_transcripts_are_taken_before_anything_is_measured(make_grid, tmp_path, monkeypatch):
     def change(*_):
         monkeypatch.setattr("carnelian_perf.sweeps.run.transcribe_file", lambda *_: "of another model")
