@@ -158,8 +158,8 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
             if before is not None and before != now:
                 raise GridError(
                     f"{key} of {result.cell.model} must be as it was for the results that are there, {before}, but is "
-                    f"{now}: another model is served, or the same otherwise; name another folder (--out), or delete "
-                    "that one"
+                    f"{now}: another model is served, or the same otherwise, or another version of carnelian-perf "
+                    "wrote them; name another folder (--out), or delete that one"
                 )
 
 
