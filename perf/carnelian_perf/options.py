@@ -204,8 +204,9 @@ def show_page(raw_path: Path, kind: "type[Measured]", render_page: Callable[[Mea
     """Write the page that `render_page` makes of a raw file, and its name, beside it, and print it."""
     from carnelian_perf.pages import rendering, write_page
 
+    measurement = kind.read(raw_path)
     with rendering(raw_path):
-        text = render_page(kind.read(raw_path).as_text(), raw_path.name)
+        text = render_page(measurement.as_text(), raw_path.name)
     typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
 
 

@@ -72,6 +72,8 @@ def rendering(raw_path: Path) -> Iterator[None]:
     try:
         yield
     except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
+        if str(error).startswith(f"{raw_path} must "):  # it is named already
+            raise
         found = error if isinstance(error, ValueError) else repr(error)  # a KeyError's text is a key alone
         raise ValueError(f"{raw_path} must hold all that its page shows, but does not: {found}") from error
 

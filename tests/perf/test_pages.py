@@ -136,7 +136,9 @@ def test_raw_file_whose_parts_do_not_fit_is_named(name, keys, value, run):
     part[keys[-1]] = value
     raw = RESULTS / f"{name}.json"
     raw.write_text(json.dumps(content))
-    assert f"{raw} must " in run(f"carnelian-perf {content['subject']} --render {raw}", expected=1)
+    err = run(f"carnelian-perf {content['subject']} --render {raw}", expected=1)
+    assert f"{raw} must " in err
+    assert err.count(" must ") == 1
     assert not raw.with_suffix(".md").is_file()
 
 

@@ -150,8 +150,9 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, in_process, tm
         ({"plan": in_process.plan | {"precision": "fp16"}}, "precision in the sweep, fp32, but is in fp16: run"),
     ):
         dataclasses.replace(in_process, **changes).write(raw)
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=words) as error:
             write_report(sweep, {}, [(None, raw)])
+        assert str(error.value).count(" must ") == 1
 
 
 def test_a_precision_in_words_says_nothing_of_what_it_is_compared_with(sweep, in_process, tmp_path):
