@@ -221,8 +221,9 @@ def show_page_and_plot(
 
     measurement, plot = kind.read(raw_path), raw_path.with_suffix(".png")
     with rendering(raw_path):
-        page = write_page(raw_path, render_page(measurement.as_text(), raw_path.name, plot.name))
-        draw(measurement, plot)
+        text = render_page(measurement.as_text(), raw_path.name, plot.name)
+    page = write_page(raw_path, text)
+    draw(measurement, plot)
     typer.echo(f"wrote {page}\nwrote {plot}")
 
 

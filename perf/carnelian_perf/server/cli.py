@@ -97,7 +97,8 @@ def tune(
     check_apart(write, raw)
     tuning = Measurement.read(raw)
     with rendering(raw):
-        print(f"wrote {write_page(raw, render_page(tuning.as_text(), raw.name))}")
+        text = render_page(tuning.as_text(), raw.name)
+    print(f"wrote {write_page(raw, text)}")
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
 

@@ -63,13 +63,13 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
     for result in results:  # alone, so that its file is named
         with rendering(sweep / result.cell.name / RESULT):
-            render_page(make_rows([result]), published, base.name, [], {})
+            render_page(make_rows([result]), published, base.name, {})
     unserved = read_unserved(inference, results)
     rows = make_rows([result.as_text() for result in results])
     with rendering(sweep):
-        plots = draw_all(rows, published, base)
-        names, left_out = [path.name for path in plots], len(there) - len(results)
-        page = render_page(rows, published, base.name, names, unserved, missing, left_out)
+        page = render_page(rows, published, base.name, unserved, missing, len(there) - len(results))
+    plots = draw_all(rows, published, base)
+    page += "".join(f"\n![{plot.name}]({quote(plot.name)})\n" for plot in plots)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)
     write_whole(html, render_html(page, plots))
@@ -80,12 +80,11 @@ def render_page(
     rows: Sequence[Row],
     published: Published,
     name: str,
-    plots: Sequence[str],
     unserved: Mapping[str, Unserved],
     missing: Sequence[str] = (),
     num_left_out: int = 0,
 ) -> str:
-    """The Markdown page; `unserved` is by model, `missing` are cells that have not been measured yet.
+    """The Markdown page, without plots; `unserved` is by model, `missing` are cells that have not been measured yet.
 
     `num_left_out` results are of cells that are no longer in the grid, and not among the rows.
     """
@@ -110,7 +109,6 @@ def render_page(
             ]
         if files:
             parts += [f"## Files, one per request: {title}\n", render_files(files), render_split(files)]
-    parts += [f"![{plot}]({quote(plot)})\n" for plot in plots]
     return "\n".join(parts)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from carnelian_perf.cli import main
@@ -201,7 +202,7 @@ def test_precisions_are_compared_with_the_network_that_they_are_of(sweep, in_pro
 
 def test_what_serving_adds_is_a_column_of_the_model_that_was_measured_alone():
     rows = make_rows([make_result(dataclasses.replace(STATIC, model=model), 40.0) for model in ("one", "two")])
-    page = render_page(rows, {}, "small", [], {"two": Unserved("fp32, 1 thread", {(2.0, 1): 20.0})})
+    page = render_page(rows, {}, "small", {"two": Unserved("fp32, 1 thread", {(2.0, 1): 20.0})})
     one, two = [line for line in page.splitlines() if line.startswith("| 2 | 1 |")]
     assert "%" not in one
     assert two.endswith("| 20.0 | +125% |")
@@ -220,7 +221,7 @@ def test_time_of_client_and_network_that_is_less_than_nothing_is_not_shown():
 def test_all_machines_and_versions_are_named(tmp_path):
     one, two = make_result(STATIC, 40.0), make_result(FILES, 40.0)
     two = dataclasses.replace(two, machine=two.machine | {"cpu": "another"}, versions={"tritonserver": "2.52.0"})
-    page = render_page(make_rows([one, two]), {}, "small", [], {})
+    page = render_page(make_rows([one, two]), {}, "small", {})
     cores = "2 cores, accelerator: none"
     assert f"- Machine: another, {cores}; a CPU, {cores}. Other" in page
     assert "- Versions: tritonserver 2.52.0; tritonserver 2.51.0.\n" in page
@@ -259,6 +260,12 @@ def test_result_whose_parts_do_not_fit_is_named(sweep, keys, value, call):
     assert status == 1
     assert f"{path} must " in err
     assert list(sweep.parent.iterdir()) == [sweep]
+
+
+def test_fault_of_a_plot_is_not_of_the_sweep(sweep, monkeypatch):
+    monkeypatch.setattr("carnelian_perf.sweeps.report.draw_all", MagicMock(side_effect=TypeError("of drawing")))
+    with pytest.raises(TypeError, match="of drawing"):
+        write_report(sweep, {})
 
 
 @pytest.mark.parametrize("name", ["h100.8x", "größe", "my sweep (1)", "."])
@@ -392,10 +399,10 @@ def test_rounds_that_failed_have_words_beside_those_that_did_not():
     assert row.troubles == ["round 2 failed: gone", "unstable, windows of 10.0 to 20.0 clips/s"]
     (row,) = rows = make_rows([make_result(STATIC, 40.0), make_result(again, reason="gone")])
     assert row.troubles == ["round 2 failed: gone"]
-    page = render_page(rows, {}, "small", [], {})
+    page = render_page(rows, {}, "small", {})
     assert "- 2 s, batch 1: round 2 failed: gone\n" in page
     assert "- Runs: 1 stable, 0 unstable, 1 failed.\n" in page
-    assert "0 failed. Each checked its transcripts.\n" in render_page(make_rows([row.results[0]]), {}, "a", [], {})
+    assert "0 failed. Each checked its transcripts.\n" in render_page(make_rows([row.results[0]]), {}, "a", {})
 
 
 @pytest.mark.parametrize(
@@ -476,6 +483,6 @@ def test_what_the_grid_has_no_longer_is_left_out_and_counted(sweep):
 
 def test_cells_of_different_rounds_are_said_to_be():
     rows = make_rows([make_result(STATIC, 40.0), make_result(dataclasses.replace(STATIC, round=2), 40.0)])
-    assert "over the stable rounds (of 2). " in render_page(rows, {}, "small", [], {})
+    assert "over the stable rounds (of 2). " in render_page(rows, {}, "small", {})
     rows += make_rows([make_result(FILES, 40.0)])
-    assert "over the stable rounds (of 1 to 2). " in render_page(rows, {}, "small", [], {})
+    assert "over the stable rounds (of 1 to 2). " in render_page(rows, {}, "small", {})
