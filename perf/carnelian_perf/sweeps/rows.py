@@ -36,10 +36,9 @@ class Row:
         """Its batch, clients or arrivals, in words."""
         if self.cell.input == "pcm":
             return f"batch {self.cell.batch}"
-        if self.share is not None:
-            return f"Poisson, {self.share:.0%}"
         if self.cell.concurrency is None:
-            return f"Poisson, {self.cell.poisson_share:.0%} asked for"
+            reached = "" if self.share is None else f", {self.share:.0%} reached"
+            return f"Poisson, {self.cell.poisson_share:.0%} asked for{reached}"
         return f"{self.cell.concurrency} client{'s' if self.cell.concurrency > 1 else ''}"
 
     @property

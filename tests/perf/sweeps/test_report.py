@@ -110,7 +110,7 @@ def test_tables_have_medians_beside_the_published_row(sweep):
         *("2", "batch 8", "2.0", *["1.0 + 1.0 + **17.0** + 1.0"] * 3, "40.0", "+100%")
     ]
     assert read_row(page, "2", "8 clients")[8:10] == ["160.0", "320"]
-    assert read_row(page, "2", "Poisson, 19%")[8:10] == ["30.0", "60"]  # of 160
+    assert read_row(page, "2", "Poisson, 50% asked for, 19% reached")[8:10] == ["30.0", "60"]  # of 160
     assert "median 0.1) busy just before the runs." in page
 
 
@@ -305,7 +305,7 @@ def test_requests_and_limits_are_said(sweep):
 def test_share_of_the_throughput_is_the_one_that_was_reached():
     opened = make_result(dataclasses.replace(FILES, concurrency=None, poisson_share=0.5), 30.0)
     closed = [make_result(dataclasses.replace(FILES, concurrency=number), 50.0) for number in (1, 2)]
-    assert make_rows([opened, *closed])[-1].load == "Poisson, 75%"  # 30 of 40
+    assert make_rows([opened, *closed])[-1].load == "Poisson, 50% asked for, 75% reached"  # 30 of 40
     for others in ([], [make_result(closed[-1].cell)]):
         assert make_rows([opened, *others])[-1].load == "Poisson, 50% asked for"
     failed = dataclasses.replace(opened, status="failed", report=None)
