@@ -1,8 +1,9 @@
 """The result file of one cell of a sweep."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from carnelian_perf import raw_file
 from carnelian_perf.raw_file import RawFile, Speech
@@ -56,6 +57,14 @@ class Result(RawFile):
         if self.cell.concurrency is None:
             return self.report.clips_per_s
         return 1e3 * self.cell.concurrency * self.cell.batch / self.report.latency_ms["avg"]
+
+    def find_difference(self, machine: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, Any, Any] | None:
+        """What is first of another machine or version, where both are known: its key, the value here, the other."""
+        own = {**self.machine, **self.versions}
+        for key, other in {**machine, **versions}.items():
+            if own.get(key, other) != other and key != "system":  # its kernel is mended without another machine
+                return key, own[key], other
+        return None
 
 
 def read_result(folder: Path) -> Result:

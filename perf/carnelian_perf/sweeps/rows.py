@@ -184,13 +184,12 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
 
 
 def _check_alike(first: Result, other: Result) -> None:
-    before = {**first.machine, **first.versions}
-    for key, found in {**other.machine, **other.versions}.items():
-        if before.get(key, found) != found and key != "system":  # its kernel is mended without another machine
-            raise ValueError(
-                f"rounds of a cell must be alike in {key}, but {first.cell.name} has {before[key]} and "
-                f"{other.cell.name} has {found}: their median would be of neither; give each a folder of its own"
-            )
+    if difference := first.find_difference(other.machine, other.versions):
+        key, before, found = difference
+        raise ValueError(
+            f"rounds of a cell must be alike in {key}, but {first.cell.name} has {before} and {other.cell.name} has "
+            f"{found}: their median would be of neither; give each a folder of its own"
+        )
 
 
 def _load(row: Row) -> tuple[float, float]:

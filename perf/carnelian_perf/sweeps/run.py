@@ -135,13 +135,12 @@ def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> 
         GridError: They are not; the message names what differs.
     """
     for result in results:
-        before = {**result.machine, **result.versions}
-        for key, now in {**facts["machine"], **facts["versions"]}.items():
-            if before.get(key, now) != now and key != "system":  # its kernel is mended without another machine
-                raise GridError(
-                    f"{key} must be as it was for the results that are there, {before[key]}, but is {now}; "
-                    "name another folder (--out), or delete that one"
-                )
+        if difference := result.find_difference(facts["machine"], facts["versions"]):
+            key, before, now = difference
+            raise GridError(
+                f"{key} must be as it was for the results that are there, {before}, but is {now}; name another folder "
+                "(--out), or delete that one"
+            )
 
 
 def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) -> None:
