@@ -36,7 +36,7 @@ MODULES = {
 """Subject -> where its class `Measurement` is."""
 MEASURES = (
     *("accuracy.decoders", "accuracy.held_out", "accuracy.int8", "accuracy.words", "inference.measure"),
-    *("server.first_request", "server.memory", "server.overhead", "traffic.batching", "traffic.mixed"),
+    *("server.first_request", "server.memory", "server.overhead", "server.tune", "traffic.batching", "traffic.mixed"),
     *("training.hourglass", "training.loading", "training.steps"),
 )
 """Where functions `measure` are."""

@@ -109,8 +109,8 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: A tuning could not be served.
     """
     shipped = read_settings(plan.repository, plan.model)
-    largest = read_config(find_stages(plan.repository, plan.model)["acoustic"]).max_batch_size
     found = _describe(plan, shipped)
+    largest = read_config(find_stages(plan.repository, plan.model)["acoustic"]).max_batch_size
     best: Settings = {}
     with _Servers(plan) as servers:
         search = _Search(plan, servers, found)
