@@ -164,6 +164,7 @@ def amplified(network: CtcNetwork) -> CtcNetwork:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ONNX Runtime has blocked convolutions for x86-64")
+@pytest.mark.skipif(onnxruntime.__version__.startswith("1.23."), reason="the last for Python 3.10 fuses fewer ReLUs")
 @pytest.mark.parametrize("fixture", ["network", "jasper"])
 def test_the_runtime_masks_within_the_convolutions(fixture, request, tmp_path):
     network = request.getfixturevalue(fixture)
