@@ -39,6 +39,8 @@ def main(files: list[str]) -> int:
     except ServerError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130  # as shells have it
 
 
 def transcribe(files: list[str]) -> int:

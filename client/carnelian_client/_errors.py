@@ -168,7 +168,8 @@ _WORDINGS = (
     _wording(
         "unknown model",
         ModelNotFound,
-        "`models()` lists those the server has, as does `curl -X POST HOST:8000/v2/repository/index`",
+        "a server has the models that were there when it started; `models()` lists them, as does "
+        "`curl -X POST HOST:8000/v2/repository/index`",
     ),
     _wording(
         "unexpected inference (input|output)|data-type is|batch-size must|byte size mismatch|"

@@ -212,7 +212,7 @@ def test_a_proxy_that_wants_a_client_certificate_is_said_to_be_one():
 
 def test_an_unknown_model_is_advised_on_at_a_shell_too():
     message = error_from_answer("NOT_FOUND", "Request for unknown model: 'm' is not found").message
-    assert message.endswith("lists those the server has, as does `curl -X POST HOST:8000/v2/repository/index`")
+    assert message.endswith("lists them, as does `curl -X POST HOST:8000/v2/repository/index`")
 
 
 def test_a_deadline_is_also_pythons_timeout_error():

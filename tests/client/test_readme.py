@@ -1,4 +1,5 @@
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ CLIENT = Path(__file__).parents[2] / "client"
 README = CLIENT / "README.md"
 
 
-def test_the_example_of_the_readme_runs(endpoint, wav, tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_examples_of_the_readme_run(endpoint, wav, tmp_path, monkeypatch, capsys):
+    code, with_asyncio = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("a.wav").write_bytes(wav)
     samples, rate = soundfile.read("a.wav")
@@ -19,6 +20,9 @@ def test_the_example_of_the_readme_runs(endpoint, wav, tmp_path, monkeypatch, ca
     Path("b.ogg").write_bytes(b"")
     exec(compile(code.replace("localhost:8001", endpoint.url), str(README), "exec"), {})
     first, *words, a, b, c = capsys.readouterr().out.splitlines()
+    program = f"import asyncio\nasync def example():\n{textwrap.indent(with_asyncio, '    ')}\nasyncio.run(example())"
+    exec(compile(program.replace("localhost:8001", endpoint.url), str(README), "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [a, b, c]
     assert re.fullmatch(r"\d+ bytes 0\.9", first)
     assert words[1] == "  1.00   1.50 0.90 bytes"
     assert a == f"{len(wav)} bytes"

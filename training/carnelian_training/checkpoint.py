@@ -102,6 +102,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     check_undamaged(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} must be a checkpoint, but there is no such file") from error
     except Exception as error:  # torch names no common base for what a damaged file raises
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"

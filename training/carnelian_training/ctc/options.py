@@ -164,7 +164,7 @@ def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
 
 def _decoder(value: Any, decoders: Sequence[str]) -> str:
     if value not in decoders:
-        why = "; ngram needs a language model, beam a label for the space" if value in DECODERS else ""
+        why = "; ngram needs a language model (`--lm`), beam a label for the space" if value in DECODERS else ""
         raise OptionError(f"decoder must be one of {', '.join(decoders)}, but is {value!r:.{SHOWN}}{why}")
     return str(value)
 
