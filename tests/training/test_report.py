@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -152,10 +153,14 @@ def test_a_terminal_gets_a_bar_and_no_log_lines(tiny_config, tmp_path, heard, mo
             log_three_steps(report)
             report.evaluated(3, heard)
             report.bar.close()
-        seen = screen.read(65536).decode()
-    assert "3/6" in seen
-    assert "loss=2" in seen
-    assert "heard: one too" in seen
+        stderr.close()
+        seen = b""
+        with contextlib.suppress(OSError):  # that there is no terminal any more; until then it comes in pieces
+            while piece := screen.read(65536):
+                seen += piece
+    assert b"3/6" in seen
+    assert b"loss=2" in seen
+    assert b"heard: one too" in seen
     assert not caplog.messages
 
 
