@@ -5,6 +5,7 @@ python run_steps.py STEPS CONFIG.json...: the first process prints one JSON obje
 
 import json
 import sys
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -25,11 +26,12 @@ def main(steps: int, paths: list[str]) -> None:
             state = new_state(config, process)
             clips = read_manifest(config.data.train[0].path) * 3
             losses, parts, empty = [], 0, 0
-            for share in islice(shares(clips, config, state), steps):
-                losses.append(optimise(state, share, config).loss)
-                state.step += 1
-                parts += share.parts
-                empty += len(share.items) < process.size
+            with closing(shares(clips, config, state)) as taken:  # else the loader's threads are cut at the exit
+                for share in islice(taken, steps):
+                    losses.append(optimise(state, share, config).loss)
+                    state.step += 1
+                    parts += share.parts
+                    empty += len(share.items) < process.size
             buffers = [buffer for buffer in state.best_model.buffers() if buffer.is_floating_point()]
             statistics = torch.stack(process.gather(torch.tensor([buffer.mean() for buffer in buffers]))).tolist()
             if process.leads:
