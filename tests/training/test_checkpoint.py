@@ -145,3 +145,8 @@ def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason,
     write(tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"x\.pt cannot be read as a checkpoint of Carnelian .*: {reason}$"):
         checkpoint.load(tmp_path / "x.pt")
+
+
+def test_a_checkpoint_that_is_not_there_is_no_foreign_one(tmp_path):
+    with pytest.raises(CheckpointError, match=r"absent\.pt must be a checkpoint, but there is no such file$"):
+        checkpoint.load(tmp_path / "absent.pt")

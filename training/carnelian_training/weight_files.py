@@ -30,11 +30,12 @@ def check_holds_weights(path: Path) -> None:
     """
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # by a path, PyTorch opens UTF-8 alone
         start = file.read(len(_POINTER))
+        is_program = start.startswith(ZIP) and _is_program(file)
     if start == _POINTER:
         raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
-    if _is_program(path):
+    if is_program:
         raise CheckpointError(
             f"{path} must hold weights, but is a TorchScript program, which is never run here: give the checkpoint "
             "that it was made of"
@@ -88,16 +89,13 @@ def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
         raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
 
 
-def _is_program(path: Path) -> bool:
+def _is_program(archive: IO[bytes]) -> bool:
     """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
-    with path.open("rb") as file:  # by a path, PyTorch opens UTF-8 alone
-        if file.read(len(ZIP)) != ZIP:
-            return False
-        file.seek(0)
-        try:
-            return "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
-        except (RuntimeError, UnicodeDecodeError, OSError):  # cut, or damaged where it names its parts
-            return False
+    archive.seek(0)
+    try:
+        return "constants.pkl" in torch._C.PyTorchFileReader(archive).get_all_records()
+    except (RuntimeError, UnicodeDecodeError, OSError):  # cut, or damaged where it names its parts
+        return False
 
 
 def is_finite(tensor: Tensor) -> bool:
