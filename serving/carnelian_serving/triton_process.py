@@ -145,8 +145,8 @@ class TritonProcess:
             exit_timeout_s: How long Triton waits for what its models are at.
         """
         try:
-            if self._process is not None and not self._is_over:
-                self._end(self._process, exit_timeout_s)
+            if self.is_running:
+                self._end(self._started(), exit_timeout_s)
         finally:
             self.log.close()
             self.regions.remove()
