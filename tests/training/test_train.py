@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -179,6 +180,17 @@ def test_an_epoch_has_the_usable_clips_of_each_manifest_as_often_as_it_says(tiny
     assert [clip.audio_filepath for clip in clips] == [clip.audio_filepath for clip in (first, second, second)]
     for warning in ("1 of 2 clips of .*once", "2 of 3 clips of .*twice"):
         assert len(re.findall(rf"left out {warning}\.jsonl: duration", caplog.text)) == 1
+
+
+def test_a_run_says_first_what_it_learns_from(tiny_config, changed, tmp_path, caplog):
+    clips = read_manifest(tiny_config.data.dev)
+    manifest = ManifestConfig(path=tiny_config.data.dev, repeat=3)
+    config = changed(tiny_config, data={"train": (manifest,)}, loop={"steps": 1, "log_every_steps": 50})
+    with caplog.at_level(logging.INFO):
+        train(config, tmp_path / "run")
+    hours = 3 * sum(clip.duration for clip in clips) / 3600
+    expected = f"{3 * len(clips)} clips an epoch, {hours:.3g} hours; a line of figures every 50 steps"
+    assert caplog.messages[0] == expected
 
 
 def test_missing_files_of_clips_that_are_left_out_anyway_do_not_end_a_run(tiny_config, changed, tmp_path):

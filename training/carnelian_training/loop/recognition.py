@@ -51,6 +51,9 @@ class Recognition:
         """See :func:`check_dev`; on other clips than before, what was best before is no bar."""
         if not state.process.leads:
             return
+        hours = sum(clip.duration for clip in self.clips) / 3600
+        every = self.config.loop.log_every_steps
+        logger.info("%d clips an epoch, %.3g hours; a line of figures every %d steps", len(self.clips), hours, every)
         check_dev(self.config)
         digest = None if self.config.data.dev is None else digest_of(read_manifest(self.config.data.dev))
         state.rate_by(digest, "`data.dev` has other clips than before")
