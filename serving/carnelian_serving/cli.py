@@ -87,7 +87,7 @@ def serve(
             continue  # nohup
         signal.signal(number, _raise_stop)
     try:
-        with Server(
+        server = Server(
             repository,
             models=model or (),
             host=host,
@@ -100,7 +100,9 @@ def serve(
             exit_timeout_s=exit_timeout,
             triton_options=triton_options or (),
             on_log=_print_log,
-        ) as server:
+        )
+        _print_log(f"carnelian-serve: starting tritonserver on {server.repository}")
+        with server:
             _print_ready(server, triton_options or ())
             try:
                 status = server.wait()
@@ -132,6 +134,7 @@ class _Stop(BaseException):
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
     _ignore_signals()
+    _print_log("carnelian-serve: stopping")
     raise _Stop
 
 
