@@ -40,6 +40,7 @@ POOLED = {"before": 1, "pooled": 2, "after": 1, "factor": 3}
 KINDS = {
     "base": {},
     "large": {"conv_norm": "layer", "norm_first": True, "conv_bias": True},
+    "adapters": {"conv_norm": "layer", "norm_first": True, "adapter_width": 4},
     "hourglass": {"hourglass": POOLED},
     "hourglass, linear": {"hourglass": POOLED | {"resampling": "linear"}, "norm_first": True},
 }

@@ -114,7 +114,6 @@ def test_parameters_of_base_in_pretraining():
         ({"model_type": "wavlm"}, "`model_type` must be 'wav2vec2', but is 'wavlm'"),
         ({"feat_extract_activation": "relu"}, "`feat_extract_activation` must be 'gelu', but is 'relu'"),
         ({"add_adapter": True}, "`add_adapter` must be False, but is True"),
-        ({"adapter_attn_dim": 16}, "`adapter_attn_dim` must be None, but is 16"),
         ({"model_type": "hubert", "conv_pos_batch_norm": True}, "`conv_pos_batch_norm` must be False, but is True"),
         ({"num_hidden_layers": 3}, r"wav2vec2\.encoder\.layers\.2\.attention\.q_proj\.weight: missing"),
         ({"hidden_size": 12}, r"masked_spec_embed: must be \[12\], but is \[24\]"),

@@ -42,6 +42,7 @@ POOLED = HourglassConfig(before=1, pooled=2, after=1, factor=3)
 KINDS = {
     "base": {},
     "large": {"conv_norm": "layer", "norm_first": True, "conv_bias": True},
+    "large, adapters": {"conv_norm": "layer", "norm_first": True, "adapter_width": 4},
     "hourglass": {"hourglass": POOLED},
     "hourglass, linear": {"hourglass": dataclasses.replace(POOLED, resampling="linear")},
     "hourglass, norm first": {"hourglass": POOLED, "norm_first": True, "conv_norm": "layer"},
@@ -92,6 +93,15 @@ def test_parameter_counts(changes, parameters):
         model = Wav2Vec2(Wav2Vec2Config(**changes), 32)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert (model.config.stride, model.config.window) == (320, 400)
+
+
+def test_parameters_of_mms():
+    large = {"conv_norm": "layer", "conv_bias": True, "norm_first": True, "adapter_width": 16}
+    with torch.device("meta"):
+        model = Wav2Vec2(Wav2Vec2Config(width=1280, layers=48, heads=16, feed_forward=5120, **large), 154)
+    assert sum(p.numel() for p in model.parameters()) == 964_845_850  # facebook/mms-1b-all in English
+    own = [p.numel() for name, p in model.named_parameters() if model.config.stage_of(name) == model.config.num_stages]
+    assert sum(own) == 2_348_442  # what `_get_adapters` of transformers finds in it
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,6 +188,8 @@ def test_the_extractors_gradient_is_scaled():
     ("wrong", "message"),
     [
         ({"conv_kernels": (10, 3)}, "equally long"),
+        ({"adapter_width": 4}, "`adapter_width` must come with `norm_first`"),
+        ({"adapter_width": 0, "norm_first": True}, "`adapter_width` must be at least 1, but is 0"),
         ({"heads": 5}, "`heads` must divide `width`, 24, but is 5"),
         ({"hourglass": HourglassConfig()}, "`hourglass` must divide up all `layers`, 4, but its parts are 12"),
         ({"dropout": 1.0}, "`dropout` must be at least 0 and below 1"),
@@ -314,6 +326,18 @@ def test_stages_are_the_extractor_the_input_and_each_layer():
     assert [stages[2 + i] for i in range(4)] == [{f"layers.{i}"} for i in range(4)]
     assert stages[model.config.num_stages] == {"head.weight", "head.bias"}
     assert model.config.stage_of("pretraining.quantiser.vectors") == model.config.num_stages
+
+
+def test_adapters_learn_with_the_head_alone_while_the_body_is_frozen(config, tmp_path):
+    tree = config_to_dict(config)
+    tree["model"] |= {"norm_first": True, "adapter_width": 4}
+    start = config_from_dict(tree, "here")
+    train(start, tmp_path / "start")
+    tree["init"] = {"checkpoint": str(tmp_path / "start" / "tiny.pt"), "freeze": [{"stages": "body"}]}
+    train(config_from_dict(tree, "here"), tmp_path / "tuned")
+    before, after = (load_model(tmp_path / run / "tiny.pt")[1].state_dict() for run in ("start", "tuned"))
+    moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert moved == {name for name in before if ".adapter." in name or name.startswith("head.")}
 
 
 def test_a_norm_after_the_layers_is_of_the_last_ones_stage():

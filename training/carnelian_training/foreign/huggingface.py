@@ -34,7 +34,6 @@ FIXED: Options = {
     "hidden_act": "gelu",
     "feat_extract_activation": "gelu",
     "add_adapter": False,
-    "adapter_attn_dim": None,
 }
 HUBERT: Options = FIXED | {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
 """A fine-tuned HuBERT is a wav2vec 2.0 with these options, by another name."""
@@ -55,6 +54,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "heads": ("num_attention_heads", 12),
     "feed_forward": ("intermediate_size", 3072),
     "norm_first": ("do_stable_layer_norm", False),
+    "adapter_width": ("adapter_attn_dim", None),
     "position_kernel": ("num_conv_pos_embeddings", 128),
     "position_groups": ("num_conv_pos_embedding_groups", 16),
     "norm_eps": ("layer_norm_eps", 1e-5),

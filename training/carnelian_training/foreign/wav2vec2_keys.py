@@ -39,6 +39,12 @@ _LAYER = {
     "narrow": ("feed_forward.output_dense", "fc2"),
     "output_norm": ("final_layer_norm", "final_layer_norm"),
 }
+_ADAPTER = {
+    "adapter.norm": "adapter_layer.norm",
+    "adapter.narrow": "adapter_layer.linear_1",
+    "adapter.widen": "adapter_layer.linear_2",
+}
+"""Hugging Face's alone."""
 _PRETRAINING = {
     "quantiser.choose": ("quantizer.weight_proj", "quantizer.weight_proj"),
     "quantiser.vectors": ("quantizer.codevectors", "quantizer.vars"),
@@ -95,7 +101,8 @@ def _name(name: str, naming: Naming, hourglass: HourglassConfig | None) -> str:
         return f"{_PRETRAINING[rest][naming.column]}.{part}"
     if first == "layers":
         i, _, inner = rest.partition(".")
-        return f"{naming.body}encoder.{_place(int(i), hourglass)}.{_LAYER[inner][naming.column]}.{part}"
+        theirs = _ADAPTER[inner] if inner in _ADAPTER else _LAYER[inner][naming.column]
+        return f"{naming.body}encoder.{_place(int(i), hourglass)}.{theirs}.{part}"
     if first == "extractor":
         i, _, norm = rest.partition(".")
         position = {

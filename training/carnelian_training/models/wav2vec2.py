@@ -38,6 +38,8 @@ class Wav2Vec2Config:
     feed_forward: int = 3072
     norm_first: bool = False
     """Each layer normalises its input (Large trained on 60,000 hours), not its result."""
+    adapter_width: int | None = None
+    """Of the adapter after each layer, with `norm_first` alone; MMS has 16. None: no adapters."""
     position_kernel: int = 128
     position_groups: int = 16
     norm_eps: float = 1e-5
@@ -67,6 +69,9 @@ class Wav2Vec2Config:
         if any(k < s or s < 1 for k, s in zip(self.conv_kernels, self.conv_strides, strict=True)):
             raise ValueError("`conv_strides` must be at least 1 and at most their `conv_kernels`")
         check_at_least_one(self, "width", "layers", "heads", "feed_forward", "position_kernel", "position_groups")
+        check_at_least_one(self, "adapter_width")
+        if self.adapter_width is not None and not self.norm_first:
+            raise ValueError("`adapter_width` must come with `norm_first`: other layers have no adapters")
         for name in ("heads", "position_groups"):
             if self.width % getattr(self, name):
                 raise ValueError(f"`{name}` must divide `width`, {self.width}, but is {getattr(self, name)}")
@@ -104,9 +109,11 @@ class Wav2Vec2Config:
         return 2 + self.layers
 
     def stage_of(self, name: str) -> int:
-        """The stage of a parameter, by its name; the heads come after the last."""
+        """The stage of a parameter, by its name; the heads come after the last, and the adapters learn with them."""
         if name.startswith("extractor."):
             return 0
+        if ".adapter." in name:
+            return self.num_stages
         if match := re.match(r"layers\.(\d+)\.", name):
             return 2 + int(match[1])
         if self.norm_first and name.startswith("norm."):  # which is then after the layers, not before them
@@ -219,6 +226,21 @@ class Attention(nn.Module):
         return mixed
 
 
+class Adapter(nn.Module):
+    """A bottleneck, added to its input. MMS has its own for each language (Pratap et al. 2023, arXiv:2305.13516)."""
+
+    def __init__(self, width: int, adapter_width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.narrow = nn.Linear(width, adapter_width)
+        self.widen = nn.Linear(adapter_width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, frames, width] -> the same."""
+        adapted: Tensor = x + self.widen(F.relu(self.narrow(self.norm(x))))
+        return adapted
+
+
 class Layer(nn.Module):
     """Attention and feed-forward, each added to its input, normalised after (Base) or before."""
 
@@ -231,12 +253,14 @@ class Layer(nn.Module):
         self.widen = nn.Linear(config.width, config.feed_forward)
         self.narrow = nn.Linear(config.feed_forward, config.width)
         self.output_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.adapter = None if config.adapter_width is None else Adapter(config.width, config.adapter_width)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """[batch, frames, width] -> the same; `seen` [batch, 1, 1, frames] bool."""
         if self.norm_first:
             x = x + self._dropped(self.attention(self.attention_norm(x), seen))
-            return x + self._feed_forward(self.output_norm(x))
+            x = x + self._feed_forward(self.output_norm(x))
+            return x if self.adapter is None else self.adapter(x)
         x = self.attention_norm(x + self._dropped(self.attention(x, seen)))
         normalised: Tensor = self.output_norm(x + self._feed_forward(x))
         return normalised
