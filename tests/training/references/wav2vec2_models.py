@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from transformers import Wav2Vec2Config, Wav2Vec2ForCTC, Wav2Vec2ForPreTraining
 
 HERE = Path(__file__).parent
@@ -78,6 +79,28 @@ def recogniser(name: str, safe: bool, **options) -> Wav2Vec2ForCTC:
         said[f"masked_{i}"] = model.lm_head(x)[0].numpy()
     np.savez(folder / "said.npz", **said)
     return model
+
+
+@torch.inference_mode()
+def adapters() -> None:
+    """As MMS is published: a recogniser of English, and files that make it one of another language."""
+    model = recogniser("adapters", safe=True, adapter_attn_dim=4, **LARGE)
+    folder = HERE / "wav2vec2_adapters"
+    vocabularies = {"eng": TOKENS, "deu": [*TOKENS[:5], *"äbct"], "fra": [*TOKENS[:5], *"çdeéêtu"]}
+    rows = {language: {token: i for i, token in enumerate(tokens)} for language, tokens in vocabularies.items()}
+    (folder / "vocab.json").write_text(json.dumps(rows))
+    options = {"unk_token": "<unk>", "word_delimiter_token": "|", "target_lang": "eng"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    said = dict(np.load(folder / "said.npz"))
+    for language, write, kind in (("deu", save_file, "safetensors"), ("fra", torch.save, "bin")):
+        model.lm_head = torch.nn.Linear(SIZES["hidden_size"], len(rows[language]))
+        own = {name: tensor + 0.3 * torch.randn_like(tensor) for name, tensor in model._get_adapters().items()}
+        write(own, folder / f"adapter.{language}.{kind}")
+        multilingual = Wav2Vec2ForCTC.from_pretrained(folder).eval()
+        multilingual.load_adapter(language)
+        for i, signal in enumerate(signals()):
+            said[f"{language}_{i}"] = multilingual(signal[None]).logits[0].numpy()
+    np.savez(folder / "said.npz", **said)
 
 
 @torch.inference_mode()
@@ -165,6 +188,7 @@ def main() -> None:
     """Write everything."""
     recogniser("base", safe=True)
     large = recogniser("large", safe=False, **LARGE)
+    adapters()
     pretrained = pretraining()
 
     old = argparse.Namespace(arch="wav2vec2", task="audio_pretraining", normalize=False, **options(pretrained))

@@ -15,6 +15,7 @@ def import_(
     target: Annotated[Path, typer.Argument(help="The checkpoint to write, for example quartznet_de.pt.")],
     dle_config: Annotated[Path | None, typer.Option(help="DLE's YAML, if not one of its published models.")] = None,
     labels: Annotated[Path | None, typer.Option(help="fairseq: dict.ltr.txt, if not LibriSpeech's.")] = None,
+    language: Annotated[str | None, typer.Option(help="Hugging Face: the one to read of several, such as eng.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="DLE: the weights as trained, not their average.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the source's.")] = None,
 ) -> None:
@@ -28,7 +29,13 @@ def import_(
     check_apart(target, source)
     name = target.stem
     config, weights = read(
-        source, name, dle_config=dle_config, is_raw=raw, labels=labels, overrides=tuple(overrides or ())
+        source,
+        name,
+        dle_config=dle_config,
+        is_raw=raw,
+        labels=labels,
+        language=language,
+        overrides=tuple(overrides or ()),
     )
     checkpoint.save(target, config, weights, results={"imported_from": source.name})
     with torch.device("meta"):

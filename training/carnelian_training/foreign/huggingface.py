@@ -2,6 +2,7 @@
 
 Weights only: `model.safetensors`, or `pytorch_model.bin` without unpickling any class, each in one piece or in shards.
 The recogniser's special tokens are dropped from its head, so log-probabilities are those among characters and blank.
+Of a recogniser of many languages, as MMS is, one is read.
 """
 
 import json
@@ -16,8 +17,9 @@ from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
 from carnelian_training.foreign.huggingface_alphabet import read_alphabet, read_json
+from carnelian_training.foreign.huggingface_language import choose_language
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
-from carnelian_training.foreign.tensors import plain_tensors
+from carnelian_training.foreign.tensors import check_fit, plain_tensors
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -85,11 +87,15 @@ PRETRAINING: dict[str, tuple[str, Any]] = {
 }
 
 
-def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
+def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     """The `model`, `labels`, `features` (and `pretraining`) of a configuration, their tensors, the head's alphabet.
 
+    Args:
+        path: the folder.
+        language: of a recogniser of several.
+
     Raises:
-        CheckpointError: It is no such folder, or has options that ours have not.
+        CheckpointError: It is no such folder, has options that ours have not, or not this language.
     """
     if not any(found for name in WEIGHTS for found in path.glob(f"{name}*")):
         for name, what in INSTEAD.items():
@@ -112,7 +118,10 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     if any(name.startswith("lm_head.") for name in tensors):
         if not options.get("apply_spec_augment", True):  # the switch of fine-tuning
             tree["augment"]["spans"] |= NO_SPANS
-        alphabet = read_alphabet(path, options, len(tensors.get("lm_head.weight", ())))
+        chosen = choose_language(path, language, has_adapters=options.get("adapter_attn_dim") is not None)
+        if chosen.adapter is not None:
+            tensors |= _adapter(chosen.adapter, tensors)
+        alphabet = read_alphabet(path, chosen.tokens, options, len(tensors.get("lm_head.weight", ())))
         if (path / "language_model").is_dir():  # of `Wav2Vec2ProcessorWithLM`
             logger.warning(
                 "%s/language_model, with which transformers decodes, is left aside: its n-grams can be given to the "
@@ -152,6 +161,18 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     raise CheckpointError(
         f"{path} must hold model.safetensors or pytorch_model.bin, or the `.index.json` of their shards, but has none"
     )
+
+
+def _adapter(path: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters and the head of a language, which must take the place of all of the model's.
+
+    Raises:
+        CheckpointError: Some are missing, and would stay those of another language, or there are others.
+    """
+    found = _weights_file(path)
+    own = {name for name in model if ".adapter_layer." in name or name.startswith("lm_head.")}
+    check_fit([f"  {name}: {'missing' if name in own else 'unexpected'}" for name in sorted(found.keys() ^ own)], path)
+    return found
 
 
 def _weights_file(path: Path) -> dict[str, Tensor]:

@@ -13,20 +13,24 @@ from carnelian_training.weight_files import CheckpointError
 logger = logging.getLogger(__name__)
 
 
-def read_alphabet(path: Path, options: Options, num_rows: int) -> Alphabet:
-    """The labels of `vocab.json` and of the tokens that were added to it, and the blank, in a head of `num_rows`.
+def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: int) -> Alphabet:
+    """The labels of a vocabulary and of the tokens that were added to it, and the blank, in a head of `num_rows`.
+
+    Args:
+        path: the folder.
+        vocabulary: each token's row of the head: `vocab.json`, or the part of it that is of one language.
+        options: those of `config.json`.
+        num_rows: of the head.
 
     Raises:
         CheckpointError: The files contradict each other or the head, or have more than characters, or write words
             apart by something else than a space.
     """
     file = path / "vocab.json"
-    tokens = read_json(file)
-    if any(isinstance(row, dict) for row in tokens.values()):
-        raise CheckpointError(f"{file} must be of one language, but is of {', '.join(tokens)}")
     tokenizer = _tokenizer(path)
     added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
-    tokens |= _read_if_there(path / "added_tokens.json") | added
+    # The vocabulary last: where it is of one language of several, the same tokens may have been added for another one.
+    tokens = read_if_there(path / "added_tokens.json") | added | vocabulary
     wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
     if wrong:
         raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
@@ -66,7 +70,7 @@ def _tokenizer(path: Path) -> Options:
     Raises:
         CheckpointError: They contradict each other about the blank or the space.
     """
-    special, config = (_read_if_there(path / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
+    special, config = (read_if_there(path / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
     for name in ("pad_token", "word_delimiter_token"):
         if not special.get(name) or not config.get(name):
             continue
@@ -120,5 +124,6 @@ def read_json(path: Path) -> Options:
     return found
 
 
-def _read_if_there(path: Path) -> Options:
+def read_if_there(path: Path) -> Options:
+    """As :func:`read_json`; nothing of a file that is not there."""
     return read_json(path) if path.is_file() else {}

@@ -29,6 +29,7 @@ def read(
     dle_config: Path | None = None,
     is_raw: bool = False,
     labels: Path | None = None,
+    language: str | None = None,
     overrides: tuple[str, ...] = (),
 ) -> tuple[Config, dict[str, Tensor]]:
     """Read a checkpoint of another toolkit: a Hugging Face folder, NeMo's `.nemo` or `.ckpt`, fairseq's or DLE's `.pt`.
@@ -39,6 +40,7 @@ def read(
         dle_config: DLE's YAML, if the file is its and not of a published form.
         is_raw: of DLE: the weights as trained, not their moving average.
         labels: of fairseq: the dictionary, `dict.ltr.txt`, if it is neither in the file nor LibriSpeech's.
+        language: of Hugging Face: the one to read, of a recogniser of several, such as `eng`.
         overrides: ``a.b=value``, over what the file says.
 
     Raises:
@@ -46,12 +48,13 @@ def read(
         ConfigError: What it describes is no network of ours; every mistake is named.
     """
     check_holds_weights(path)
-    tree, weights, taken = _interpret(path, dle_config, is_raw, labels)
+    tree, weights, taken = _interpret(path, dle_config, is_raw, labels, language)
     given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
+    given["--language"] = language is not None
     if wrong := [option for option, is_given in given.items() if is_given and option not in taken]:
         raise CheckpointError(
-            f"{path} must be read without {', '.join(wrong)}: --labels is for recognisers of fairseq, --raw and "
-            "--dle-config are for Jasper and QuartzNet of DLE"
+            f"{path} must be read without {', '.join(wrong)}: --labels is for recognisers of fairseq, --language "
+            "for those of Hugging Face, --raw and --dle-config for Jasper and QuartzNet of DLE"
         )
     # Absolute: the folder that one is in, `.`, has a name.
     tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
@@ -61,7 +64,7 @@ def read(
 
 
 def _interpret(
-    path: Path, dle_config: Path | None, is_raw: bool, labels: Path | None
+    path: Path, dle_config: Path | None, is_raw: bool, labels: Path | None, language: str | None
 ) -> tuple[Options, Weights, set[str]]:
     """What a checkpoint says of a configuration, its weights, and the options of :func:`read` that it may come with."""
     where = str(path)
@@ -75,7 +78,8 @@ def _interpret(
                 f"{path} must be a .nemo file, but is one taken apart; pack it: "
                 f"{shlex.join(['tar', '-C', str(folder), '-cf', str(packed), '.'])}"
             )
-        tree, tensors, alphabet = huggingface.read(path)
+        tree, tensors, alphabet = huggingface.read(path, language)
+        taken = set() if alphabet is None else {"--language"}
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
     elif path.suffix == ".nemo":
         theirs, tensors = nemo.read(path)
