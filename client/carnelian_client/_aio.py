@@ -188,7 +188,9 @@ class AsyncCarnelianClient:
         """Say whether a model can be called now; see `CarnelianClient.is_ready`."""
         transport = self._transport()
         try:
-            return await transport.is_model_ready(model or self._settings.model, self._settings.deadline(timeout_s))
+            return await transport.is_model_ready(
+                self._settings.choose_model(model), self._settings.deadline(timeout_s)
+            )
         except (TransportError, ModelNotReady):
             return False
 

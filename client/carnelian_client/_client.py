@@ -227,7 +227,9 @@ class CarnelianClient:
         """
         self._check_open()
         try:
-            return self._transport.is_model_ready(model or self._settings.model, self._settings.deadline(timeout_s))
+            return self._transport.is_model_ready(
+                self._settings.choose_model(model), self._settings.deadline(timeout_s)
+            )
         except (TransportError, ModelNotReady):
             return False
 

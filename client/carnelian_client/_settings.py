@@ -69,19 +69,29 @@ class Settings:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Headers and API key as gRPC wants them: lower-case names."""
         headers = {name.lower(): value for name, value in (self.headers or {}).items()}
+        if len(headers) < len(self.headers or {}):
+            raise ValueError(
+                f"`headers` must name each header once, in whatever case, but has {', '.join(self.headers or {})}."
+            )
         if self.api_key is not None:
             if "authorization" in headers:
                 raise ValueError("`api_key` is sent as the header authorization, which `headers` has; choose one.")
             headers["authorization"] = f"Bearer {self.api_key}"
         return tuple(headers.items())
 
+    def choose_model(self, model: str | None) -> str:
+        """The model of one call, by default the client's; ValueError if it is empty or cannot be sent."""
+        chosen = self.model if model is None else model
+        _check_text("model", chosen)
+        return chosen
+
     def request(
         self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
     ) -> Request:
         """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
         given = request_id
-        model, request_id = model or self.model, request_id or uuid.uuid4().hex
-        _check_text("model", model)
+        model = self.choose_model(model)
+        request_id = uuid.uuid4().hex if request_id is None else request_id
         _check_text("request_id", request_id)
         try:
             parameters = {name: _parameter(name, value) for name, value in options.items()}
@@ -100,7 +110,7 @@ class Settings:
         return DeadlineExceeded(
             f"the clip was not read within {deadline.timeout_s:g} s; allow more (`timeout_s`, `--timeout`){advice}",
             clip=describe_audio(audio),
-            model=model or self.model,
+            model=self.model if model is None else model,
             request_id=request_id,
         )
 
@@ -112,6 +122,8 @@ class Settings:
 def _check_text(name: str, value: str) -> None:
     if not isinstance(value, str):
         raise TypeError(f"`{name}` must be a str, but is {value!r:.80}.")
+    if not value:
+        raise ValueError(f"`{name}` must not be empty; leave it out for the default.")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # a command line may be of any bytes

@@ -23,6 +23,7 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"url": "::1"}, r"\[::1\]:8001"),
         ({"url": "fe80::1:8001"}, "host:port"),
         ({"model": "\udcff"}, "`model` must be text in UTF-8"),
+        ({"model": ""}, "`model` must not be empty"),
         ({"timeout_s": 0}, "`timeout_s` must be above 0"),
         ({"timeout_s": float("nan")}, "`timeout_s` must be above 0"),
         ({"timeout_s": float("inf")}, "at most 1e[+]09"),
@@ -31,6 +32,7 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"api_key": "secret\n"}, "`api_key`, sent as 'authorization' must have .* strip a key"),
         ({"api_key": ""}, "`api_key` must be a key, but is empty"),
         ({"headers": {"a b": "c"}}, "header 'a b'"),
+        ({"headers": {"X-Key": "a", "x-key": "b"}}, "each header once, in whatever case, but has X-Key, x-key"),
         ({"headers": {"trace-bin": "c"}}, "header .trace-bin. must .* not ending in -bin"),
         ({"headers": {"Authorization": "Basic x"}, "api_key": "k"}, "choose one"),
     ],
@@ -39,6 +41,12 @@ def test_arguments_that_cannot_work_are_refused_at_once(kind, arguments, words):
     with pytest.raises(ValueError, match=words) as caught:
         kind(**arguments)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model", "request_id"])
+def test_an_empty_name_is_not_taken_for_the_default(wav, name):
+    with CarnelianClient("localhost:1") as client, pytest.raises(ValueError, match=f"`{name}` must not be empty"):
+        client.transcribe(wav, **{name: ""})
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,7 @@ def test_a_language_model_that_nothing_asks_is_wrong_use(command):
     ("arguments", "message"),
     [
         (["--url", ""], "--url must be host:port, but is empty"),
+        (["--url", "localhost:8001", "--model", ""], "--model must be the name of a served model, but is empty"),
         (["--decoder", "greedy", "--option", "decoder=beam"], "decoder is given as 'beam' and 'greedy'"),
         (["--option", "beam_width=5", "--option", "beam_width=7"], "beam_width is given as '5' and '7'"),
         (["--model", "jasper"], "--model must come with --url"),

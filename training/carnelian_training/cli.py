@@ -90,6 +90,8 @@ def evaluate(
         raise typer.BadParameter("--url must be host:port, but is empty")
     if model is not None and url is None:
         raise typer.BadParameter("--model must come with --url: it is the name of a served model")
+    if model == "":
+        raise typer.BadParameter("--model must be the name of a served model, but is empty")
     model = model or SERVED
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
