@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carnelian_perf.raw_file import RawFile
+from carnelian_perf.raw_file import RawFile, RawFileError
 from carnelian_perf.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ def rendering(raw_path: Path) -> Iterator[None]:
     """Name a raw file whose parts, each right by itself, do not fit one another.
 
     Raises:
-        ValueError: A page cannot be made of it.
+        RawFileError: A page cannot be made of it.
     """
     try:
         yield
+    except RawFileError:
+        raise
     except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
-        if str(error).startswith(f"{raw_path} must "):  # it is named already
-            raise
         found = error if isinstance(error, ValueError) else repr(error)  # a KeyError's text is a key alone
-        raise ValueError(f"{raw_path} must hold all that its page shows, but does not: {found}") from error
+        raise RawFileError(f"{raw_path} must hold all that its page shows, but does not: {found}") from error
 
 
 def write_page(raw_path: Path, text: str) -> Path:

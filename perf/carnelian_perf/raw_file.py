@@ -24,8 +24,14 @@ Own = TypeVar("Own", bound="RawFile")
 STRICT = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
 """A list that is never empty in a raw file."""
+MACHINE = ("cpu", "cores", "accelerator")
+"""What pages say of every machine."""
 _CODE = re.compile(r"((?<!`)`[^`|]+`(?!`))")
 _MARKUP = re.compile(r"[\\\[*|]|<(?=[a-zA-Z/!?])")
+
+
+class RawFileError(ValueError):
+    """A raw file is not what it must be; the message names it."""
 
 
 @STRICT
@@ -104,6 +110,11 @@ class RawFile:
     finished: bool = True
     """Not in the file of a command that ran to its end."""
 
+    def __post_init__(self) -> None:
+        """Refuse a machine of which pages could not say what they say of every one."""
+        if missing := set(MACHINE) - self.machine.keys():
+            raise ValueError(f"machine lacks {', '.join(sorted(missing))}")
+
     def as_text(self: Own) -> Own:
         """For pages: strings, which anyone may have written, as Markdown that shows them and does nothing else."""
         command = " ".join(self.command.splitlines()).replace("`", "'")  # pages have it in a code span
@@ -145,7 +156,7 @@ class RawFile:
         """Read a raw file.
 
         Raises:
-            ValueError: The file is not a raw file of this command.
+            RawFileError: The file is not a raw file of this command.
         """
         return read(path, cls.subject, TypeAdapter(cls).validate_json)
 
@@ -213,7 +224,7 @@ def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
     """Read what the command `subject` wrote, by its own `parse`, which is pydantic's.
 
     Raises:
-        ValueError: The file is no raw file of that command.
+        RawFileError: The file is no raw file of that command.
     """
     try:
         return parse(path.read_bytes().removeprefix(codecs.BOM_UTF8))
@@ -226,4 +237,4 @@ def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
                 " (another command or another version of carnelian-perf wrote it, or it was edited; what wrote it can "
                 "still read it)"
             )
-        raise ValueError(f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {reason}") from error
+        raise RawFileError(f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {reason}") from error

@@ -25,6 +25,7 @@ from carnelian_perf.raw_file import Split
 
 REPORT = "report.csv"
 WORDS = "perf_analyzer.txt"
+PERCENTILES = ("p50", "p90", "p95", "p99")
 _UNSTABLE_STATUS = 2
 _PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec\. Avg latency: (\d+) usec")
 _REQUESTS = re.compile(r"^ +Request count: (\d+)$", re.MULTILINE)
@@ -54,6 +55,12 @@ class Report:
     """Requests of an open loop that were sent late: perf_analyzer did not keep up."""
     requests: int | None = None
     """That the latencies are of; not in older files."""
+
+    def __post_init__(self) -> None:
+        """Refuse a stable report without what it is stable in."""
+        missing = {"avg", *PERCENTILES} - set(self.latency_ms or ())
+        if self.status == "stable" and (missing or self.clips_per_s is None):
+            raise ValueError(f"a stable one lacks {', '.join(sorted(missing)) or 'clips_per_s'}")
 
 
 def find_perf_analyzer() -> Path:
@@ -120,15 +127,15 @@ def _unstable(said: str) -> Report:
 
 
 def _read_report(folder: Path, said: str) -> Report:
-    names, percentiles = ("send", "network", "recv"), ("p50", "p90", "p95", "p99")
+    names = ("send", "network", "recv")
     of_client = ("Client Send", "Network+Server Send/Recv", "Client Recv")
-    columns = ("Inferences/Second", "Avg latency", *(f"{name} latency" for name in percentiles), *of_client)
+    columns = ("Inferences/Second", "Avg latency", *(f"{name} latency" for name in PERCENTILES), *of_client)
     rate, *times_us = _read_row(folder / REPORT, columns)
     times_ms = [time_us / 1e3 for time_us in times_us]
     return Report(
         status="stable",
         windows=_find_windows(said),
-        latency_ms=dict(zip(("avg", *percentiles), times_ms[:5], strict=True)),
+        latency_ms=dict(zip(("avg", *PERCENTILES), times_ms[:5], strict=True)),
         clips_per_s=rate,
         client_ms=dict(zip(names, times_ms[5:], strict=True)),
         stages={path.name.rpartition("_v")[0]: _read_split(path) for path in sorted(folder.glob(f"*_v*.{REPORT}"))},

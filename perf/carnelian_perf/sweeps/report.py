@@ -12,7 +12,7 @@ from carnelian_perf.pages import rendering, say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import GRID, RESULT, SEVERAL_SERVERS, read_grid_of, read_results
+from carnelian_perf.sweeps.results import GRID, SEVERAL_SERVERS, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import LATENCIES, PUBLISHED, STAGES, Row, make_rows
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
@@ -61,9 +61,6 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
             "sweep` with that grid, or with the earlier one"
         )
     base = sweep if sweep.name.strip(".") else sweep.resolve()  # `.` has no name
-    for result in results:  # alone, so that its file is named
-        with rendering(sweep / result.cell.name / RESULT):
-            render_page(make_rows([result]), published, base.name, {})
     unserved = read_unserved(inference, results)
     rows = make_rows([result.as_text() for result in results])
     with rendering(sweep):

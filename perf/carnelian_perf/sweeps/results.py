@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from carnelian_perf import raw_file
-from carnelian_perf.raw_file import RawFile, Speech
+from carnelian_perf.raw_file import RawFile, RawFileError, Speech
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
@@ -49,6 +49,18 @@ class Result(RawFile):
     cpu_ms_per_clip: float | None
     """CPU time of the whole server, all cores together; None of a server that was not started here."""
 
+    def __post_init__(self) -> None:
+        """Refuse numbers of which no page can be made."""
+        super().__post_init__()
+        report = self.report
+        if self.status != (report.status if report else "failed"):
+            raise ValueError("status is not that of the report, which a failed one lacks")
+        acoustic = f"{self.cell.model}_acoustic"
+        if report and report.stages and not (acoustic in report.stages and report.stages[acoustic].total > 0):
+            raise ValueError(f"report.stages has no time of {acoustic}")
+        if self.accuracy and (missing := {"utterances", "words"} - self.accuracy.keys()):
+            raise ValueError(f"accuracy lacks {', '.join(sorted(missing))}")
+
     @property
     def clips_per_s(self) -> float | None:
         """Throughput, if stable; of a closed loop by Little's law, of an open one as perf_analyzer counts it."""
@@ -71,12 +83,12 @@ def read_result(folder: Path) -> Result:
     """Read the result of a cell's folder.
 
     Raises:
-        ValueError: It is none, or another cell's.
+        RawFileError: It is none, or another cell's.
     """
     path = folder / RESULT
     result = Result.read(path)
     if result.cell.name != folder.name:
-        raise ValueError(f"{path} must be of the cell that its folder is named after, but is of {result.cell.name}")
+        raise RawFileError(f"{path} must be of the cell that its folder is named after, but is of {result.cell.name}")
     words = folder / perf_analyzer.WORDS
     if result.report and result.report.requests is None and words.is_file():
         said = words.read_text(encoding="utf-8", errors="replace")
@@ -88,7 +100,7 @@ def read_results(folder: Path) -> list[Result]:
     """Read all results of a sweep's folder, by name of the cell.
 
     Raises:
-        ValueError: there are no results, or a file is not one.
+        ValueError: There are no results, or a file is not one.
     """
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
@@ -107,7 +119,7 @@ def read_grid_of(folder: Path) -> Grid | None:
     """The grid of a sweep's results, if it is there.
 
     Raises:
-        ValueError: What is there is no grid.
+        RawFileError: What is there is no grid.
     """
     path = folder / GRID
     return raw_file.read(path, Result.subject, Grid.model_validate_json) if path.is_file() else None

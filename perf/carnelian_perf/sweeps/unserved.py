@@ -7,7 +7,7 @@ from pathlib import Path
 from carnelian_perf.inference.results import AS_SERVED, Measurement, sum_up_served
 from carnelian_perf.options import PRECISIONS
 from carnelian_perf.pages import rendering
-from carnelian_perf.raw_file import as_text
+from carnelian_perf.raw_file import MACHINE, RawFileError, as_text
 from carnelian_perf.sweeps.results import Result
 
 
@@ -25,7 +25,7 @@ def read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequenc
     """What raw files of `carnelian-perf infer` say of a sweep's models; see :func:`report.write_report`.
 
     Raises:
-        ValueError: One is no such file, of no model of the sweep, of another's precision or machine, or a second one.
+        RawFileError: One is no such file, of no model of the sweep, of another's precision or machine, or a second one.
     """
     models = sorted({result.cell.model for result in results})
     found: dict[str, Unserved] = {}
@@ -33,12 +33,12 @@ def read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequenc
         measurement = Measurement.read(raw)
         model = name or measurement.model
         if model not in models:
-            raise ValueError(
+            raise RawFileError(
                 f"{raw} must be of a model of the sweep, {', '.join(models)}, but is of {model}: run `carnelian-perf "
                 f"infer` on one of them, or name the one that it is of, as in --infer {models[0]}={raw}"
             )
         if model in found:
-            raise ValueError(f"--infer must have one file for each model, but {raw} is another of {model}")
+            raise RawFileError(f"--infer must have one file for each model, but {raw} is another of {model}")
         with rendering(raw):
             _check_machine(raw, measurement, results)
             found[model] = _sum_up(raw, measurement, model, results)
@@ -48,11 +48,11 @@ def read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequenc
 def _check_machine(raw: Path, measurement: Measurement, results: Iterable[Result]) -> None:
     used = str(measurement.machine["accelerator"])
     for machine in [result.machine for result in results]:
-        for key in ("cpu", "cores", "accelerator"):
+        for key in MACHINE:
             # A sweep names all GPUs that there are, `infer` the one that it used.
             is_among = key == "accelerator" and (used == "none" or used in str(machine[key]))
             if measurement.machine[key] != machine[key] and not is_among:
-                raise ValueError(
+                raise RawFileError(
                     f"{raw} must be of the sweep's machine, whose {key} is {machine[key]}, but is of "
                     f"{measurement.machine[key]}: run `carnelian-perf infer` there"
                 )
@@ -63,12 +63,12 @@ def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[R
     measured = measurement.plan["precision"]
     engine = "onnx_int8" if precision == "int8" else AS_SERVED
     if precision in PRECISIONS and precision != measured:  # others are words, for people
-        raise ValueError(
+        raise RawFileError(
             f"{raw} must be in {model}'s precision in the sweep, {precision}, but is in {measured}: run "
             "`carnelian-perf infer` with that --precision, or name another model, MODEL=RAW"
         )
     if not (median_ms := sum_up_served(measurement, engine)):
-        raise ValueError(
+        raise RawFileError(
             f"{raw} must have the engine that is served, {engine}, but has {', '.join(measurement.titles)}: "
             f"run `carnelian-perf infer` with --engines {engine}"
         )
