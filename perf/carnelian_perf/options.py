@@ -200,31 +200,33 @@ def _is_finished(path: Path) -> bool:
         return True
 
 
-def show_page(raw_path: Path, kind: "type[Measured]", render_page: Callable[[Measured, str], str]) -> None:
-    """Write the page that `render_page` makes of a raw file, and its name, beside it, and print it."""
+def show_page(
+    raw_path: Path,
+    kind: "type[Measured]",
+    render_page: Callable[[Measured, str], str],
+    draw: Callable[[Measured, Path], None] | None = None,
+) -> Measured:
+    """Write, beside a raw file, the page that `render_page` makes of it and its name, and the plot that `draw` makes.
+
+    The page is printed.
+
+    Returns:
+        What the raw file holds.
+
+    Raises:
+        RawFileError: It is none, or a page cannot be made of it.
+    """
     from carnelian_perf.pages import rendering, write_page
 
     measurement = kind.read(raw_path)
     with rendering(raw_path):
         text = render_page(measurement.as_text(), raw_path.name)
     typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
-
-
-def show_page_and_plot(
-    raw_path: Path,
-    kind: "type[Measured]",
-    render_page: Callable[[Measured, str, str], str],
-    draw: Callable[[Measured, Path], None],
-) -> None:
-    """Write both beside a raw file, and say so; the page is made of the names of the raw file and the plot, too."""
-    from carnelian_perf.pages import rendering, write_page
-
-    measurement, plot = kind.read(raw_path), raw_path.with_suffix(".png")
-    with rendering(raw_path):
-        text = render_page(measurement.as_text(), raw_path.name, plot.name)
-    page = write_page(raw_path, text)
-    draw(measurement, plot)
-    typer.echo(f"wrote {page}\nwrote {plot}")
+    if draw is not None:
+        plot = raw_path.with_suffix(".png")
+        draw(measurement, plot)
+        typer.echo(f"wrote {plot}")
+    return measurement
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from carnelian_perf.raw_file import RawFile, RawFileError
 from carnelian_perf.whole_file import write_whole
@@ -37,6 +38,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     columns = [[line[place] for line in lines] for place in range(len(head))]
     rulers = ["--:" if any(map(NUMBER.match, column)) else "---" for column in columns]
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rulers, *lines))
+
+
+def show_plot(words: str, raw_name: str) -> str:
+    """The plot beside a raw file, in a page beside both.
+
+    Args:
+        words: What it shows.
+        raw_name: The raw file's name.
+    """
+    return f"![{words}]({quote(Path(raw_name).with_suffix('.png').name)})\n"
 
 
 def say_busy(cores: Iterable[float]) -> str:

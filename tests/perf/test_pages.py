@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from carnelian_perf.cli import main
-from carnelian_perf.options import show_page_and_plot
+from carnelian_perf.options import show_page
 from carnelian_perf.pages import table
 from carnelian_perf.raw_file import write
 from markdown_it import MarkdownIt
@@ -147,9 +147,7 @@ def test_raw_file_whose_parts_do_not_fit_is_named(name, keys, value, run):
 def test_fault_of_a_plot_is_not_of_the_raw_file(measurement, tmp_path):
     measurement.write(raw := tmp_path / "raw.json")
     with pytest.raises(TypeError, match="of drawing"):
-        show_page_and_plot(
-            raw, type(measurement), MagicMock(return_value=""), MagicMock(side_effect=TypeError("of drawing"))
-        )
+        show_page(raw, type(measurement), MagicMock(return_value=""), MagicMock(side_effect=TypeError("of drawing")))
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)

@@ -86,14 +86,14 @@ def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):
         for count in (1, 2):
             yield replace(measurement, runs=measurement.runs[:count])
             written = type(measurement).read(path)
-            seen.append((written.finished, "**Not finished.**" in render_page(written, "raw.json", "raw.png")))
+            seen.append((written.finished, "**Not finished.**" in render_page(written, "raw.json")))
 
     last = write_each(grow(), path)
     assert seen == [(False, True), (False, True)]
     assert type(measurement).read(path) == last
     assert last.finished
     assert "finished" not in path.read_text()
-    assert "Not finished" not in render_page(last, "raw.json", "raw.png")
+    assert "Not finished" not in render_page(last, "raw.json")
 
 
 def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path):
@@ -115,13 +115,13 @@ def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path
 
 
 def test_links_of_a_page_are_to_files_of_any_name(measurement):
-    page = render_page(measurement, "my raw.json", "my raw.png")
+    page = render_page(measurement, "my raw.json")
     assert "](my%20raw.png)" in page
     assert "[my raw.json](my%20raw.json)" in page
 
 
 def test_a_page_names_no_commit_outside_a_checkout(measurement):
-    assert ", commit none, by `" in render_page(replace(measurement, commit=None), "raw.json", "raw.png")
+    assert ", commit none, by `" in render_page(replace(measurement, commit=None), "raw.json")
 
 
 def test_one_without_runs_is_refused(measurement, tmp_path):

@@ -27,7 +27,6 @@ from carnelian_perf.options import (
     render_option,
     served_repository,
     show_page,
-    show_page_and_plot,
     write_each,
 )
 
@@ -66,7 +65,6 @@ def tune(
 
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
-    from carnelian_perf.pages import rendering, write_page
     from carnelian_perf.server.render_tune import render_page
     from carnelian_perf.server.tune_results import Measurement, Objective
 
@@ -95,10 +93,7 @@ def tune(
     else:
         check_render(context, raw, "--write")
     check_apart(write, raw)
-    tuning = Measurement.read(raw)
-    with rendering(raw):
-        text = render_page(tuning.as_text(), raw.name)
-    print(f"wrote {write_page(raw, text)}")
+    tuning = show_page(raw, Measurement, render_page)
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
 
@@ -239,8 +234,7 @@ def memory(
         write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    show_page_and_plot(raw, Measurement, render_page, draw)
-    trend = trend_of(Measurement.read(raw))
+    trend = trend_of(show_page(raw, Measurement, render_page, draw))
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if is_measured and trend.verdict == "grows":
         raise typer.Exit(1)

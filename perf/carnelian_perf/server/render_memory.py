@@ -1,15 +1,14 @@
 """The raw file of a measurement of memory as a Markdown page and a plot."""
 
 from pathlib import Path
-from urllib.parse import quote
 
-from carnelian_perf.pages import page, table, write_plot
+from carnelian_perf.pages import page, show_plot, table, write_plot
 from carnelian_perf.server.memory_results import SETTLING_SHARE, Measurement, Sample, Trend, find_trend
 
 MIB = 2**20
 
 
-def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
+def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each process."""
     first, last = measurement.samples[0], measurement.samples[-1]
     head = ["process", "at rest, RSS", "PSS", "USS", "at the end, RSS", "PSS", "USS"]
@@ -28,7 +27,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         "busy before.",
         *measurement.say_sources(raw_name),
     ]
-    parts = [table(head, rows), f"![Memory over requests]({quote(plot_name)})\n"]
+    parts = [table(head, rows), show_plot("Memory over requests", raw_name)]
     return page(f"{measurement.model}: memory over {last.requests} requests", measurement, parts, notes)
 
 

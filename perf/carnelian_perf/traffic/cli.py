@@ -19,7 +19,7 @@ from carnelian_perf.options import (
     raw_file_path,
     render_option,
     served_repository,
-    show_page_and_plot,
+    show_page,
     write_each,
 )
 
@@ -55,7 +55,7 @@ def batching(
 
     if raw is not None:
         check_render(context, raw)
-        show_page_and_plot(raw, Measurement, render_page, draw)
+        show_page(raw, Measurement, render_page, draw)
         return
     check_file("--checkpoint", checkpoint)
     check_model_and_clips(repository, model, manifest)
@@ -78,7 +78,7 @@ def batching(
         rounds=rounds,
     )
     measurement = write_each(measure(plan), out)
-    show_page_and_plot(out, Measurement, render_page, draw)
+    show_page(out, Measurement, render_page, draw)
     if measurement.mismatches:
         raise ValueError(
             f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
@@ -146,4 +146,4 @@ def mixed(
             write_each(measure(plan), raw)
     else:
         check_render(context, raw)
-    show_page_and_plot(raw, Measurement, render_page, draw)
+    show_page(raw, Measurement, render_page, draw)

@@ -1,13 +1,12 @@
 """A raw file as a Markdown table and as a plot of the batch sizes."""
 
 from pathlib import Path
-from urllib.parse import quote
 
-from carnelian_perf.pages import page, say_busy, table, write_plot
+from carnelian_perf.pages import page, say_busy, show_plot, table, write_plot
 from carnelian_perf.traffic.batching_results import Measurement, Summary, choose_best, summarise
 
 
-def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
+def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: the table, the plot, and what they were measured on."""
     runs = measurement.runs
     mismatches = f"NOT equal in every run: {'; '.join(measurement.mismatches)}" if measurement.mismatches else ""
@@ -26,7 +25,7 @@ medians of {len({run.round for run in runs})} rounds; mean batch and padding are
 the network computed for each frame of the clips, counted at its first convolution. Acoustic: time in that stage's
 backend. CPU: of the whole server, all cores together; other programs on the machine change it least.
 """
-    parts = [render_table(measurement), legend, f"![Batch sizes of the acoustic stage]({quote(plot_name)})\n"]
+    parts = [render_table(measurement), legend, show_plot("Batch sizes of the acoustic stage", raw_name)]
     return page(f"{measurement.model}: how batches form from clips of mixed length", measurement, parts, notes)
 
 

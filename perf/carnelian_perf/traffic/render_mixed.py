@@ -1,16 +1,15 @@
 """The raw file of a measurement of mixed traffic as a Markdown page and a plot."""
 
 from pathlib import Path
-from urllib.parse import quote
 
-from carnelian_perf.pages import page, say_busy, scale_milliseconds, table, write_plot
+from carnelian_perf.pages import page, say_busy, scale_milliseconds, show_plot, table, write_plot
 from carnelian_perf.ratio import Ratio
 from carnelian_perf.traffic.mixed_results import Measurement, Summary, meets, summarise
 
 _COLOURS = ("#b3401f", "#2f6f8f", "#7a9a2e", "#8c5aa5")
 
 
-def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
+def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each system."""
     runs, durations = measurement.runs, measurement.traffic.durations_s
     summaries = summarise(measurement)
@@ -31,7 +30,7 @@ def render_page(measurement: Measurement, raw_name: str, plot_name: str) -> str:
         f"{say_busy(run.others_busy_cores for run in runs)} before the runs.",
         *measurement.say_sources(raw_name),
     ]
-    parts = [table(head, rows), f"![p95 over the rate, and batches]({quote(plot_name)})\n"]
+    parts = [table(head, rows), show_plot("p95 over the rate, and batches", raw_name)]
     return page(f"{measurement.model}: mixed traffic within {measurement.target_ms:g} ms", measurement, parts, notes)
 
 

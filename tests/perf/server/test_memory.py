@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from carnelian_perf.clips import cut_clips
-from carnelian_perf.options import show_page_and_plot
+from carnelian_perf.options import show_page
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
@@ -84,7 +84,7 @@ def test_page_and_plot_are_made_of_the_raw_file(origin, tmp_path):
     measurement = make_measurement(origin, samples)
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    show_page_and_plot(tmp_path / "raw.json", Measurement, render_page, draw)
+    show_page(tmp_path / "raw.json", Measurement, render_page, draw)
     page = (tmp_path / "raw.md").read_text()
     assert "| tritonserver | 90.0 | 80.0 | 70.0 | 90.0 | 80.0 | 70.0 | 0 | 0 to 0 | flat |" in page
     assert "| **all** |  | **80.0** |  |  | **80.0** |  | 0 | 0 to 0 | flat |" in page

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
-from carnelian_perf.options import show_page_and_plot
+from carnelian_perf.options import show_page
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
 from carnelian_perf.traffic.mixed import (
@@ -104,7 +104,7 @@ def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurem
 def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
-    show_page_and_plot(tmp_path / "raw.json", Measurement, render_page, draw)
+    show_page(tmp_path / "raw.json", Measurement, render_page, draw)
     page = (tmp_path / "raw.md").read_text()
     assert "| our way | 6.0 | - | 36 | 450 | 450 | 450 | 2.0 | 1.3 | 1.50 | 100 |" in page
     assert "| their way | none met it |" in page
@@ -116,7 +116,7 @@ def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
 
 def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement):
     kept = [run for run in measurement.runs if run.rate_per_s in (None, 6.0) and run.round == 1]
-    page = render_page(dataclasses.replace(measurement, runs=kept), "raw.json", "raw.png")
+    page = render_page(dataclasses.replace(measurement, runs=kept), "raw.json")
     assert "| our way | at least 6.0 | - |" in page
 
 
