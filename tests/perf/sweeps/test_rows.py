@@ -1,0 +1,54 @@
+"""The rounds of a sweep's cells, put together."""
+
+import dataclasses
+
+import pytest
+from carnelian_perf.sweeps.report import render_page, render_split
+from carnelian_perf.sweeps.rows import make_rows
+
+
+def test_time_of_client_and_network_that_is_less_than_nothing_is_not_shown(static_cell, make_result, read_row):
+    result = make_result(static_cell, 40.0)
+    (row,) = make_rows([result])
+    assert row.client_ms == 2.0
+    (row,) = make_rows([dataclasses.replace(result, report=dataclasses.replace(result.report, client_ms={}))])
+    assert row.client_ms is None
+    assert read_row(render_split([row]), "2", "batch 1")[2] == "-"
+
+
+def test_rounds_of_two_machines_are_refused(static_cell, make_result):
+    one, two = (make_result(dataclasses.replace(static_cell, round=number), 40.0) for number in (1, 2))
+    kernel = two.machine | {"system": "a newer kernel"}
+    assert len(make_rows([one, dataclasses.replace(two, machine=kernel, versions={"onnx": "1.0"})])) == 1
+    for change in ({"machine": two.machine | {"cpu": "another"}}, {"versions": {"tritonserver": "another"}}):
+        with pytest.raises(ValueError, match=r"rounds of a cell must be alike in .*_r1 has .* and .*_r2 has another"):
+            make_rows([one, dataclasses.replace(two, **change)])
+
+
+def test_share_of_the_throughput_is_the_one_that_was_reached(file_cell, make_result):
+    opened = make_result(dataclasses.replace(file_cell, concurrency=None, poisson_share=0.5), 30.0)
+    closed = [make_result(dataclasses.replace(file_cell, concurrency=number), 50.0) for number in (1, 2)]
+    assert make_rows([opened, *closed])[-1].load == "Poisson, 50% asked for, 75% reached"  # 30 of 40
+    for others in ([], [make_result(closed[-1].cell)]):
+        assert make_rows([opened, *others])[-1].load == "Poisson, 50% asked for"
+    failed = dataclasses.replace(opened, status="failed", report=None)
+    assert make_rows([failed, *closed])[-1].load == "Poisson, 50% asked for"
+
+
+def test_rounds_that_failed_have_words_beside_those_that_did_not(static_cell, make_result):
+    again = dataclasses.replace(static_cell, round=2)
+    (row,) = make_rows([make_result(static_cell), make_result(again, reason="gone")])
+    assert row.troubles == ["round 2 failed: gone", "unstable, windows of 10.0 to 20.0 clips/s"]
+    (row,) = rows = make_rows([make_result(static_cell, 40.0), make_result(again, reason="gone")])
+    assert row.troubles == ["round 2 failed: gone"]
+    page = render_page(rows, {}, "small", {})
+    assert "- 2 s, batch 1: round 2 failed: gone\n" in page
+    assert "- Runs: 1 stable, 0 unstable, 1 failed.\n" in page
+    assert "0 failed. Each checked its transcripts.\n" in render_page(make_rows([row.results[0]]), {}, "a", {})
+
+
+def test_cells_of_different_rounds_are_said_to_be(static_cell, file_cell, make_result):
+    rows = make_rows([make_result(static_cell, 40.0), make_result(dataclasses.replace(static_cell, round=2), 40.0)])
+    assert "over the stable rounds (of 2). " in render_page(rows, {}, "small", {})
+    rows += make_rows([make_result(file_cell, 40.0)])
+    assert "over the stable rounds (of 1 to 2). " in render_page(rows, {}, "small", {})
