@@ -1,0 +1,57 @@
+"""`carnelian-serve` in a process of its own, and what the kernel knows of it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from carnelian_serving.shared_memory import SHARED_MEMORY
+
+
+@pytest.fixture
+def command_line() -> list[str]:
+    """`carnelian-serve` on free ports."""
+    command = Path(sys.executable).with_name("carnelian-serve")
+    return [str(command), "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+
+
+@pytest.fixture
+def start_command(command_line: list[str]) -> Callable[..., tuple[Any, int]]:
+    """Starts `carnelian-serve`; returns it once it is ready, and the pid of its tritonserver."""
+
+    def start(repository: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
+        command = [*command_line, f"--repository={repository}", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("carnelian-serve: ready; gRPC 127.0.0.1:")
+        (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return process, int(server)
+
+    return start
+
+
+@pytest.fixture
+def group_pids() -> Callable[[int], dict[int, str]]:
+    """Finds the living processes of a process group, pid -> command."""
+    return _group_pids
+
+
+def _group_pids(group: int) -> dict[int, str]:
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, fields = status.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        state, _, group_of_process = fields.split()[:3]
+        if int(group_of_process) == group and state != "Z":
+            found[int(status.parent.name)] = name
+    return found
+
+
+@pytest.fixture
+def regions_of() -> Callable[[int], set[Path]]:
+    """Finds the shared memory regions of the servers of a launcher, by its pid."""
+    return lambda launcher_pid: set(SHARED_MEMORY.glob(f"carnelian_{launcher_pid}_*"))

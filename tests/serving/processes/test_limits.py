@@ -1,0 +1,46 @@
+"""What the kernel lets a server take."""
+
+import http.client
+import json
+import resource
+from pathlib import Path
+
+from carnelian_serving.launcher import Server
+from carnelian_serving.limits import OPEN_FILES, raised_limits
+
+
+def test_a_server_reports_to_nobody_and_may_open_many_files(cut_repository: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+            process = Path(f"/proc/{server.pid}")
+            environment = (process / "environ").read_bytes().split(b"\0")
+            assert {b"ORT_DISABLE_TELEMETRY=1", b"OPENBLAS_NUM_THREADS=1"} <= set(environment)
+            (line,) = (line for line in (process / "limits").read_text().splitlines() if "open files" in line)
+            assert int(line.split()[3]) == min(OPEN_FILES, limits[1])
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_large_body_that_curl_calls_a_form_does_not_end_the_server(cut_repository: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_STACK)
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        connection = http.client.HTTPConnection(server.http_url, timeout=30)
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/v2/models/cut/infer", bytes(24_000_000), form)
+        answer = connection.getresponse()
+        assert (answer.status, "error" in json.loads(answer.read())) == (500, True)
+        connection.close()
+    assert resource.getrlimit(resource.RLIMIT_STACK) == limits
+
+
+def test_stacks_are_left_as_they_are_where_address_space_is_limited() -> None:
+    stack, space = resource.getrlimit(resource.RLIMIT_STACK), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**46, space[1]))
+    try:
+        with raised_limits():
+            assert resource.getrlimit(resource.RLIMIT_STACK) == stack
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, space)

@@ -1,0 +1,179 @@
+"""The process of tritonserver: how it ends, by itself or when it is told to."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from carnelian_serving.endings import has_ended
+from carnelian_serving.errors import ServerError
+from carnelian_serving.installation import Installation, find_installation
+from carnelian_serving.launcher import Server
+
+
+def test_a_crashed_instance_ends_the_command_with_its_name(
+    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], group_pids: Callable[[int], dict[int, str]]
+) -> None:
+    process, server = start_command(cut_repository)
+    [stub] = [pid for pid in group_pids(server) if pid != server]
+    os.kill(stub, signal.SIGSEGV)
+    _, errors = process.communicate(timeout=15)  # far below the half minute that Triton would wait for it
+    assert process.returncode == 1
+    assert "the process of cut_0_0 (SIGSEGV) has crashed" in errors
+    assert not group_pids(server)
+
+
+def test_an_instance_that_stands_still_ends_the_server_with_its_name(
+    cut_repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    connect: Callable[[str], Any],
+    group_pids: Callable[[int], dict[int, str]],
+) -> None:
+    monkeypatch.setattr("carnelian_serving.triton_process.STOPPED_CHECKS", 2)
+    request = {"SIGNAL": np.ones((1, 4), np.float32), "LENGTH": np.full((1, 1), 2, np.int32)}
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        group = server.pid
+        [stub] = [pid for pid in group_pids(group) if pid != group]
+        os.kill(stub, signal.SIGSTOP)
+        [answer] = connect(server.grpc_url).infer_together("cut", [request])
+        assert "Stub process 'cut_0_0' is not healthy" in str(answer)
+        with pytest.raises(ServerError, match="the process of cut_0_0 stands still, as SIGSTOP or a debugger stops it"):
+            server.wait()
+        noticed = time.monotonic()
+    assert time.monotonic() < noticed + 15  # Triton waits for half a minute, once a request has found it so
+    assert not group_pids(group)
+
+
+def test_a_stop_does_not_wait_for_whoever_reads_no_log(
+    cut_repository: Path, tmp_path: Path, command_line: list[str], regions_of: Callable[[int], set[Path]]
+) -> None:
+    os.mkfifo(tmp_path / "log")
+    unread = os.open(tmp_path / "log", os.O_RDWR)
+    fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)
+    command = [*command_line, f"--repository={cut_repository}", "--log-level=verbose"]
+    with (tmp_path / "log").open("w") as log:
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=buffered)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"carnelian-serve: ready")
+    process.terminate()
+    process.communicate(timeout=40)
+    os.close(unread)
+    assert process.returncode == 0
+    assert not regions_of(process.pid)
+
+
+def test_a_crashed_server_is_told_by_its_signal(
+    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], regions_of: Callable[[int], set[Path]]
+) -> None:
+    process, server = start_command(cut_repository)
+    os.kill(server, signal.SIGABRT)  # whose handler writes a stack, with the help of child processes
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "tritonserver must run until it is told to end, but was ended by SIGABRT by itself; " in errors
+    assert "a pause of the machine of a second, under load, can do that" in errors
+    assert "model instance" not in errors
+    assert not regions_of(process.pid)
+
+
+def test_a_killed_server_is_told_with_what_kills(
+    cut_repository: Path, start_command: Callable[..., tuple[Any, int]]
+) -> None:
+    process, server = start_command(cut_repository)
+    os.kill(server, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ended by SIGKILL; SIGKILL is what the kernel sends where memory has run out; start" in errors
+
+
+def test_a_server_that_hangs_in_its_crash_is_ended(
+    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the heap is damaged: the handler of the signal waits for the lock of malloc."""
+    crash = tmp_path / "crash"
+
+    def wrap(scratch: Path) -> Installation:
+        found = find_installation(scratch)
+        script = scratch / "hangs"
+        script.write_text(
+            f'#!/bin/sh\n"{found.binary}" "$@" &\nuntil test -e "{crash}"; do sleep 0.1; done\n'
+            'echo "Signal (6) received."\nsleep 60\n'
+        )
+        script.chmod(0o755)
+        return replace(found, binary=script)
+
+    monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
+    monkeypatch.setattr("carnelian_serving.triton_process.CRASH_END_S", 0.1)
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        crash.touch()
+        assert server.wait() == -signal.SIGABRT
+
+
+def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository: Path) -> None:
+    """An exception out of a signal's handler may come between `Popen.wait` taking its lock and what gives it back."""
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server.start()
+    pid = server.pid
+    process = server._triton._process
+    assert process is not None
+    process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    server.stop()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("num_interruptions", [1, 2])
+def test_a_stop_that_is_interrupted_goes_on(
+    cut_repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_interruptions: int,
+    group_pids: Callable[[int], dict[int, str]],
+    regions_of: Callable[[int], set[Path]],
+) -> None:
+    """The first one ends the patience with the server; what a second one leaves is the next call's."""
+    others = regions_of(os.getpid())  # of servers that other tests share
+    interruptions = [KeyboardInterrupt] * num_interruptions
+
+    def wait(process: subprocess.Popen[str], timeout_s: float) -> bool:
+        if interruptions:
+            raise interruptions.pop()
+        return has_ended(process, timeout_s)
+
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server.start()
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)  # as one that hangs
+    monkeypatch.setattr("carnelian_serving.triton_process.has_ended", wait)
+    with pytest.raises(KeyboardInterrupt):
+        server.stop()
+    if num_interruptions > 1:
+        server.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not group_pids(pid)
+    assert regions_of(os.getpid()) <= others
+
+
+def test_a_server_does_not_outlive_a_killed_launcher(
+    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], group_pids: Callable[[int], dict[int, str]]
+) -> None:
+    process, server = start_command(cut_repository)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while group_pids(server) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not group_pids(server)
+
+
+def test_a_start_runs_no_handlers_of_forks(cut_repository: Path) -> None:
+    # gRPC's make one start in a hundred crash, where a client is open.
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0):
+        assert not forks
