@@ -1,7 +1,6 @@
 """Single steps of the optimiser, without a run around them."""
 
 import dataclasses
-import logging
 import shutil
 from itertools import islice
 
@@ -32,11 +31,6 @@ def steps(config, count, state=None):
         outcomes.append(optimise(state, share, config))
         state.step += 1
     return outcomes, state
-
-
-@pytest.fixture(autouse=True)
-def _log_everything(caplog):
-    caplog.set_level(logging.INFO)
 
 
 @pytest.fixture(scope="module")
