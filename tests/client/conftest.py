@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import struct
@@ -16,8 +17,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import soundfile
 from carnelian_client import CarnelianClient, RetryPolicy
-from carnelian_client._audio import wav_from_samples
+from carnelian_client._audio import encode_audio, wav_from_samples
+from carnelian_client._retry import Deadline
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 Answer = Callable[[Any, grpc.ServicerContext], dict[str, Any]]
@@ -194,3 +197,15 @@ def wav() -> bytes:
     """Half a second of a tone, 16 kHz, 16 bit."""
     tone = 8000 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
     return wav_from_samples(tone.astype(np.int16), 16000)
+
+
+@pytest.fixture
+def encode() -> Callable[[Any], bytes]:
+    """Makes of audio what is sent."""
+    return lambda audio: encode_audio(audio, Deadline(60.0))
+
+
+@pytest.fixture
+def read() -> Callable[..., tuple[np.ndarray, int]]:
+    """Reads a file's bytes: samples and their rate."""
+    return lambda data, dtype="float32": soundfile.read(io.BytesIO(data), dtype=dtype)

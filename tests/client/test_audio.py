@@ -7,24 +7,15 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_client import InvalidAudio
-from carnelian_client._audio import BLOCK_FRAMES, encode_audio
-from carnelian_client._retry import Deadline
+from carnelian_client._audio import BLOCK_FRAMES
 
 RATE = 8000
-
-
-def encode(audio):
-    return encode_audio(audio, Deadline(60.0))
 
 
 def file_of(samples, fmt, subtype=None):
     sink = io.BytesIO()
     soundfile.write(sink, samples, RATE, format=fmt, subtype=subtype)
     return sink.getvalue()
-
-
-def read(data, dtype="float32"):
-    return soundfile.read(io.BytesIO(data), dtype=dtype)
 
 
 @pytest.fixture
@@ -35,7 +26,7 @@ def noise():
 @pytest.mark.parametrize(
     "fmt", [("WAV", "ULAW"), ("WAV", "DOUBLE"), ("FLAC", None), ("OGG", "VORBIS"), ("OGG", "OPUS")]
 )
-def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path):
+def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path, encode):
     data = file_of(noise, *fmt)
     path = tmp_path / "clip"
     path.write_bytes(data)
@@ -48,7 +39,7 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path):
     ("fmt", "endian"),
     [("WAV", None), ("WAV", "BIG"), ("AIFF", None), ("AIFF", "LITTLE"), ("FLAC", None), ("OGG", None), ("MP3", None)],
 )
-def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes):
+def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes, encode):
     sink = io.BytesIO()
     soundfile.write(sink, noise, RATE, format=fmt, endian=endian)
     tag = b"ID3\4\0\0\0\0" + bytes([num_bytes >> 7, num_bytes & 127]) + bytes(num_bytes)
@@ -56,21 +47,21 @@ def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes):
 
 
 @pytest.mark.parametrize("riff_size", [0, 36])
-def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_size):
+def test_a_recording_that_was_not_closed_is_sent_with_its_length(noise, riff_size, encode, read):
     whole = file_of(noise, "WAV", "PCM_16")
     assert whole[36:40] == b"data"
     left_open = whole[:4] + struct.pack("<I", riff_size) + whole[8:40] + bytes(4) + whole[44:]
     np.testing.assert_array_equal(read(encode(left_open))[0], read(whole)[0])
 
 
-def test_nothing_is_looked_for_behind_what_is_no_chunk(noise):
+def test_nothing_is_looked_for_behind_what_is_no_chunk(noise, encode):
     """In zeros there was one every eight bytes: a second of Python for 10 MiB."""
     whole = file_of(noise, "WAV", "PCM_16")
     audio = b"RIFF" + bytes(4) + whole[8:36] + bytes(800) + b"data" + bytes(4) + whole[44:]
     assert encode(audio) == audio
 
 
-def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
+def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise, encode, read):
     closed = file_of(noise, "FLAC", "PCM_24")
     piped = closed[:21] + bytes([closed[21] & 0xF0]) + bytes(4) + closed[26:]
     assert soundfile.info(io.BytesIO(piped)).frames > 2**36
@@ -79,14 +70,14 @@ def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise):
     np.testing.assert_array_equal(read(sent)[0], read(closed)[0])
 
 
-def test_a_closed_recording_without_samples_keeps_none():
+def test_a_closed_recording_without_samples_keeps_none(encode):
     tagged = file_of(np.zeros(0), "WAV", "PCM_16") + b"LIST\4\0\0\0INFO"
     tagged = tagged[:4] + struct.pack("<I", len(tagged) - 8) + tagged[8:]
     assert encode(tagged) == tagged
 
 
 @pytest.mark.parametrize(("subtype", "bits"), [("PCM_S8", 8), ("PCM_16", 16), ("PCM_24", 24)])
-def test_integers_become_flac_without_loss(subtype, bits):
+def test_integers_become_flac_without_loss(subtype, bits, encode, read):
     exact = np.random.default_rng(0).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (5000, 2)) << (32 - bits)
     sent = encode(file_of(exact.astype(np.int32), "AIFF", subtype))
     assert sent[:4] == b"fLaC"
@@ -95,13 +86,13 @@ def test_integers_become_flac_without_loss(subtype, bits):
     assert rate == RATE
 
 
-def test_floats_become_float_wav_without_loss(noise):
+def test_floats_become_float_wav_without_loss(noise, encode, read):
     sent = encode(file_of(2 * noise, "AIFF", "FLOAT"))
     assert sent[:4] == b"RIFF"
     np.testing.assert_array_equal(read(sent)[0], (2 * noise).astype(np.float32))
 
 
-def test_mp3_is_decoded_here_to_what_training_hears():
+def test_mp3_is_decoded_here_to_what_training_hears(encode, read):
     tone = np.sign(np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE))  # whose MP3 rings beyond 1
     sound = file_of(tone, "MP3")
     samples, rate = read(encode(sound))
@@ -112,7 +103,7 @@ def test_mp3_is_decoded_here_to_what_training_hears():
     assert np.abs(np.fft.rfft(samples[:RATE])).argmax() * RATE / min(RATE, len(samples)) == pytest.approx(440, abs=2)
 
 
-def test_mp3_of_many_blocks_is_decoded_as_one():
+def test_mp3_of_many_blocks_is_decoded_as_one(encode, read):
     """A frame of few bits leaves some to those after it, which a decoder that begins there does not have."""
     time_s = np.arange(10 * 44100) / 44100
     bursts = np.random.default_rng(0).uniform(-0.5, 0.5, len(time_s)) * (np.sin(2 * np.pi * 3 * time_s) > 0.5)
@@ -124,7 +115,7 @@ def test_mp3_of_many_blocks_is_decoded_as_one():
 
 @pytest.mark.parametrize("loud_first", [True, False])
 @pytest.mark.parametrize("tail", ["whole", "cut", "tagged", "pictured"])
-def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first):
+def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first, encode, read):
     """It counts no frames, and libsndfile guesses their number by the bit rate of the first."""
     loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
     sink = io.BytesIO()
@@ -145,7 +136,7 @@ def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first):
 
 
 @pytest.mark.parametrize("seconds", [3, 120])
-def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds):
+def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds, encode):
     sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, seconds * RATE), "MP3")
     piped = sound[sound.index(sound[:2], 100) :]
     middle = len(piped) // 3
@@ -174,13 +165,13 @@ PICTURE = b"ID3\4\0\0\0\x12\x27\x60" + np.random.default_rng(0).bytes(300_000)
     ],
     ids=["alike", "unlike", "uncounted", "short", "picture between"],
 )
-def test_of_mp3_files_one_behind_the_other_none_is_lost_silently(joined):
+def test_of_mp3_files_one_behind_the_other_none_is_lost_silently(joined, encode):
     with pytest.raises(InvalidAudio, match=r"goes on behind its end, .* one behind the other do; convert the file"):
         encode(joined)
 
 
 @pytest.mark.parametrize("between", [b"", PICTURE, b"TAG" + bytes(125)], ids=["nothing", "picture", "ID3v1"])
-def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between):
+def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between, encode):
     flac = file_of(noise, "FLAC")
     bare = flac[:4] + b"\x80" + flac[5:42] + flac[-500:]  # without another block than the first
     piped = flac[:21] + bytes([flac[21] & 0xF0]) + bytes(4) + flac[26:]
@@ -190,7 +181,7 @@ def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between
     assert encode(flac + between) == flac + between
 
 
-def test_mp3_files_that_make_one_are_one():
+def test_mp3_files_that_make_one_are_one(encode, read):
     assert len(read(encode(mp3(3, is_counted=False) * 2))[0]) == pytest.approx(6 * RATE, abs=3000)
 
 
@@ -199,12 +190,12 @@ def test_mp3_files_that_make_one_are_one():
     [b"", b"TAG" + bytes(125), PICTURE, b"\xff\xfb" * 1000, bytes(5000), mp3(3)[-300:], b"\xff" * 4000],
     ids=["none", "ID3v1", "picture", "syncs", "zeros", "a frame", "ones"],
 )
-def test_what_follows_an_mp3_file_and_is_none_does_no_harm(tail):
+def test_what_follows_an_mp3_file_and_is_none_does_no_harm(tail, encode, read):
     assert len(read(encode(mp3(3) + tail))[0]) == pytest.approx(3 * RATE, abs=100)
 
 
 @pytest.mark.parametrize("flags", [0, 1])
-def test_mp3_whose_header_has_no_count_is_decoded_to_its_end(flags):
+def test_mp3_whose_header_has_no_count_is_decoded_to_its_end(flags, encode, read):
     loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
     sink = io.BytesIO()
     soundfile.write(
@@ -217,7 +208,7 @@ def test_mp3_whose_header_has_no_count_is_decoded_to_its_end(flags):
 
 
 @pytest.mark.parametrize("first", [-1, -257, -1025], ids=["layer I", "UTF-16", "layer III"])
-def test_raw_samples_are_no_mp3(first):
+def test_raw_samples_are_no_mp3(first, encode):
     """libsndfile would find frames in them, and the text would be that of noise, or empty."""
     raw = np.concatenate([[first, 0, 0], np.random.default_rng(0).integers(-99, 99, 60_000)]).astype("<i2").tobytes()
     assert soundfile.info(io.BytesIO(raw)).format == "MP3"
@@ -227,7 +218,7 @@ def test_raw_samples_are_no_mp3(first):
 
 @pytest.mark.parametrize("bit_rate", [0, 0.99], ids=["most", "least"])
 @pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100, 48000])
-def test_mp3_of_every_kind_is_one(rate, bit_rate):
+def test_mp3_of_every_kind_is_one(rate, bit_rate, encode, read):
     sink = io.BytesIO()
     sound = np.random.default_rng(0).uniform(-0.5, 0.5, rate)
     soundfile.write(sink, sound, rate, format="MP3", bitrate_mode="CONSTANT", compression_level=bit_rate)
@@ -237,7 +228,7 @@ def test_mp3_of_every_kind_is_one(rate, bit_rate):
 
 
 @pytest.mark.parametrize("rate", [65537, 96153, 655360])
-def test_a_rate_that_flac_has_not_is_kept(noise, rate):
+def test_a_rate_that_flac_has_not_is_kept(noise, rate, encode, read):
     sink = io.BytesIO()
     soundfile.write(sink, noise, rate, format="AIFF", subtype="PCM_16")
     samples, sent_rate = read(encode(sink.getvalue()))
@@ -245,7 +236,7 @@ def test_a_rate_that_flac_has_not_is_kept(noise, rate):
     np.testing.assert_array_equal(samples, read(sink.getvalue())[0])
 
 
-def test_a_small_file_may_not_fill_the_memory(monkeypatch):
+def test_a_small_file_may_not_fill_the_memory(monkeypatch, encode, read):
     monkeypatch.setattr("carnelian_client._audio.MAX_DECODED_BYTES", 4 * 2**20)
     whole = encode(file_of(np.zeros(2**20), "MP3"))
     assert len(read(whole)[0]) == 2**20
@@ -253,7 +244,7 @@ def test_a_small_file_may_not_fill_the_memory(monkeypatch):
         encode(file_of(np.zeros(2**20 + RATE), "MP3"))
 
 
-def test_what_a_header_claims_beyond_the_end_is_not_sent():
+def test_what_a_header_claims_beyond_the_end_is_not_sent(encode, read):
     """An MP3 that is cut short, as by a download that broke off."""
     sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, 40 * RATE), "MP3")
     cut = sound[: len(sound) // 3]
@@ -261,38 +252,38 @@ def test_what_a_header_claims_beyond_the_end_is_not_sent():
     assert len(read(encode(cut))[0]) == pytest.approx(40 * RATE / 3, rel=0.1)
 
 
-def test_formats_without_a_length_are_read(noise):
+def test_formats_without_a_length_are_read(noise, encode, read):
     samples, rate = read(encode(file_of(noise, "AU", "G721_32")))
     assert rate == RATE
     assert len(samples) >= len(noise)
 
 
-def test_without_soundfile_the_error_says_how_to_install_it(monkeypatch):
+def test_without_soundfile_the_error_says_how_to_install_it(monkeypatch, encode):
     data = file_of(np.zeros(1000), "MP3")
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InvalidAudio, match=r"install soundfile \(`pip install soundfile`\) for MP3"):
         encode(data)
 
 
-def test_what_nobody_reads_is_refused_with_advice(tmp_path):
+def test_what_nobody_reads_is_refused_with_advice(tmp_path, encode):
     path = tmp_path / "notes.txt"
     path.write_text("hello world")
     with pytest.raises(InvalidAudio, match=r"notes\.txt: neither .* \(Format not recognised\.\); .*ffmpeg"):
         encode(path)
 
 
-def test_a_file_of_another_format_without_samples_is_invalid():
+def test_a_file_of_another_format_without_samples_is_invalid(encode):
     with pytest.raises(InvalidAudio, match="no samples, or none that its header counts; convert"):
         encode(file_of(np.zeros(0), "AU", "PCM_16"))
 
 
 @pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),)])
-def test_other_types_are_the_callers_mistake(audio):
+def test_other_types_are_the_callers_mistake(audio, encode):
     with pytest.raises(TypeError, match="must be"):
         encode(audio)
 
 
-def test_an_empty_file_is_invalid_and_a_missing_one_is_the_systems_error(tmp_path):
+def test_an_empty_file_is_invalid_and_a_missing_one_is_the_systems_error(tmp_path, encode):
     (tmp_path / "empty.wav").touch()
     with pytest.raises(InvalidAudio, match=r"empty\.wav: empty audio"):
         encode(tmp_path / "empty.wav")
@@ -304,12 +295,12 @@ def test_an_empty_file_is_invalid_and_a_missing_one_is_the_systems_error(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["a\0b.wav", "\ud800.wav"])
-def test_a_name_that_no_file_can_have_is_the_systems_error_too(name):
+def test_a_name_that_no_file_can_have_is_the_systems_error_too(name, encode):
     with pytest.raises(OSError, match="a path must be a name that a file can have"):
         encode(name)
 
 
-def test_a_file_that_no_server_takes_is_not_read(tmp_path):
+def test_a_file_that_no_server_takes_is_not_read(tmp_path, encode):
     huge = tmp_path / "huge.wav"
     huge.touch()
     os.truncate(huge, 2**40)  # sparse, and more than the memory holds
@@ -317,13 +308,13 @@ def test_a_file_that_no_server_takes_is_not_read(tmp_path):
         encode(huge)
 
 
-def test_a_device_without_an_end_is_not_read_for_ever(monkeypatch):
+def test_a_device_without_an_end_is_not_read_for_ever(monkeypatch, encode):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
     with pytest.raises(InvalidAudio, match=r"/dev/zero: .* smaller than 100 bytes"):
         encode("/dev/zero")
 
 
-def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav):
+def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav, encode):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
     with pytest.raises(InvalidAudio, match="smaller than 100 bytes"):
         encode(wav)

@@ -1,26 +1,14 @@
 """Samples that are given as arrays."""
 
-import io
-
 import numpy as np
 import pytest
-import soundfile
 from carnelian_client import InvalidAudio
-from carnelian_client._audio import encode_audio, wav_from_samples
-from carnelian_client._retry import Deadline
-
-
-def encode(audio):
-    return encode_audio(audio, Deadline(60.0))
-
-
-def read(data, dtype="float32"):
-    return soundfile.read(io.BytesIO(data), dtype=dtype)
+from carnelian_client._audio import wav_from_samples
 
 
 @pytest.mark.parametrize("shape", [(3000,), (1000, 3)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "int32", "uint8"])
-def test_samples_become_a_wav_at_their_own_rate(shape, dtype):
+def test_samples_become_a_wav_at_their_own_rate(shape, dtype, encode, read):
     silence, loudest = {"int16": (0, 2**15), "int32": (0, 2**31), "uint8": (128, 128)}.get(dtype, (0, 1))
     signal = np.random.default_rng(0).uniform(-1, 1, shape)
     samples = (silence + loudest * signal).astype(dtype)
@@ -29,13 +17,13 @@ def test_samples_become_a_wav_at_their_own_rate(shape, dtype):
     np.testing.assert_array_equal(sent, ((samples.astype(np.float64) - silence) / loudest).astype(np.float32))
 
 
-def test_a_wav_chunk_has_an_even_length():
+def test_a_wav_chunk_has_an_even_length(encode, read):
     sent = encode((np.array([0, 128, 255], np.uint8), 16000))
     assert len(sent) == 8 + int.from_bytes(sent[4:8], "little") == 48
     np.testing.assert_array_equal(read(sent)[0], [-1, 0, 127 / 128])
 
 
-def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
+def test_samples_that_are_not_contiguous_or_not_native_are_written_right(read):
     samples = np.arange(100, dtype=">i2").reshape(2, 50).T
     np.testing.assert_array_equal(read(wav_from_samples(samples, 16000), "int16")[0], samples)
 
@@ -55,7 +43,7 @@ def test_samples_that_are_not_contiguous_or_not_native_are_written_right():
         (np.zeros(3, bool), "but are bool"),
     ],
 )
-def test_samples_that_are_no_clip_are_invalid(samples, words):
+def test_samples_that_are_no_clip_are_invalid(samples, words, encode):
     with pytest.raises(InvalidAudio, match=words):
         encode((samples, 16000))
 
@@ -70,12 +58,12 @@ class Unreadable:
 @pytest.mark.parametrize(
     ("samples", "words"), [(Unreadable(), r"call detach\(\) first"), ([[1.0], [1.0, 2.0]], "shape")]
 )
-def test_samples_that_numpy_cannot_take_are_invalid(samples, words):
+def test_samples_that_numpy_cannot_take_are_invalid(samples, words, encode):
     with pytest.raises(InvalidAudio, match=f"samples must be a NumPy array, or become one, but: .*{words}"):
         encode((samples, 16000))
 
 
-def test_a_rate_must_be_a_whole_positive_number():
+def test_a_rate_must_be_a_whole_positive_number(encode, read):
     for rate in (0, 2**24, 2**32):
         with pytest.raises(InvalidAudio, match="at least 1 Hz and at most 16777215, but is"):
             encode((np.zeros(10), rate))
@@ -87,7 +75,7 @@ def test_a_rate_must_be_a_whole_positive_number():
             encode(clip)
 
 
-def test_samples_that_no_server_takes_are_not_copied():
+def test_samples_that_no_server_takes_are_not_copied(encode):
     endless = np.lib.stride_tricks.as_strided(np.zeros(1, "<i2"), (2**39,), (0,))
     with pytest.raises(InvalidAudio, match=r"shape \(549755813888,\) .* but has 1099511627776; send shorter clips"):
         encode((endless, 16000))

@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -352,3 +353,10 @@ def cut_repository(tmp_path: Path) -> Path:
     """A repository of one small model, for tests that start a server of their own."""
     write_model(tmp_path / "models", "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
     return tmp_path / "models"
+
+
+@pytest.fixture
+def command_line() -> list[str]:
+    """`carnelian-serve` on free ports."""
+    command = Path(sys.executable).with_name("carnelian-serve")
+    return [str(command), "--http-port=0", "--grpc-port=0", "--metrics-port=0"]

@@ -15,7 +15,6 @@ from carnelian_serving.server_log import MOST_WAITING, ServerLog
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
 PIPE_BYTES = 2**16
 
 
@@ -106,9 +105,16 @@ def test_who_gets_the_log_may_raise(cut_repository: Path, caplog: pytest.LogCapt
     ]
 
 
-def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository: Path) -> None:
-    options = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--log-level=verbose"]
-    closed = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", COMMAND, f"--repository={cut_repository}", *options]
+def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository: Path, command_line: list[str]) -> None:
+    closed = [
+        "/bin/sh",
+        "-c",
+        'exec "$@" 2>&-',
+        "sh",
+        *command_line,
+        f"--repository={cut_repository}",
+        "--log-level=verbose",
+    ]
     with subprocess.Popen(closed, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         http = process.stdout.readline().partition("HTTP ")[2].partition(",")[0]

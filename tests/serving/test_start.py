@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from carnelian_serving.addresses import choose_ports, find_address
@@ -21,27 +22,30 @@ from carnelian_serving.installation import (
 from carnelian_serving.launcher import Server
 from carnelian_serving.shared_memory import check_room, describe_shortage
 
-COMMAND = str(Path(sys.executable).with_name("carnelian-serve"))
+
+@pytest.fixture
+def run_command(command_line: list[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `carnelian-serve` to its end."""
+    return lambda *arguments: subprocess.run(
+        [*command_line, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [COMMAND, "--http-port=0", "--grpc-port=0", "--metrics-port=0", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository: Path) -> None:
+def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(
+    cut_repository: Path, run_command: Callable[..., Any]
+) -> None:
     done = run_command(str(cut_repository))
     assert done.returncode == 2
     assert "must begin with" in done.stderr
 
 
-def test_an_empty_path_is_no_repository() -> None:
+def test_an_empty_path_is_no_repository(run_command: Callable[..., Any]) -> None:
     done = run_command("--repository=")
     assert done.returncode == 2
     assert "must be a folder, but is empty" in done.stderr
 
 
-def test_a_taken_port_is_named_with_its_option(cut_repository: Path) -> None:
+def test_a_taken_port_is_named_with_its_option(cut_repository: Path, run_command: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = (f"--repository={cut_repository}", f"--grpc-port={port}")
@@ -77,20 +81,22 @@ def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
     ("option", "words"),
     [("--nonsense=1", "unrecognized option '--nonsense=1'"), ("--log-verbose=x", 'Bad option: "--log-verbose".')],
 )
-def test_a_wrong_option_of_tritonserver_is_named(cut_repository: Path, option: str, words: str) -> None:
+def test_a_wrong_option_of_tritonserver_is_named(
+    cut_repository: Path, option: str, words: str, run_command: Callable[..., Any]
+) -> None:
     result = run_command(f"--repository={cut_repository}", "--", option)
     assert result.returncode == 1
     assert f"tritonserver ended with status 1 before it was ready:\n  {words}\n" in result.stderr
 
 
-def test_the_help_of_tritonserver_is_no_failure_to_start(cut_repository: Path) -> None:
+def test_the_help_of_tritonserver_is_no_failure_to_start(cut_repository: Path, run_command: Callable[..., Any]) -> None:
     result = run_command(f"--repository={cut_repository}", "--", "--help")
     assert "  --log-verbose" in result.stderr
     assert result.stderr.endswith(":\n  its options were asked for (`--help`)\n")
 
 
-def test_too_few_open_files_are_named(cut_repository: Path) -> None:
-    command = [COMMAND, f"--repository={cut_repository}", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+def test_too_few_open_files_are_named(cut_repository: Path, command_line: list[str]) -> None:
+    command = [*command_line, f"--repository={cut_repository}"]
     limited = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', *command]
     result = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert "\n  it ran out of open files; allow more (`ulimit -n`)\n" in result.stderr
@@ -107,7 +113,11 @@ def test_too_few_open_files_are_named(cut_repository: Path) -> None:
     ],
 )
 def test_a_wrong_repository_is_named(
-    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+    cut_repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+    run_command: Callable[..., Any],
 ) -> None:
     monkeypatch.chdir(cut_repository.parent)
     Path("empty").mkdir()
@@ -117,13 +127,15 @@ def test_a_wrong_repository_is_named(
     assert words in result.stderr
 
 
-def test_a_repository_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_repository_that_leads_nowhere_is_named(
+    tmp_path: Path, run_command: Callable[..., Any], command_line: list[str]
+) -> None:
     (tmp_path / "loop").symlink_to("loop")
     result = run_command(f"--repository={tmp_path / 'loop'}")
     assert (result.returncode, "loop leads nowhere" in result.stderr) == (1, True)
     gone = tmp_path / "gone"
     gone.mkdir()
-    script = f'cd "{gone}" && rmdir "{gone}" && "{COMMAND}"'
+    script = f'cd "{gone}" && rmdir "{gone}" && "{command_line[0]}"'
     result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
     assert (result.returncode, "the working directory must be there" in result.stderr) == (1, True)
 
@@ -196,7 +208,12 @@ def test_a_server_that_hangs_once_a_model_has_failed_is_ended(
     ("option", "words"), [("--log-format=ISO8601", "model 'typo' could not be"), ("--log-file={}", "its log is in {}")]
 )
 def test_the_reason_is_found_in_any_log(
-    cut_repository: Path, add_model: Callable[..., Path], tmp_path: Path, option: str, words: str
+    cut_repository: Path,
+    add_model: Callable[..., Path],
+    tmp_path: Path,
+    option: str,
+    words: str,
+    run_command: Callable[..., Any],
 ) -> None:
     log = tmp_path / "triton.log"
     add_model(cut_repository, "typo", "max_batch_sise: 4", {})
@@ -210,7 +227,7 @@ def test_the_command_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_wrong_use_ends_with_status_2() -> None:
+def test_wrong_use_ends_with_status_2(run_command: Callable[..., Any]) -> None:
     assert run_command("--log-level=loud").returncode == 2
     assert run_command("--threads=0").returncode == 2
 

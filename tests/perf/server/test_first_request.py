@@ -27,15 +27,10 @@ def make(round_number: int, client_ms: list[float]) -> Run:
 
 
 @pytest.fixture
-def measurement():
+def measurement(origin):
     runs = [make(1, [30, 9, 10, 10, 20]), make(2, [40, 12, 20, 20, 50]), make(3, [5, 7, 10, 10, 5])]
     return Measurement(
-        model="tiny",
-        date="2026-01-01T00:00:00+00:00",
-        command="carnelian-perf first-request",
-        commit="0123456789ab",
-        machine={"cpu": "a CPU", "cores": 2, "accelerator": "none"},
-        versions={"python": "3.11"},
+        **origin | {"model": "tiny"},
         speech=Speech(manifest="clips.jsonl", format="flac", clips=16),
         requests=4,
         rest_s=2,

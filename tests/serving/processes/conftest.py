@@ -1,20 +1,12 @@
 """`carnelian-serve` in a process of its own, and what the kernel knows of it."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from carnelian_serving.shared_memory import SHARED_MEMORY
-
-
-@pytest.fixture
-def command_line() -> list[str]:
-    """`carnelian-serve` on free ports."""
-    command = Path(sys.executable).with_name("carnelian-serve")
-    return [str(command), "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
 
 
 @pytest.fixture
