@@ -39,7 +39,7 @@ Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
 class CarnelianClient:
     """A connection to one server. Threads may share it; processes may not.
 
-    gRPC does not survive a fork once it was called: fork before the first call, or start processes with spawn.
+    gRPC does not work after a fork once it has been called: fork before the first call, or start processes with spawn.
 
         with CarnelianClient("localhost:8001", timeout_s=5) as client:
             print(client.transcribe("clip.flac").text)
@@ -48,11 +48,11 @@ class CarnelianClient:
         url: `host:port` of Triton's gRPC endpoint, or another gRPC target. The addresses of a name that has
             several, such as a headless service's `dns:///carnelian.speech:8001`, are used in turn.
         model: Name of the ensemble, unless a call names another.
-        timeout_s: Time for one call, reading the clip and retries included. The server hears of it too. Of a pipe that
-            nobody writes, a thread that waits for it stays behind.
-        retry: When to try again.
-        tls: Encrypt the connection; None sends in the clear.
-        headers: Sent with every call, such as the one that Triton's restricted protocols want.
+        timeout_s: Time for one call, including reading the clip and retries. The server is told of it too. If the
+            clip is a pipe that nobody writes to, the thread that waits for it stays behind.
+        retry: Which failures are tried again, and when.
+        tls: How to encrypt the connection; None does not encrypt it.
+        headers: Sent with every call, such as the key of Triton's restricted protocols.
         api_key: Sent as `authorization: Bearer ...`, for a gateway before the server.
 
     Raises:
@@ -98,17 +98,17 @@ class CarnelianClient:
 
         Args:
             audio: A path, the bytes of an audio file, or `(samples, rate)`; see `Audio`.
-            model: Instead of the client's.
-            timeout_s: Instead of the client's.
+            model: By default the client's.
+            timeout_s: By default the client's.
             request_id: Appears in errors and, from `--log-level info` on, in the server's log if a stage refuses the
-                clip; made up if not given.
+                clip. By default a random one.
             **options: See `DecodingOptions`.
 
         Raises:
             InvalidAudio: the clip cannot be transcribed.
-            InvalidOption: the model has no such option, or not with this value.
-            TransportError: no answer came (in time).
-            ServerError: the server could not do it.
+            InvalidOption: the model does not know the option, or not this value.
+            TransportError: no answer came, or not in time.
+            ServerError: the server answered with another error.
             OSError: the path cannot be read.
         """
         import tenacity
@@ -156,28 +156,28 @@ class CarnelianClient:
     ) -> Generator[Outcome, None, None]:
         """Transcribe many clips, `concurrency` at a time, and yield one outcome for each, in their order.
 
-        A clip that fails does not cost the others theirs: its outcome is the error. So test each one:
+        If a clip fails, its outcome is the error, and the other clips still get their transcripts:
 
             for path, outcome in zip(paths, client.transcribe_many(paths)):
                 print(path, outcome.text if isinstance(outcome, Transcript) else f"failed: {outcome}")
 
-        The clips are taken from the iterable as room comes free, at most `2 * concurrency` ahead, so that a
-        generator over any number of files needs little memory. One that waits for its next clip, as on a queue, holds
-        outcomes back meanwhile. So as not to wait while there is an outcome, a generator is asked only while there is
-        none, and the server may idle behind a loop that works long on each; a list, or `AsyncCarnelianClient`, has
-        neither fault. Ending the loop early drops what is not sent.
+        At most `2 * concurrency` clips are taken from the iterable ahead of the outcomes, so a generator over any
+        number of files needs little memory. A generator is asked for its next clip only while no outcome is ready. If
+        it waits there, as on a queue, outcomes wait too, and a loop that works long on each outcome may leave the
+        server idle. Neither happens with a list, or with `AsyncCarnelianClient`. Ending the loop early drops the clips
+        that are not sent yet.
 
         Args:
-            clips: What `transcribe` takes, each.
+            clips: Each as `transcribe` takes it.
             concurrency: Requests in flight at once; the server makes batches of them.
-            model: Instead of the client's.
-            timeout_s: For each clip, instead of the client's.
-            return_exceptions: False raises the first failure in its place, and gives up the clips after it.
+            model: By default the client's.
+            timeout_s: The time for each clip, by default the client's.
+            return_exceptions: False raises the first error instead of yielding it, and drops the clips after it.
             **options: For all clips; see `DecodingOptions`.
 
         Raises:
-            TypeError: an item is no clip at all.
-            Exception: what the iterable itself raises, after the outcomes of the clips before.
+            TypeError: `clips` is a single clip, or an item is none.
+            Exception: the iterable's own, after the outcomes of the clips before it.
         """
         check_many(clips, concurrency, options)
         self._check_open()

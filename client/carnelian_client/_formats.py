@@ -15,7 +15,7 @@ MAX_LINE_CHARACTERS = 42
 """Of the two lines of a cue, as broadcasters have it; a longer word is not cut."""
 MAX_CUE_S = 6.0
 MIN_CUE_S = 1.0
-"""A shorter cue stays that long, or until the next one comes."""
+"""The shortest time that a cue is shown, unless the next cue comes sooner."""
 NEW_CUE_GAP_S = 0.8
 
 

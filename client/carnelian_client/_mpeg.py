@@ -18,17 +18,17 @@ _KBIT_PER_S = {
     (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 _RATES_HZ = (44_100, 48_000, 32_000)
-"""Of MPEG 1; those of MPEG 2 are halves, those of 2.5 quarters."""
+"""The sample rates of MPEG 1; MPEG 2 has half of each, MPEG 2.5 a quarter."""
 _LEAST_FRAME_BYTES = 24
-"""8 kbit/s at 24 kHz in layer III."""
+"""The size of the smallest frame: 8 kbit/s at 24 kHz in layer III."""
 _MOST_FRAME_BYTES = 1 << 12
-"""No frame is half as long."""
+"""More than twice the size of the largest frame."""
 _LEAST_FRAMES = 3
-"""Three headers, each where the one before says, do not come about in a picture or in silence."""
+"""Three headers, each where the one before it says, do not occur by chance in a picture or in silence."""
 
 
 class Frame(NamedTuple):
-    """What a header says."""
+    """The frame that a header describes."""
 
     num_bytes: int
     num_samples: int

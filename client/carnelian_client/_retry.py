@@ -29,9 +29,11 @@ class RetryPolicy:
     """
 
     num_attempts: int = DEFAULT_ATTEMPTS
-    """Tries in all; 1 never retries."""
+    """The largest number of attempts; 1 never retries."""
     first_wait_s: float = 0.2
+    """The longest wait before the second attempt, in seconds; it doubles with each further attempt."""
     longest_wait_s: float = 5.0
+    """The longest wait before any attempt, in seconds."""
 
     def __post_init__(self) -> None:
         if self.num_attempts < 1:
@@ -44,7 +46,7 @@ class RetryPolicy:
 
 
 class DeadlinePassed(Exception):  # noqa: N818  (caught where it can be said what was late)
-    """There is no time left."""
+    """The deadline of a call has passed."""
 
 
 class Deadline:
@@ -57,7 +59,7 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raise DeadlinePassed once it has."""
+        """Raise DeadlinePassed if the deadline has passed."""
         if time.monotonic() > self._end:
             raise DeadlinePassed
 

@@ -87,19 +87,19 @@ class Transport:
         return _transcript(answer, request)
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
-        """Ask for one model."""
+        """Ask whether a model can be called now."""
         answer = self._call("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline)
         return bool(answer.ready)
 
     def health(self, deadline: Deadline) -> Health:
-        """Ask for the server as a whole."""
+        """Ask for the state and the version of the server."""
         live = self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline)
         ready = self._call("ServerReady", service_pb2.ServerReadyRequest(), deadline)
         metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline)
         return Health(live.live, ready.ready, metadata.version)
 
     def models(self, deadline: Deadline) -> tuple[Model, ...]:
-        """List the model repository."""
+        """List the models of the repository, stages of ensembles included."""
         return _models(self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), deadline))
 
     def close(self) -> None:

@@ -23,22 +23,27 @@ class Word:
 
     word: str
     start_s: float
+    """Seconds from the beginning of the clip, as is `end_s`."""
     end_s: float
     confidence: float
+    """From 0 to 1; if the model is calibrated, the probability that the word is right."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another reading of the clip, or the best one, with what speaks for it: natural logarithms."""
+    """One reading of the clip, the best one or another, with its scores in natural logarithms."""
 
     text: str
     score: float
-    """The sum of the others."""
+    """The sum of the scores below, by which the readings are ordered."""
     acoustic: float
+    """The acoustic model's log-probability of the text."""
     language: float
+    """What the n-gram language model and `word_score` contributed."""
     hotwords: float
+    """What `hotword_boost` contributed."""
     neural: float = 0.0
-    """What rescoring added."""
+    """What rescoring by the neural language model contributed."""
 
 
 @dataclass(frozen=True)
@@ -48,52 +53,61 @@ class Transcript:
     text: str
     words: tuple[Word, ...]
     confidence: float
+    """The mean of the words' confidences, from 0 to 1."""
     duration_s: float
     """Length of the clip as the server decoded it, in whole frames of the model: up to 0.1 s off."""
     model: str
     model_version: str
-    """Of `<model>_ctc`, the stage that decodes, not of the ensemble."""
+    """The version of `<model>_ctc`, the stage that decodes. The ensemble has versions of its own."""
     request_id: str
     decoder: str
-    """greedy, beam or ngram."""
+    """The decoder that was used: greedy, beam or ngram."""
     alternatives: tuple[Alternative, ...]
-    """The best first, which is `text`; `n_best` of them at most, none by greedy decoding."""
+    """At most `n_best` readings, the best (`text`) first. Empty after greedy decoding."""
     raw: Mapping[str, Any] = field(repr=False, compare=False)
-    """The server's RESULT as it came, with fields that this version of the SDK may not know."""
+    """The server's RESULT as it was sent; it may have fields that this version of the SDK does not know."""
     rescored: bool = False
     """Whether a neural language model chose among the readings."""
 
 
 class DecodingOptions(TypedDict, total=False):
-    """How to decode; what is left out is as the model's deployer chose. Scores are natural logarithms."""
+    """How to decode; options that are left out keep the deployed model's defaults. Scores are natural logarithms."""
 
     decoder: Literal["greedy", "beam", "ngram"]
-    """beam searches without, ngram with the language model that is deployed with the model."""
+    """greedy takes the best label of each frame; beam searches; ngram searches with the deployed language model."""
     beam_width: int
+    """How many prefixes the search keeps from frame to frame, 1 to 500."""
     beam_threshold: float
+    """The search drops a prefix whose score is further than this below the best one's, 0 to 100."""
     token_threshold: float
+    """A label can extend prefixes only in frames where its log-probability is above this, -100 to 0."""
     lm_weight: float
+    """The factor of the language model's log-probability, 0 to 10 (ngram)."""
     word_score: float
+    """Added to a reading's score for each word, -20 to 20 (ngram)."""
     unknown_score: float
+    """Added for each word that the language model does not know and that is no hot word, -100 to 0 (ngram)."""
     n_best: int
-    """How many `alternatives` there may be."""
+    """The largest number of `alternatives` to return, 1 to 100."""
     hotwords: Sequence[str]
-    """Words and phrases that are expected; for beam and ngram."""
+    """Words and phrases that are expected in the clip (beam, ngram)."""
     hotword_boost: float
+    """Added to a reading's score for each word of a hot phrase, 0 to 50."""
     rescore: bool
-    """Whether the neural language model that is deployed with the model rates the readings of beam or ngram."""
+    """Whether the deployed neural language model rates the readings too (beam, ngram)."""
     rescore_weight: float
+    """The factor of the neural language model's log-probability, 0 to 10."""
     rescore_depth: int
-    """How many readings it rates."""
+    """The largest number of readings that the neural language model rates, 1 to 500."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """The server's own word on its state."""
+    """The server's state, as it reports it."""
 
     is_live: bool
     is_ready: bool
-    """Every model that should be loaded is loaded."""
+    """Whether every model that should be loaded is loaded."""
     server_version: str
 
 
@@ -105,8 +119,9 @@ class Model:
     version: str
     is_ready: bool
     state: str
-    """Triton's word, such as READY, LOADING or UNAVAILABLE; empty if it was never loaded."""
+    """Triton's name for the state, such as READY, LOADING or UNAVAILABLE; empty if it was never loaded."""
     reason: str
+    """Why the model is not ready, in Triton's words; empty if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +129,11 @@ class TLS:
     """Encrypt the connection. `TLS()` trusts the authorities that gRPC ships; paths name PEM files."""
 
     ca_path: str | Path | None = None
-    """Authorities to trust instead, for a private CA."""
+    """The certificate authorities to trust in place of those of gRPC, for a private CA."""
     cert_path: str | Path | None = None
-    """This client's certificate chain, for servers that want one (mutual TLS)."""
+    """This client's certificate chain, for servers that ask for one (mutual TLS)."""
     key_path: str | Path | None = None
+    """The private key of `cert_path`."""
 
     def __post_init__(self) -> None:
         if (self.cert_path is None) != (self.key_path is None):
@@ -132,8 +148,8 @@ class Request:
     audio: bytes = field(repr=False)
     """A whole WAV, FLAC or Ogg file."""
     clip: str
-    """What to call the clip in errors."""
+    """The name of the clip in errors."""
     model: str
     request_id: str
     parameters: Mapping[str, str | int] = field(default_factory=dict, repr=False)
-    """Triton's request parameters."""
+    """The decoding options, as request parameters of Triton."""

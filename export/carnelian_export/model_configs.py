@@ -36,10 +36,10 @@ class TensorSizes:
     features: tuple[int, ...]
     """Dimensions of FEATURES: [num_mels, -1], or [-1] of a waveform."""
     hop_samples: int
-    """Between two frames of features."""
+    """The samples from one frame of features to the next."""
     max_batch_size: int
     vocabulary: int
-    """Labels and the blank."""
+    """The number of labels, with the blank."""
 
 
 def build_configs(
@@ -74,9 +74,9 @@ def build_configs(
 
 
 def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) -> pb.ModelConfig:
-    """SIGNAL -> FEATURES: clips of any lengths as samples of one DALI batch, on the CPU.
+    """Configure the features stage, SIGNAL -> FEATURES: clips of any lengths in one DALI batch, on the CPU.
 
-    An ensemble has no back-pressure of its own, so this stage turns requests away while many wait for the next.
+    An ensemble has no back-pressure of its own, so this stage refuses requests while many wait for the stages after it.
     """
     return pb.ModelConfig(
         name=name,

@@ -17,10 +17,10 @@ from carnelian_export.graph.to_onnx import OUTPUTS
 from carnelian_export.profiles import SHAPED_INPUTS
 
 ClipFeatures = npt.NDArray[np.float32]
-"""FEATURES of one: [num_mels, frames], or [samples]."""
+"""The FEATURES of one clip: [num_mels, frames], or [samples] of a waveform; float32."""
 Scores = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
 Scorer = Callable[[list[ClipFeatures], list[int]], Scores]
-"""From clips and FEATURE_LENGTH to LOG_PROBS and LOG_PROB_LENGTH."""
+"""A form of the network: from clips and FEATURE_LENGTH to LOG_PROBS and LOG_PROB_LENGTH."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Tolerance:
     """How far log-probabilities may be from PyTorch's in float32."""
 
     worst: float
-    """Of any label in any frame."""
+    """The largest allowed difference of any label in any frame."""
     mean: float
-    """Over all of them."""
+    """The largest allowed mean difference over all labels and frames."""
 
     def check(self, differences: npt.NDArray[np.float32], what: str, where: str, advice: str = "") -> float:
         """Return the largest of differences.

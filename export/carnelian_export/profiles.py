@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 MAX_AUDIO_S = 60.0
-"""Longest clip; audio_decode cuts at the same."""
+"""The longest clip that is served, in seconds; audio_decode has the same limit."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
-"""Of the engine. Triton's `batch_input` makes FEATURES_SHAPE and the last two."""
+"""The inputs of the engine. Triton's `batch_input` makes FEATURES_SHAPE and the last two."""
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]
 """The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Shapes that an engine is tuned for, and how far they may go. Triton takes the nearest that fits a batch."""
+    """The shapes that an engine is tuned for, and their limits. Triton takes the nearest profile that fits a batch."""
 
     rows: int
     seconds: float
-    """Of each row, where it is tuned."""
+    """The length of each row that the engine is tuned for."""
     most_s: float
-    """Of all rows together, the longest that it takes."""
+    """The largest total length of all rows."""
 
 
 def choose_profiles(max_batch_size: int) -> list[Profile]:

@@ -52,21 +52,21 @@ class Decoding:
     """How a served model decodes unless a request says otherwise."""
 
     language_model: Path | None = None
-    """ARPA or KenLM binary; copied beside the decoder."""
+    """An n-gram model, ARPA or KenLM binary; it is copied beside the decoder."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """Of `ctc.Options`, where they differ from its defaults."""
+    """The fields of `ctc.Options` that differ from its defaults."""
     calibration: Path | None = None
-    """What `carnelian-perf words` wrote for this network."""
+    """The calibration of confidences that `carnelian-perf words` wrote for this network."""
     neural_language_model: Path | None = None
-    """For rescoring: ONNX, of `carnelian-export --out`; copied beside the decoder."""
+    """The rescoring model in ONNX, as `carnelian-export --out` writes it; it is copied beside the decoder."""
 
     def parameters(self, labels: Sequence[str]) -> dict[str, str]:
-        """What the `_ctc` stage's configuration holds: every option, and the language models' files.
+        """Return the parameters of the `_ctc` stage's configuration: every option, and the language models' file names.
 
         Raises:
             RepositoryError: The n-grams are damaged.
             LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels.
-            OptionError: There is no such option, or not with this value.
+            OptionError: An option does not exist, or must not have this value.
         """
         if self.language_model:
             _check_undamaged(self.language_model)
@@ -81,7 +81,7 @@ class Decoding:
 
     @property
     def language_models(self) -> dict[str, Path]:
-        """Those that there are, by the decoder's name for them."""
+        """The given language models, by the names of the decoder's arguments."""
         models = {"language_model": self.language_model, "neural_language_model": self.neural_language_model}
         return {name: path for name, path in models.items() if path}
 

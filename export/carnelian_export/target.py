@@ -26,11 +26,11 @@ class Target:
     format: str = "onnx"
     precision: str = "fp32"
     provider: str | None = None
-    """For GPUs. CUDA is what an instance on a GPU takes in any case."""
+    """The execution provider of ONNX Runtime on GPUs; without one, an instance on a GPU takes CUDA."""
     int8_clips: Path | None = None
     """A manifest of clips to measure int8's scales on; required for int8, refused for other precisions."""
     timing_cache: Path | None = None
-    """Of TensorRT: kernel timings that the next export on the same GPU reuses; read if it exists, and written."""
+    """The file of TensorRT's kernel timings, read if it exists, and written for the next export on the same GPU."""
     tuning: Tuning = field(default_factory=dict)
     """Settings of the stages that differ from the defaults, for one machine."""
 

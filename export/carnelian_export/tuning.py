@@ -28,7 +28,7 @@ class StageTuning:
 
     instances: int | None = None
     threads: int | None = None
-    """Of each instance; 0 lets the library choose, which is one for each core."""
+    """The threads of each instance; 0 lets the library choose: one for each core."""
     preferred_batch: int | None = None
     """Triton's `preferred_batch_size`: the batch that the dynamic batcher forms if it can and, without a queue delay,
     does not exceed; 0 for none. `max_batch_size` is part of the model's interface, not a setting."""
@@ -42,12 +42,12 @@ class StageTuning:
                 raise TuningError(f"`{name}` must be a finite {kind} of at least {least}, but is {value!r}")
 
     def settings(self) -> dict[str, float]:
-        """The fields that are given."""
+        """Return the settings that are given, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 Tuning = Mapping[str, StageTuning]
-"""By stage: of :data:`TUNED_STAGES`."""
+"""The settings of each stage of :data:`TUNED_STAGES`."""
 
 
 def read_tuning(path: Path) -> Tuning:

@@ -35,15 +35,15 @@ class FoldedSubBlock(nn.Module):
 
 
 class Folded(nn.Module):
-    """In the place of a batch norm that is in its convolution."""
+    """Stands in the place of a batch norm that has been folded into its convolution."""
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
-        """Leave `x` as it is."""
+        """Return `x` unchanged."""
         return x
 
 
 def fold(conv: MaskedConv, norm: MaskedBatchNorm) -> nn.Conv2d:
-    """One convolution that does what a convolution and a batch norm in evaluation do."""
+    """Fold a batch norm (in evaluation) into the convolution before it."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     folded = copy.deepcopy(conv)
@@ -54,7 +54,7 @@ def fold(conv: MaskedConv, norm: MaskedBatchNorm) -> nn.Conv2d:
 
 
 def fold_batch_norms(network: StackNetwork) -> StackNetwork:
-    """A copy for evaluation with the same results to float32 rounding."""
+    """Copy a network with its batch norms folded: the same results, to float32 rounding."""
     network = copy.deepcopy(network).eval()
     for module in list(network.modules()):
         if isinstance(module, Block):

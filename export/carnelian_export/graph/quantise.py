@@ -29,15 +29,15 @@ from carnelian_export.graph.to_onnx import INPUTS, RaggedAcoustic, trace_ragged
 from carnelian_export.parity import ClipFeatures, make_inputs
 
 MOST_CLIPS = 64
-"""That are calibrated on: ranges hardly grow with more."""
+"""The largest number of clips to calibrate on: with more, the ranges hardly grow."""
 LEAST_S = 5.0
-"""Of sound. Less fits its own scales well, and other clips do not: with those of a second of speech, distributions over
-the labels of other clips were 0.1 off, with those of 0.3 s or of silence 1.0, where 2 is the most that there is."""
+"""The least sound to calibrate on, in seconds. Scales of less sound fit that sound alone: with those of 1 s of speech,
+the distributions over the labels of other clips were 0.1 off, with those of 0.3 s or of silence 1.0; 2 is the most."""
 PIECE_FRAMES = 500
-"""At least, of the pieces whose ranges are averaged: one loud moment widens the range of its own piece alone, where it
-would make the steps of all clips coarse."""
+"""The least length of the pieces whose ranges are averaged. So one loud moment widens the range of its own piece alone
+instead of making the steps of all clips coarse."""
 BODY = "/blocks."
-"""How the names of the blocks' nodes start; the head and log-softmax, whose outputs are compared, stay in float32."""
+"""The beginning of the names of the blocks' nodes. The head and log-softmax stay in float32."""
 KINDS = ("Conv", "Relu", "Add", "Where")
 
 
@@ -49,13 +49,13 @@ class Int8Clips(NamedTuple):
     """FEATURES of clips, [num_mels, frames] each."""
 
     calibration: list[ClipFeatures]
-    """To measure the activations' ranges on: those that are not silent."""
+    """The clips to measure the activations' ranges on: those that are not silent."""
     comparison: list[ClipFeatures]
-    """To compare the result with the network on: others, where the manifest has more than :data:`MOST_CLIPS`."""
+    """The clips to compare the int8 graph with the network on; others, if there are more than :data:`MOST_CLIPS`."""
 
 
 def check_quantisable(network: CtcNetwork) -> StackNetwork:
-    """Return the network, having seen that int8 is for it.
+    """Return the network if int8 supports it.
 
     Raises:
         QuantisationError: It is neither Jasper nor QuartzNet.
@@ -66,7 +66,7 @@ def check_quantisable(network: CtcNetwork) -> StackNetwork:
 
 
 def read_features(manifest: Path, config: Config) -> Int8Clips:
-    """Twice at most :data:`MOST_CLIPS` clips from all over a manifest.
+    """Choose up to :data:`MOST_CLIPS` clips for each use, spread over a manifest, and compute their features.
 
     Raises:
         QuantisationError: It names no clips, or those to calibrate on hold less than :data:`LEAST_S` of sound.
