@@ -1,6 +1,6 @@
 """The real Triton Inference Server without a container."""
 
 THREADS_VARIABLE = "CARNELIAN_THREADS"
-"""How `--threads` reaches the Python-based backends: Triton hands them no `--backend-config`."""
+"""The variable by which `--threads` reaches the Python-based backends: Triton gives them no `--backend-config`."""
 METRICS_VARIABLE = "CARNELIAN_METRICS_URL"
-"""Where the backends read how many requests wait."""
+"""The variable with the address where the backends read how many requests wait."""

@@ -1,4 +1,4 @@
-"""Where a server listens, and whether the launcher can reach it there."""
+"""Finds the addresses and ports at which a server listens, and checks that the launcher can reach them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from carnelian_serving.triton_options import by_name
 
 
 def find_address(host: str) -> str:
-    """Return a host's address, IPv4 for a name: Triton's HTTP server takes each name for 255.255.255.255.
+    """Return a host's address, IPv4 for a name: Triton's HTTP server takes every name for 255.255.255.255.
 
     Raises:
         ServerError: The name means no address.
     """
     try:
         found = socket.getaddrinfo(host, None, _family(host), socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # of labels that no name may have, such as an empty one
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label that no name may have, such as an empty one
         raise _no_address(host, error) from error
     return host if ":" in host else str(found[0][4][0])
 
 
 def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
-    """Return the ports to use, each seen to be free on `host` now.
+    """Return the ports to use, each of which is free on `host` now.
 
     Args:
         host: The address to listen on.
@@ -58,7 +58,7 @@ def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
 
 
 def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
-    """Return where HTTP, gRPC and metrics are to be reached: `http`, `grpc`, `metrics` -> host.
+    """Return the host at which each of `http`, `grpc` and `metrics` can be reached.
 
     Args:
         host: The address to listen on.

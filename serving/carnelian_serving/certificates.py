@@ -1,4 +1,4 @@
-"""The certificates that gRPC is to use, looked at before models load.
+"""Checks the certificates of gRPC before models load.
 
 Of a key that does not fit Triton says that its port is in use, after all models have loaded; and without the
 authorities that clients need a certificate of, it gets ready and refuses all of them.
@@ -18,7 +18,7 @@ ENCRYPTED, MUTUAL = "--grpc-use-ssl", "--grpc-use-ssl-mutual"
 
 
 def check_certificates(triton_options: Sequence[str]) -> None:
-    """See that the files can be used which options of tritonserver name.
+    """Check that the certificate files which tritonserver's options name can be used.
 
     Raises:
         ServerError: One is not named, cannot be read or is no PEM, or the key is not that of the certificate.
@@ -28,7 +28,7 @@ def check_certificates(triton_options: Sequence[str]) -> None:
     if not is_mutual and not is_on(options.get(ENCRYPTED, "false")):
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("DEFAULT@SECLEVEL=0")  # how strong a key has to be is gRPC's to say
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # gRPC decides how strong a key has to be
     certificate, key = (_find(options, name, ENCRYPTED) for name in (CERTIFICATE, KEY))
     try:
         context.load_cert_chain(certificate, key, password=lambda: "none")

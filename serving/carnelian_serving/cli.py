@@ -21,11 +21,11 @@ from carnelian_serving.triton_options import has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
-"""Which end tritonserver after it stood still for more than a second amid requests."""
+"""The signals by which tritonserver ends after it stood still for more than a second amid requests."""
 
 
 def _folder(path: str) -> Path:
-    """Not "", a variable of a shell that is not set: to Path it is the working directory."""
+    """Refuse "", which an unset variable of a shell gives: Path takes it for the working directory."""
     if not path:
         raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
     return Path(path)
@@ -107,7 +107,7 @@ def serve(
             try:
                 status = server.wait()
             finally:
-                _ignore_signals()  # a server that ended by itself is cleared away as well
+                _ignore_signals()  # the clean-up after a server that ended by itself must not be interrupted either
     except _Stop:
         return
     except (ServerError, OSError) as error:
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 class _Stop(BaseException):
-    """A signal asked the command to end."""
+    """A signal has asked the command to end."""
 
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
@@ -159,8 +159,8 @@ def _print_ready(server: Server, triton_options: Sequence[str]) -> None:
 
 def _print_log(line: str) -> None:
     # A closed stderr must not stop the server. Nor must one that nobody reads keep the command from ending: a thread
-    # that waits in `print` would hold a lock that the interpreter wants at its end.
-    if sys.stderr is None:  # closed from the start, so that another file may have its number
+    # that waits in `print` would hold a lock that the interpreter needs at its end.
+    if sys.stderr is None:  # it was closed from the start, and another file may have its number
         return
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))

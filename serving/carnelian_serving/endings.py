@@ -1,4 +1,4 @@
-"""How processes end: waited for whatever interrupts, and told in words."""
+"""Waits for processes to end, whatever interrupts, and describes how they ended."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ KILLED = "SIGKILL is what the kernel sends where memory has run out"
 
 
 def has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
-    """Wait for a process; not by `Popen.wait`, whose lock stays taken where a signal's exception came behind it."""
+    """Wait for a process. Not by `Popen.wait`: if a signal handler raises in it, its lock may stay taken."""
     deadline = time.monotonic() + timeout_s
     while process.returncode is None:
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
-        except ChildProcessError:  # it has been waited for, and the exception came before its status was kept
+        except ChildProcessError:  # already waited for, but an exception came before the status was stored
             pid, status = process.pid, 0
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -30,11 +30,11 @@ def has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
 
 
 class Crash(NamedTuple):
-    """The end of the process of a model instance: "demo_ctc_0_0 (SIGKILL)"."""
+    """How the process of a model instance ended; as text, "demo_ctc_0_0 (SIGKILL)"."""
 
     instance: str
     status: int
-    """As `subprocess` gives it: below 0 for a signal."""
+    """The exit status, as `subprocess` gives it: the negative number of a signal if one ended the process."""
 
     def __str__(self) -> str:
         return f"{self.instance} ({f'status {self.status}' if self.status >= 0 else _name_signal(-self.status)})"
@@ -49,7 +49,7 @@ def describe_crash(crashes: Sequence[Crash]) -> str:
 
 
 def describe_exit(status: int) -> str:
-    """Say how a process ended whose return code `subprocess` gives as `status`."""
+    """Describe how a process ended, from the return code that `subprocess` gives."""
     return f"ended with status {status}" if status >= 0 else f"was ended by {_name_signal(-status)}"
 
 

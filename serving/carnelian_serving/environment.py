@@ -1,4 +1,4 @@
-"""Variables of the server and its stubs, unless the launcher has them already."""
+"""Environment variables that the server and its stubs get, unless the launcher's environment has them already."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,13 @@ KEPT_MEMORY: Mapping[str, str] = {
     "MALLOC_ARENA_MAX": "16",  # by default eight a core, and each keeps its own
     "DALI_MALLOC_POOL_THRESHOLD": "0",
 }
-"""For glibc and DALI: freed memory of a clip is kept for the next one, and no more. By glibc's defaults the memory of a
-long clip goes back to the kernel while short ones pass, and the next long clip pays for every page again: two thousand
-page faults in DALI alone. DALI's own pool, which 0 switches off, has what malloc would map, and keeps it for ever: up
-to 512 MiB of each instance of `audio_decode` that once met a long file."""
+"""Makes glibc and DALI keep the freed memory of a clip for the next one, and no more. By glibc's defaults, the memory
+of a long clip goes back to the kernel while short clips pass, and the next long clip pays for every page again: two
+thousand page faults in DALI alone. DALI's own pool (0 switches it off) would keep large blocks for ever: up to 512 MiB
+in each instance of `audio_decode` that once had a long file."""
 
 FEW_THREADS: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy starts one for each core of the machine otherwise, in every stub, and no stub multiplies matrices with it."""
+"""Otherwise NumPy starts a thread for each core, in every stub, though no stub multiplies matrices with it."""
 
 QUIET: Mapping[str, str] = {"ORT_DISABLE_TELEMETRY": "1"}
-"""The wheels of ONNX Runtime from 1.30 on report to Microsoft otherwise, and keep a file in HOME for it."""
+"""Otherwise the wheels of ONNX Runtime report to Microsoft, from 1.30 on, and keep a file in HOME for that."""

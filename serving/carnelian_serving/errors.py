@@ -1,4 +1,4 @@
-"""What goes wrong with a server."""
+"""The errors of a server."""
 
 
 class ServerError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Where `tritonserver` is, and what has to stand around it before it can start.
+"""Finds `tritonserver`, and assembles the folders that it needs before it can start.
 
 Two kinds of installation are known. A *native* one (`/opt/tritonserver`, as in the NGC container) brings its
 own C++ backends and is used as it is. The *wheel* `nvidia-pytriton` brings the same binary with the Python
@@ -37,13 +37,13 @@ class Installation:
     """A `tritonserver` that can be started."""
 
     binary: Path
-    """The executable."""
+    """The path of the executable."""
     backend_directory: Path | None
-    """What `--backend-directory` gets; None for the installation's own."""
+    """The value of `--backend-directory`; None for the installation's own."""
     environment: Mapping[str, str]
     """Variables to set for the server and its stubs."""
     is_native: bool
-    """Whether the backends are Triton's own C++ ones."""
+    """Whether the backends are Triton's own, written in C++."""
 
 
 def find_installation(scratch: Path) -> Installation:
@@ -125,8 +125,8 @@ def prepare_wheel(scratch: Path) -> Installation:
         backends,
         {
             "LD_LIBRARY_PATH": os.pathsep.join(str(path) for path in library_path if str(path)),
-            # The stub embeds an isolated Python, deaf to PYTHONPATH and its kin: it is the environment of the
-            # first `python3` on PATH.
+            # The stub embeds an isolated Python, which ignores PYTHONPATH: it takes the environment of the first
+            # `python3` on PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
         },
         is_native=False,
@@ -157,13 +157,13 @@ def find_wheel() -> Path:
 
 
 def library_directories() -> list[Path]:
-    """Return the folders in which this Python's shared library may lie, the likeliest first."""
+    """Return the folders that may hold this Python's shared library, the likeliest first."""
     variables = (sysconfig.get_config_var(name) for name in ("LIBDIR", "LIBPL"))
     return [Path(value) for value in variables if value] + [Path(sys.base_prefix) / "lib"]
 
 
 def find_libpython(version: str, directories: Iterable[Path]) -> Path | None:
-    """Find the shared library that the stub links.
+    """Find the shared library of Python that the stub is linked to.
 
     Args:
         version: `3.11`.
@@ -189,7 +189,7 @@ def find_libpython(version: str, directories: Iterable[Path]) -> Path | None:
 
 
 def _copy_backends(backends: Path, triton: Path, stub: Path) -> None:
-    """Copy the Python backend and our Python-based ones: Triton refuses links that lead out."""
+    """Copy the Python backend and the Python-based ones; Triton refuses links that lead out of the folder."""
     python = backends / "python"
     python.mkdir(parents=True)
     source = triton / "backends" / "python"

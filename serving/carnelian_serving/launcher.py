@@ -41,10 +41,12 @@ from carnelian_serving.triton_process import TritonProcess
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
 UNCOLLECTED_WHILE_LOADING_S = 5.0
-"""How long an ended stub may stay uncollected while models load before it counts as crashed: Triton ends some itself,
-and collects them when it gets a core. From when it was first seen, for the whole machine may have stood still."""
+"""How long a stub that ended may stay uncollected while models load before it counts as crashed. Triton ends some stubs
+itself, and collects them when it gets a core. The time counts from when the ended stub was first seen, because the
+whole machine may have stood still."""
 FAILED_WHILE_LOADING_S = 30.0
-"""How long Triton may take to end, the other models being loaded, once an instance of one could not be: it may hang."""
+"""How long Triton may take to end after an instance of a model failed to load. It loads the other models first, and may
+then hang."""
 
 _LOG_OPTIONS: dict[str, tuple[str, ...]] = {
     "error": ("--log-info=false", "--log-warning=false"),
@@ -82,13 +84,13 @@ class Server:
             http_port: 0 takes any free port, here and below.
             grpc_port: What the SDK talks to.
             metrics_port: Prometheus metrics.
-            threads: Threads of each ONNX Runtime and DALI instance, over what the configs say.
-            log_level: What of Triton's log reaches `on_log`.
+            threads: Threads of each ONNX Runtime and DALI instance, in place of those of the configs.
+            log_level: Which lines of Triton's log reach `on_log`.
             ready_timeout_s: How long loading may take.
-            exit_timeout_s: How long what the models are at when the server is stopped may take.
-            triton_options: Further options of `tritonserver`, as they are.
-            on_log: Called with each line of the log, from another thread, until it raises; what comes too fast is
-                left out. None keeps the log in memory only.
+            exit_timeout_s: How long running stages may take when the server is stopped.
+            triton_options: Further options of `tritonserver`, passed on unchanged.
+            on_log: Called with each line of the log, from another thread, until it raises. Lines that come too fast
+                are left out. None keeps the log in memory only.
 
         Raises:
             ServerError: The repository's path leads nowhere.
@@ -126,12 +128,12 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of `tritonserver`."""
+        """The process id of `tritonserver`."""
         return self._triton.pid
 
     @property
     def shared_memory_bytes(self) -> int:
-        """What the server's Python-based instances hold of /dev/shm."""
+        """The bytes of /dev/shm that the server's Python-based instances hold."""
         return self._triton.regions.num_bytes
 
     @property
@@ -152,8 +154,9 @@ class Server:
         """Start the server and return once it is ready.
 
         Raises:
-            InstallationError: There is no whole Triton.
-            ServerError: It runs already; or the repository, a port, a certificate, /dev/shm or a model is at fault.
+            InstallationError: Triton is not installed, or a part of it is missing.
+            ServerError: The server runs already; or the repository, a port, a certificate, /dev/shm or a model is at
+                fault.
         """
         if self._triton.is_running:
             raise ServerError("the server must be stopped before it is started again")
@@ -164,7 +167,7 @@ class Server:
         self._addresses = read_addresses(self._host, self._triton_options)
         self._ports = choose_ports(self._host, self._wanted_ports)
         check_certificates(self._triton_options)
-        # The stubs lie in here.
+        # The stubs are started from in here.
         folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
         self._scratch = Path(tempfile.mkdtemp(prefix=self._triton.regions.prefix, dir=folder))
         try:
@@ -187,15 +190,16 @@ class Server:
         """Block until the server ends by itself and return its exit status.
 
         Raises:
-            ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
-                must be.
+            ServerError: A model instance has crashed or is stopped. Triton does not start it again, so the server must
+                be restarted.
         """
         return self._triton.wait()
 
     def stop(self) -> None:
-        """Ask the server to end; kill what does not, or at once where this is interrupted. May be called again.
+        """Ask the server to end; kill what does not end in time, or everything at once if this is interrupted.
 
-        Triton finishes what its models are at. What has stages of an ensemble before it is answered with UNAVAILABLE.
+        Triton finishes the stages that are running. Requests with further stages of an ensemble before them are
+        answered with UNAVAILABLE. May be called again.
         """
         try:
             self._triton.end(self._exit_timeout_s)
@@ -212,12 +216,12 @@ class Server:
 
     def _launch(self, installation: Installation, repository: Path, scratch: Path) -> None:
         environment = {**KEPT_MEMORY, **FEW_THREADS, **QUIET, **os.environ, **installation.environment}
-        environment["TMPDIR"] = str(scratch)  # DALI's files, which a killed stub leaves
+        environment["TMPDIR"] = str(scratch)  # DALI writes files there, which a killed stub leaves
         if has_port("metrics", self._triton_options):  # else another server may have the port
             environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:
             environment[THREADS_VARIABLE] = str(self._threads)
-        # Of what stands for the repository, and goes with the scratch folder, nobody knows.
+        # The log must name the repository, not the links in the scratch folder that may stand for it.
         self._triton.start(
             self._command(installation, repository),
             environment,
@@ -225,7 +229,7 @@ class Server:
         )
 
     def _command(self, installation: Installation, repository: Path) -> list[str]:
-        is_ipv6 = ":" in self._host  # of which Triton's servers have a spelling each
+        is_ipv6 = ":" in self._host  # Triton's HTTP and gRPC servers spell it differently
         command = [
             str(installation.binary),
             f"--model-repository={repository}",
@@ -254,7 +258,7 @@ class Server:
             crashed = self._triton.crashed_instances()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
-            if self._triton.poll() is not None:  # whoever answered, it was another server
+            if self._triton.poll() is not None:  # then another server answered on the port
                 raise ServerError(self._explain_exit(crashed))
             if is_ready:
                 return
@@ -274,8 +278,8 @@ class Server:
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
-        """Whether the models are, and every port is open: that of the metrics is the last."""
-        # Not urllib, which would ask a proxy for this machine's own address.
+        """Whether the models are ready, and every port is open: the one of the metrics opens last."""
+        # Not urllib: it would go through a proxy even to this machine's own address.
         connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
             if has_port("metrics", self._triton_options):

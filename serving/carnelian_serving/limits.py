@@ -1,4 +1,4 @@
-"""What the system allows tritonserver: room on its threads' stacks, and open files."""
+"""The limits that tritonserver starts with: the size of its threads' stacks, and open files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import resource
 from collections.abc import Iterator
 
 THREAD_STACK_BYTES = 64 * 2**20
-"""Triton 2.51 puts two copies of an HTTP body on its thread's stack if the body calls itself a form, as curl's do,
-and crashes where they do not fit: from 4 MB on with the usual 8 MiB. Pages that are not used cost no memory, but
-address space: of that the server then has some 20 GB, which a batch system may not allow (`ulimit -v`)."""
+"""The size of a thread's stack. If an HTTP body calls itself a form, as curl's do, Triton 2.51 puts two copies of it on
+the stack, and crashes if they do not fit: from 4 MB on with the usual 8 MiB. Unused pages cost no memory but address
+space: the server has some 20 GB of it, which a batch system may forbid (`ulimit -v`)."""
 OPEN_FILES = 65_536
-"""Each connection is one. Where they run out, Triton logs that without a pause, megabytes a second."""
+"""The limit of open files. Each connection is one; if they run out, Triton logs megabytes a second about it."""
 
 
 @contextlib.contextmanager
 def raised_limits() -> Iterator[None]:
-    """A process that is started meanwhile may have THREAD_STACK_BYTES and OPEN_FILES, where that is allowed."""
+    """Give processes that are started meanwhile THREAD_STACK_BYTES and OPEN_FILES, as far as that is allowed."""
     has_room = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
     stacks = _raised(resource.RLIMIT_STACK, THREAD_STACK_BYTES) if has_room else contextlib.nullcontext()
     with stacks, _raised(resource.RLIMIT_NOFILE, OPEN_FILES):
@@ -28,7 +28,7 @@ def _raised(limit: int, wanted: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY:  # where there is no limit glibc takes 2 MiB for a stack
+    if soft != resource.RLIM_INFINITY:  # without a limit, glibc gives a stack 2 MiB
         wanted = max(wanted, soft)
     resource.setrlimit(limit, (wanted, hard))
     try:

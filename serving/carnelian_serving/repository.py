@@ -1,4 +1,4 @@
-"""The model repository as the command line names it: whether it can be served, and under which path."""
+"""Checks that a model repository can be served, and chooses the path that Triton gets."""
 
 import re
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from pathlib import Path
 from carnelian_serving.errors import ServerError
 
 _PLAIN_PATH = re.compile(r"[\w./+,:=@%^-]*", re.ASCII)
-"""Triton starts its Python stubs by a shell, and their Python reads paths as ASCII."""
+"""Paths that Triton's Python backend can take: it starts its stubs through a shell, and their Python reads ASCII."""
 _PLAINEST_PATH = re.compile(r"(?!.*\.\.)[\w./]*", re.ASCII)
-"""What Triton's own DALI backend takes since 2025."""
+"""Paths that Triton's own DALI backend has taken since 2025."""
 _STAGE = re.compile(r"""#.*|\bmodel_name\s*:\s*(["'])(?P<name>.*?)\1|(["'])(?:\\.|.)*?\3""")
-"""Of an ensemble's configuration; comments and other strings are passed over."""
+"""Finds the stages in an ensemble's configuration, skipping comments and other strings."""
 
 
 def check_repository(repository: Path, models: Sequence[str]) -> None:
-    """Raise ServerError unless the repository holds models, and all that are asked for."""
+    """Raise ServerError unless the repository holds models, and all of `models`."""
     if not repository.is_dir():
         what = "is a file" if repository.exists() else "is not there"
         raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
@@ -36,7 +36,7 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
 
 
 def resolve_repository(repository: Path) -> Path:
-    """Return its absolute path.
+    """Return the absolute path of a repository.
 
     Raises:
         ServerError: It leads nowhere.
@@ -57,7 +57,7 @@ def is_plain(path: str) -> bool:
 
 
 def served_path(repository: Path, models: Sequence[str], scratch: Path) -> Path:
-    """Return the folder that Triton is given: the repository, or in the folder `scratch` what stands for it.
+    """Return the folder that Triton gets: the repository, or a folder of links to it in `scratch`.
 
     That is a link where a native Triton may refuse the repository's own path, and a folder of links to models and
     their stages where some are chosen. Triton's own way to choose lets every caller load code that it sends.
@@ -75,10 +75,10 @@ def served_path(repository: Path, models: Sequence[str], scratch: Path) -> Path:
 
 
 def _add_stages(repository: Path, models: Sequence[str]) -> list[str]:
-    """Return the models, and those that the ensembles among them are composed of, as far as they are there."""
+    """Return the models and the stages of the ensembles among them, as far as they are there."""
     folders = {path.name for path in repository.iterdir()}
     names = list(dict.fromkeys(models))
-    for name in names:  # which grows: a stage may be an ensemble, too
+    for name in names:  # `names` grows: a stage may be an ensemble, too
         config = repository / name / "config.pbtxt"
         if config.is_file():
             stages = {match["name"] for match in _STAGE.finditer(config.read_text(errors="replace"))}

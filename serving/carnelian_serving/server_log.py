@@ -1,4 +1,4 @@
-"""The log of one tritonserver: read to its end by a thread of its own, kept in part, and handed on by another.
+"""The log of one tritonserver: one thread reads all of it and keeps the last lines, another hands lines on.
 
 Whoever gets it may be slow, as a stopped terminal or a full pipe: tritonserver must not wait for it.
 """
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 KEPT_LINES = 1000
 MOST_WAITING = 10_000
-"""Lines that are read and not handed on yet; those beyond are left out, until half of these have been taken."""
+"""The largest number of lines that wait to be handed on; further ones are left out until half of these are taken."""
 READER_END_S = 5.0
-"""The log is read to its end, and handed on, long before, unless whoever gets its lines takes no more."""
+"""How long to wait at the end for lines to be handed on: long enough, unless the receiver takes no more."""
 _CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
 
 
@@ -30,7 +30,7 @@ class ServerLog:
     """The log of one server."""
 
     def __init__(self, on_line: Callable[[str], None] | None, *, with_noise: bool) -> None:
-        """Describe who gets it.
+        """Describe who gets the lines.
 
         Args:
             on_line: Called with each line, from another thread, until it raises.
@@ -45,23 +45,23 @@ class ServerLog:
         self._telling = threading.Lock()
         self._writer = threading.Thread(target=self._hand_on, daemon=True)
         self.crash_signal: int | None = None
-        """The number of the signal of its own that tritonserver tells of."""
+        """The number of the signal by which tritonserver says that it crashed."""
         self.has_failed = False
-        """Whether it tells of a model that could not be loaded."""
+        """Whether the log names a model that could not be loaded."""
 
     @property
     def lines(self) -> list[str]:
-        """The last ones."""
+        """The last lines of the log."""
         return list(self._lines)
 
     def follow(self, stream: IO[str], rewrite: Callable[[str], str] = str) -> None:
-        """Read on from now, and keep and hand on of each line what `rewrite` makes of it."""
+        """Read the stream from now on; keep each line, as `rewrite` returns it, and hand it on."""
         self._writer.start()
         self._reader = threading.Thread(target=self._read, args=(stream, rewrite), daemon=True)
         self._reader.start()
 
     def close(self) -> None:
-        """Wait until all is read and handed on, if whoever gets the lines takes them in :data:`READER_END_S`."""
+        """Wait until all lines are read and handed on, for at most :data:`READER_END_S`."""
         if self._reader is None:
             return
         self._reader.join(READER_END_S)
@@ -74,7 +74,7 @@ class ServerLog:
             self._writer.join(READER_END_S)
 
     def tell(self, line: str) -> None:
-        """Hand a line on, in its turn."""
+        """Hand a line on, after those that wait."""
         with self._telling:
             if self._num_left_out and self._waiting.qsize() <= MOST_WAITING // 2:
                 self._waiting.put_nowait(self._count_left_out())
@@ -94,7 +94,7 @@ class ServerLog:
                 continue
             try:
                 self._on_line(line)
-            # A callback that raises is not called again; reading goes on, or tritonserver would block.
+            # A callback that raises is not called again. Reading must go on, or tritonserver would block.
             except Exception:
                 logger.exception("`on_log` must take every line of the log, but raised; it gets no more")
                 self._on_line = None

@@ -1,4 +1,4 @@
-"""The regions of /dev/shm that Triton's Python backend makes: one server's own, and those of servers that were killed.
+"""The regions of /dev/shm that Triton's Python backend makes, for one server, and those that killed servers left.
 
 Nobody else takes the latter back. In a container that is restarted they would count against the pod's memory until
 there is none.
@@ -20,52 +20,54 @@ from carnelian_serving.errors import ServerError
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_BYTES = 48 * 2**20
-"""A Python-based instance maps 1 MiB at start and grows by what passes, for good: a minute of audio is 4 MiB. With
-less, single clips of a minute are refused after a few."""
+"""The least free room to start with. A Python-based instance maps 1 MiB at first and grows with what passes through it,
+for good: a minute of audio is 4 MiB. With less room than this, single clips of a minute are refused after a few."""
 AMPLE_BYTES = 50 * 2**20
-"""For each instance. Seven hold 265 MiB while 64 callers send a minute each, 345 with batches of 32 such clips."""
+"""Enough room for each instance: seven hold 265 MiB while 64 callers send a minute each, and 345 MiB with batches of
+32 such clips."""
 REGIONS = "carnelian_"
-"""How the names of all servers' regions begin, and of folders of links to models, where natively no `-` may be."""
+"""The beginning of the names of every server's regions and of its folders of links to models, where Triton's own DALI
+backend allows no `-`."""
 _LOCK = "lock"
 _LOCK_NAME = re.compile(rf"({REGIONS}\d+_[0-9a-f]{{8}}_){_LOCK}", re.ASCII)
-"""It begins as :attr:`Regions.prefix` does."""
+"""Matches the name of a server's lock file; the group is its :attr:`Regions.prefix`."""
 
 
 class Regions:
-    """One server's regions."""
+    """The shared-memory regions of one server."""
 
     def __init__(self) -> None:
         self.prefix = f"{REGIONS}{os.getpid()}_{secrets.token_hex(4)}_"
-        """How their names begin."""
+        """The beginning of their names."""
         self._lock: int | None = None
 
     @property
     def num_bytes(self) -> int:
-        """What they hold."""
+        """The memory that the regions take, in bytes."""
         return sum(region.stat().st_blocks * 512 for region in _find(self.prefix))
 
     def claim(self) -> tuple[int, ...]:
-        """Say that they are in use, until all processes that have the descriptors which this returns have ended.
+        """Mark the regions as in use until every process that inherits the returned file descriptors has ended.
 
-        A process id would not do: in containers all servers may have the same.
+        A process id would not do, because the servers of several containers may have the same one.
         """
         if SHARED_MEMORY.is_dir():
             path = SHARED_MEMORY / f"{self.prefix}{_LOCK}"
-            new = path.with_suffix(".new")  # locked before anybody looks at it
+            new = path.with_suffix(".new")  # it is locked before others can find it
             self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             new.rename(path)
         return () if self._lock is None else (self._lock,)
 
     def close_to_others(self) -> None:
-        """Let no other user open them, for they hold what callers sent; whatever the umask, everybody may at first."""
+        """Close the regions, which hold what callers sent, to other users. Triton opens them, whatever the umask."""
         for region in _find(self.prefix):
             with contextlib.suppress(FileNotFoundError):  # Triton has removed it
                 if not region.is_dir():
                     region.chmod(0o600)
 
     def remove(self) -> None:
-        """Remove them, once the server has ended. May be called twice."""
+        """Remove the regions, once the server has ended. May be called twice."""
         _remove(self.prefix)
         if self._lock is not None:
             os.close(self._lock)
@@ -73,12 +75,12 @@ class Regions:
 
 
 def find_free_bytes() -> int:
-    """Return the room in /dev/shm; 0 where it is not mounted."""
+    """Return the free bytes of /dev/shm; 0 if it is not mounted."""
     return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
 
 
 def check_room(free_bytes: int) -> None:
-    """Raise ServerError where /dev/shm has no room for what passes through the Python backend."""
+    """Raise ServerError if /dev/shm has too little room for the Python backend."""
     if free_bytes < LEAST_BYTES:
         raise ServerError(
             f"the Python backend needs at least {LEAST_BYTES // 2**20} MiB in {SHARED_MEMORY}, but "
@@ -87,7 +89,7 @@ def check_room(free_bytes: int) -> None:
 
 
 def describe_shortage(room_bytes: int, num_instances: int) -> str:
-    """Return what will happen if /dev/shm is too small for long clips from many callers; empty if it is not."""
+    """Return a warning if /dev/shm is too small for long clips of many callers, else an empty string."""
     ample_bytes = num_instances * AMPLE_BYTES
     if room_bytes >= ample_bytes:
         return ""
@@ -98,7 +100,7 @@ def describe_shortage(room_bytes: int, num_instances: int) -> str:
 
 
 def remove_leftovers(scratch: Path) -> None:
-    """Remove this user's regions that nobody claims any more, and what begins with the same name in `scratch`."""
+    """Remove this user's regions that no process claims any more, and the folders of the same servers in `scratch`."""
     for path in _find(REGIONS):
         name = _LOCK_NAME.fullmatch(path.name)
         if name is None:
@@ -115,7 +117,7 @@ def remove_leftovers(scratch: Path) -> None:
 
 
 def _find(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[Path]:
-    """Yield what is this user's: here and in /tmp everybody may give files such names."""
+    """Yield the entries that this user owns; in these folders, others may create such names too."""
     for path in folder.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_uid == os.geteuid():

@@ -1,4 +1,4 @@
-"""Reads Triton's log: why it did not start, and which lines a reader need not see."""
+"""Finds in Triton's log why it did not start, and which lines a reader need not see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _RECORD = re.compile(
     r"^(?:(?P<level>[IWEF])\d{4} [\d:.]+|[\dT:-]+Z (?P<iso_level>[IWEF])) +\d+ [\w.]+:\d+\] +"
     r'"?(?P<text>.*?)"?$'
 )
-"""Of both of Triton's formats, `--log-format=ISO8601` having the level behind the time, and of gRPC's."""
+"""Matches the beginning of a line in both of Triton's formats (ISO8601 has the level after the time), and in gRPC's."""
 _MODEL_FAILED = re.compile(
     r"^(?:failed to load '(?P<version_of>[^']+)' version \d+|failed to load model '(?P<model>[^']+)'"
     r"|Poll failed for model directory '(?P<folder>[^']+)'): (?P<reason>.+)$",
@@ -17,14 +17,14 @@ _MODEL_FAILED = re.compile(
 )
 _SYNTAX_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<where>.+)$")
 _NO_MODEL = re.compile(r"at least one version must be available|Could not determine backend for model")
-"""What Triton says of any other folder in a repository, hidden ones too: `.git`, `lost+found`. Of one that it may not
-open it says so, and its path last."""
+"""Matches what Triton says about folders that are no models, such as `.git` and `lost+found`. If it may not open one,
+it says so, with the path at the end."""
 _CRASHED = "is not healthy."
 _FAILED = re.compile(r"\bFailed to create instance: |\bfailed to load '")
 _SHORTAGES = {
-    # The HTTP server's words, of which Triton makes that a port is in use.
+    # The HTTP server's words; Triton takes them for a port in use.
     re.compile("Too many open files"): "it ran out of open files; allow more (`ulimit -n`)",
-    # OpenBLAS's words, std::thread's, and the system's, which DALI hands on.
+    # The words of OpenBLAS, of std::thread, and of the system, which DALI passes on.
     re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): (
         "it ran out of threads or processes; allow more (`pids.max` of the container, `ulimit -u`)"
     ),
@@ -33,9 +33,9 @@ _START_FAILED = re.compile(r"^error: ")
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
 _USAGE = "Usage: tritonserver [options]"
-"""Four hundred lines follow: headings, and what is indented. What is neither says which option was wrong."""
+"""The help of tritonserver that follows, 400 lines: headings and indented lines. Other lines say what was wrong."""
 
-# What tritonserver says at every level: on each machine without a GPU, and when the launcher ends it.
+# Lines that tritonserver writes at every log level: on machines without a GPU, and when the launcher ends it.
 _NOISE = (
     "Unable to allocate pinned system memory",
     "CudaDriverHelper has not been initialized",
@@ -48,7 +48,7 @@ _NOISE = (
 
 
 def is_noise(line: str) -> bool:
-    """Return whether a line says nothing but that there is no GPU, or that the launcher ended the server."""
+    """Return whether a line only says that there is no GPU, or that the launcher ended the server."""
     return any(text in line for text in _NOISE)
 
 
@@ -79,7 +79,7 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
         record = _RECORD.match(line)
         text = (record["text"] if record else line).replace("\\n", "\n").replace('\\"', '"')
         if syntax := _SYNTAX_ERROR.search(text):
-            syntax_error = f" (line {syntax['where']})"  # protobuf tells it just before Triton names the model
+            syntax_error = f" (line {syntax['where']})"  # protobuf writes it just before Triton names the model
         elif failed := _MODEL_FAILED.match(text):
             name = failed["version_of"] or failed["model"] or failed["folder"]
             models[name] = _shorten(failed["reason"]) + syntax_error
@@ -92,12 +92,12 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
             errors.append(_shorten(text))
     failed_models = [f"model {name!r} could not be loaded: {reason}" for name, reason in models.items()]
     shortages = [words for sign, words in _SHORTAGES.items() if any(map(sign.search, lines))]
-    # A model's instances all say the same.
+    # All instances of a model say the same.
     return [*shortages, *failed_models] or list(dict.fromkeys(errors))
 
 
 def _shorten(reason: str) -> str:
-    """Leave Triton's status word and all but the innermost frame of a Python traceback out."""
+    """Remove Triton's status word, and all but the innermost frame of a Python traceback."""
     reason = _STATUS_WORD.sub("", reason.strip())
     message, at, frames = reason.partition("\n\nAt:\n")
     if not at:

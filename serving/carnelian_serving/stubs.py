@@ -18,16 +18,16 @@ from carnelian_serving.endings import Crash
 
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
-_COLLECTED_WITHIN_S = 0.1  # by Triton, if it has ended a stub itself
+_COLLECTED_WITHIN_S = 0.1  # Triton collects a stub in this time if it ended it itself
 _REGION_ARGUMENT = 2  # of the stub's command line: the name of its shared memory
 _INSTANCE_ARGUMENT = 8  # the name of the model instance
-_EXIT_FIELD = 49  # of /proc/PID/stat behind the name: the status as `waitpid` gives it
+_EXIT_FIELD = 49  # of /proc/PID/stat, after the name: the status as `waitpid` gives it
 _SERVER = "tritonserver"
 _END_S = 1.0
 
 
 class StubWatch:
-    """Tells which instances of a server have lost their stub, or have one that is stopped."""
+    """Finds the instances of a server whose stub has crashed or is stopped."""
 
     def __init__(self, server_pid: int) -> None:
         """Watch the children of a server.
@@ -42,7 +42,7 @@ class StubWatch:
 
     @property
     def num_instances(self) -> int:
-        """How many have been seen and still are there: Triton has started others to read configurations alone."""
+        """The number of stubs that run; Triton also starts some for a moment, to read configurations."""
         return sum((_PROC / str(pid)).exists() for pid in self._instances)
 
     def crashed(self) -> list[Crash]:
@@ -55,12 +55,12 @@ class StubWatch:
             with contextlib.suppress(OSError):
                 name, fields = _read_stat(pid)
                 if fields[0] == "Z":
-                    # A server that is crashing itself has other children: they look up its stack's symbols.
+                    # A server that is crashing has other children too, which look up the symbols of its stack.
                     if pid in self._instances or _STUB.startswith(name):
                         ended[pid] = os.waitstatus_to_exitcode(int(fields[_EXIT_FIELD]))
                 elif pid not in self._instances:
                     instance = find_instance((_PROC / str(pid) / "cmdline").read_text().split("\0"))
-                    if instance is not None:  # else it is between fork and exec
+                    if instance is not None:  # None: between fork and exec
                         self._instances[pid] = instance
         crashed, self._uncollected = ended.keys() & self._uncollected, set(ended)
         return sorted(Crash(self._instances.get(pid, "an unnamed model"), ended[pid]) for pid in crashed)
@@ -69,10 +69,10 @@ class StubWatch:
         """Return the instances whose stub is stopped, by SIGSTOP or a debugger, now and at the last calls.
 
         Args:
-            num_calls: At how many without a break, this one included. Not for how long: who asks may be stopped, too.
+            num_calls: The number of calls in a row, with this one; not a time, because the caller may be stopped too.
         """
         stopped = set()
-        for pid in self._instances.keys() & _children(self._server_pid):  # numbers of ended ones may be others' now
+        for pid in self._instances.keys() & _children(self._server_pid):  # a number may have a new owner
             with contextlib.suppress(OSError):
                 if _read_stat(pid)[1][0] in ("T", "t"):
                     stopped.add(pid)
@@ -80,7 +80,7 @@ class StubWatch:
         return sorted(self._instances[pid] for pid, num in self._num_stopped.items() if num >= num_calls)
 
     def crashed_by_now(self) -> list[Crash]:
-        """Return :meth:`crashed` without waiting for the next call: look again at once if a stub is uncollected."""
+        """Return :meth:`crashed`, but look a second time at once if a stub has ended and is not collected yet."""
         crashed = self.crashed()
         if self._uncollected and not crashed:
             time.sleep(_COLLECTED_WITHIN_S)
@@ -89,13 +89,13 @@ class StubWatch:
 
 
 def find_instance(command: Sequence[str]) -> str | None:
-    """Return the model instance that a stub of this command line runs; None if it is no stub's."""
+    """Return the model instance that a stub with this command line runs; None if it is not a stub's."""
     is_stub = len(command) > _INSTANCE_ARGUMENT and _STUB in command[0]
     return command[_INSTANCE_ARGUMENT] if is_stub else None
 
 
 def end_orphans(region_prefix: str) -> None:
-    """Kill this user's stubs without a server, and wait until they have ended: until then they claim its memory.
+    """Kill this user's stubs whose server has ended, and wait for their end: until then they hold its shared memory.
 
     Args:
         region_prefix: How the names of their shared memory begin; others' stubs are left alone.
@@ -109,7 +109,7 @@ def end_orphans(region_prefix: str) -> None:
 
 
 def _read_stat(pid: int) -> tuple[str, list[str]]:
-    """Return the name of a process, cut at 15 letters, and what stands behind it in its line, its state first."""
+    """Return the name of a process, cut at 15 letters, and the fields after it in its line, the state first."""
     name, _, fields = (_PROC / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
     return name, fields.split()
 
@@ -122,14 +122,14 @@ def _orphans(region_prefix: str) -> list[int]:
             if find_instance(command) is None or not command[_REGION_ARGUMENT].startswith(region_prefix):
                 continue
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            # Not its number in the command: a container counts its processes anew.
+            # Not by its number in the command: a container numbers its processes anew.
             if process.stat().st_uid == os.geteuid() and (_PROC / parent / "comm").read_text().strip() != _SERVER:
                 found.append(int(process.name))
     return found
 
 
 def _children(pid: int) -> list[int]:
-    """Return the children of all threads of a process; none where the kernel does not list them."""
+    """Return the children of all threads of a process; none if the kernel does not list them."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in (_PROC / str(pid) / "task").iterdir():

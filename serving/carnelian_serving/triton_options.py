@@ -1,4 +1,4 @@
-"""The options of tritonserver that are passed on to it, as far as the launcher has to know what they say."""
+"""Reads the options that are passed on to tritonserver, as far as the launcher has to know them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ OWN_OPTIONS = {
     "--model-repository": "--repository",
     "--model-store": "--repository",
 }
-"""What the launcher sets, and its own option for it."""
+"""Options that the launcher sets itself, and its own name for each."""
 READ_OPTIONS = (
     *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file", "--exit-on-error"),
     *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
-"""Those that are. tritonserver takes the beginning of a name for the whole, as nothing here does."""
+"""The options whose values are read here. They must be spelled out, although tritonserver takes abbreviations."""
 
 
 def check_options(triton_options: Sequence[str]) -> None:
-    """See that the launcher knows what they say, and can still ask whether the models are ready.
+    """Check that the launcher understands the options, and can still ask whether the models are ready.
 
     Raises:
-        ServerError: One is not spelled out, has an option of the launcher itself, or takes readiness over HTTP away.
+        ServerError: An option is abbreviated, has an option of the launcher itself, or closes readiness over HTTP.
     """
     for option in triton_options:
         name, _, value = option.partition("=")
@@ -70,10 +70,10 @@ def has_port(kind: str, triton_options: Sequence[str]) -> bool:
 
 
 def by_name(triton_options: Sequence[str]) -> dict[str, str]:
-    """Return the values of options of tritonserver, which are `--name=value`."""
+    """Return the values of options `--name=value`, by name."""
     return dict(option.partition("=")[::2] for option in triton_options)
 
 
 def is_on(value: str) -> bool:
-    """Return what tritonserver takes the value of a yes-or-no option for."""
+    """Return the value of a yes-or-no option, as tritonserver reads it."""
     return value.lower() not in ("false", "off", "0")

@@ -1,4 +1,4 @@
-"""A process of `tritonserver`, with the processes of its models, its log and its shared memory, until all are gone."""
+"""A process of `tritonserver` with its models' processes, its log and its shared memory, until all of them are gone."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from carnelian_serving.startup_log import find_reasons, is_noise
 from carnelian_serving.stubs import StubWatch
 
 EXIT_MARGIN_S = 5.0
-"""Triton ends by itself after its --exit-timeout-secs; it is killed this much later."""
+"""How long after its --exit-timeout-secs, when Triton should have ended by itself, it is killed."""
 
 STUB_CHECK_INTERVAL_S = 1.0
 STOPPED_CHECKS = 30
-"""How often in succession a stub may be seen stopped, for a debugger to look at it. Meanwhile its instance answers
-every request with "Stub process ... is not healthy", and the server calls itself ready."""
+"""How many times in a row a stub may be seen stopped, so that a debugger may stop it for a moment. Meanwhile its
+instance answers every request with "Stub process ... is not healthy", although the server calls itself ready."""
 KILLED_WITHIN_S = 30.0
-"""Of a process that the kernel holds, as amid input and output, the end comes late."""
+"""How long to wait for the end of killed processes: the kernel may hold one, for example during input and output."""
 CRASH_END_S = 5.0
-"""After a signal of its own tritonserver writes its stack and ends; where memory is damaged it may wait for ever."""
+"""How long tritonserver may take to write its stack and end after it crashed; with damaged memory it may never end."""
 STUB_END_S = 1.0
-"""Processes that were killed are gone before; those that nobody collects never are."""
+"""How long to wait for killed processes to be gone; those that nobody collects never are."""
 
 
 class TritonProcess:
-    """A `tritonserver` that has been started once, or not yet."""
+    """One run of `tritonserver`: it can be started once."""
 
     def __init__(self, on_log: Callable[[str], None] | None, *, with_noise: bool) -> None:
-        """Prepare what it leaves its traces in.
+        """Prepare its log and the name of its shared memory.
 
         Args:
             on_log: Called with each line of its log, from another thread, until it raises.
@@ -53,15 +53,15 @@ class TritonProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started and not ended by :meth:`end`."""
+        """Whether the process has been started and not ended by :meth:`end`."""
         return self._process is not None and not self._is_over
 
     @property
     def pid(self) -> int:
-        """Its process id.
+        """The process id.
 
         Raises:
-            ServerError: It does not run.
+            ServerError: The process does not run.
         """
         if not self.is_running:
             raise ServerError("the server must be started first")
@@ -69,11 +69,11 @@ class TritonProcess:
 
     @property
     def num_instances(self) -> int:
-        """How many Python-based instances it has."""
+        """The number of Python-based model instances."""
         return 0 if self._stubs is None else self._stubs.num_instances
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], rewrite: Callable[[str], str]) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             command: Its program and arguments.
@@ -104,12 +104,12 @@ class TritonProcess:
         self.log.follow(self._process.stdout, rewrite)
 
     def poll(self) -> int | None:
-        """Return its exit status, as `subprocess` gives it, or None while it runs."""
+        """Return the exit status, as `subprocess` gives it, or None while the process runs."""
         self.regions.close_to_others()
         return self._started().poll()
 
     def wait(self) -> int:
-        """Block until it ends by itself and return its exit status.
+        """Block until the process ends by itself and return its exit status.
 
         Raises:
             ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
@@ -120,7 +120,7 @@ class TritonProcess:
             try:
                 return process.wait(STUB_CHECK_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                self.regions.close_to_others()  # those of models that are loaded later, if its options let them
+                self.regions.close_to_others()  # of models that are loaded later, if the options allow it
                 if self.log.crash_signal is not None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         return process.wait(CRASH_END_S)
@@ -139,7 +139,9 @@ class TritonProcess:
                     ) from None
 
     def end(self, exit_timeout_s: float) -> None:
-        """Ask it to end; kill what does not, or at once where this is interrupted. May be called again.
+        """Ask the server to end; kill what does not end in time, or everything at once if this is interrupted.
+
+        May be called again.
 
         Args:
             exit_timeout_s: How long Triton waits for what its models are at.
@@ -152,15 +154,15 @@ class TritonProcess:
             self.regions.remove()
 
     def crashed_instances(self) -> list[Crash]:
-        """Return the instances that have crashed, once they have been seen so twice."""
+        """Return the instances that were seen crashed in two looks."""
         return [] if self._stubs is None else self._stubs.crashed()
 
     def last_lines(self) -> list[str]:
-        """Return the last ten lines of its log that say something."""
+        """Return the last ten lines of the log, without those that say nothing."""
         return [line for line in self.log.lines if not is_noise(line)][-10:]
 
     def explain_exit(self, crashed: Sequence[Crash]) -> str:
-        """Say why it has ended before it was ready, as far as its log tells.
+        """Say why the server ended before it was ready, as far as its log says so.
 
         Args:
             crashed: The instances that had crashed before.
@@ -179,7 +181,7 @@ class TritonProcess:
 
     def _end(self, process: subprocess.Popen[str], exit_timeout_s: float) -> None:
         try:
-            # Triton waits for an instance that crashed or stands still in vain, and for as long as it can.
+            # Triton would wait for a crashed or stopped instance, in vain, for as long as it may.
             is_lost = self._stubs is not None and bool(self._stubs.crashed_by_now() or self._stopped_instances())
             timeout_s = 0.0 if is_lost else exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
@@ -188,16 +190,16 @@ class TritonProcess:
                     f"carnelian-serve: tritonserver was killed {timeout_s:g} s after it was asked to end; what its "
                     "models were at is lost (`--exit-timeout` gives them longer)"
                 )
-        finally:  # who interrupts the waiting waits no longer
+        finally:  # also if the waiting is interrupted
             process.kill()
             has_ended(process, KILLED_WITHIN_S)
-            # Stubs share the server's process group; none outlives it, or makes shared memory after it.
+            # Stubs share the server's process group: none must outlive it, or make shared memory after it.
             deadline = time.monotonic() + STUB_END_S
             with contextlib.suppress(ProcessLookupError):
                 while time.monotonic() < deadline:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
-            self._is_over = True  # not before, so that a second call goes on where this one is interrupted
+            self._is_over = True  # only now, so that a second call goes on if this one is interrupted
 
     def _stopped_instances(self) -> list[str]:
         return [] if self._stubs is None else self._stubs.stopped(STOPPED_CHECKS)

@@ -1,4 +1,4 @@
-"""From the requests of one `execute` to a batch of rows, and back to one response each."""
+"""Makes a batch of rows from the requests of one `execute`, and one response for each request from its results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.model_config import Array, ModelConfig
 
 Rows = dict[str, list[Array]]
-"""Tensor name -> one array for each request, batch dimension first."""
+"""By tensor name, one array for each request, with the batch dimension first."""
 
 RunBatch = Callable[[Rows], Rows]
 
 
 class Batches:
-    """Answers the requests of one model: all of an `execute` as one batch, or as several.
+    """Answers the requests of one model: those of an `execute` run as one batch, or as several.
 
     After an error each request runs by itself, so that it fails alone.
     """
@@ -30,15 +30,16 @@ class Batches:
         split: Callable[[Rows], Iterable[slice]] | None = None,
         error_code: str = "INTERNAL",
     ) -> None:
-        """Say how batches run.
+        """Describe how batches run.
 
         Args:
             config: The model's configuration.
-            run_batch: From input arrays to output arrays, request by request. Those may be views that the next
-                call overwrites: Triton has copied them by then, but for the single runs.
-            split: From the input arrays to consecutive requests that run together. They are answered as soon as they
-                have run.
-            error_code: Of the answer to a request that fails, the native backend's; a name in `pb_utils.TritonError`.
+            run_batch: Turns input arrays into output arrays, one of each for every request. Outputs may be views that
+                the next call overwrites, because Triton has copied them by then; single runs copy them.
+            split: Divides the requests, by their input arrays, into consecutive parts that run together. The requests
+                of a part are answered as soon as it has run.
+            error_code: The code of the answer to a request that fails, as the native backend gives it: a name in
+                `pb_utils.TritonError`.
         """
         self._config = config
         self._run_batch = run_batch
@@ -47,12 +48,12 @@ class Batches:
         self._has_answered = False
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Return for each request, in their order, a response, or None where it has been answered."""
+        """Return a response for each request, in their order; None for those that have been answered already."""
         inputs = [self._read_inputs(request) for request in requests]
         if len(requests) == 1:
             return self._answer(requests, inputs)
-        # Each answer is sent by itself. Of returned ones that find no room in /dev/shm, all fail with the first, and
-        # after some were sent, Triton (2.51) frees what it has of those for the second time, and crashes.
+        # Each answer is sent by itself. If answers that are returned find no room in /dev/shm, all fail with the first;
+        # and if some were sent before, Triton (2.51) frees what it has of those a second time, and crashes.
         responses: list[Any] = []
         for part in self._split(_transpose(inputs)) if self._split else [slice(0, len(requests))]:
             answers = self._answer(requests[part], inputs[part])
@@ -96,25 +97,25 @@ class Batches:
         return responses
 
     def _refuse(self, request: Any, error: Exception) -> Any:
-        # tritonserver 2.51 may crash where a warm-up fails: then nothing else says why.
+        # tritonserver 2.51 may crash when a warm-up fails, and then nothing else says why.
         log = pb_utils.Logger.log_info if self._has_answered else pb_utils.Logger.log_error
         log(f"[request id: {_id_of(request)}] {self._config.name!r} refuses: {error}")
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), self._error_code))
 
     def _send(self, request: Any, answer: Any) -> Any:
-        """Answer a request; return what `execute` has to return for it."""
+        """Send a request its answer; return what `execute` has to return for it."""
         try:
             request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        except Exception as error:  # any that left `execute` now would end the server
+        except Exception as error:  # an exception that left `execute` now would end the server
             pb_utils.Logger.log_error(f"an answer of {self._config.name!r} was not sent: {error}")
-            # What comes back for a request that has been sent an answer is thrown away, but makes Triton look for
-            # those that have none, and send them an error of its own.
+            # What is returned for a request that has its answer is thrown away, but makes Triton look for requests
+            # that have none, and send them an error of its own.
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("not sent"))
         return None
 
 
 def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], dtype: Any) -> None:
-    """Raise ValueError where an output of the model does not agree with the configuration.
+    """Raise ValueError if an output of the model does not agree with the configuration.
 
     Args:
         config: The model's configuration.
@@ -139,5 +140,5 @@ def _transpose(inputs: Sequence[dict[str, Array]]) -> Rows:
 def _id_of(request: Any) -> str:
     try:
         return str(request.request_id())
-    except UnicodeDecodeError:  # which Triton's HTTP server lets pass
+    except UnicodeDecodeError:  # Triton's HTTP server lets such bytes pass
         return "not UTF-8"

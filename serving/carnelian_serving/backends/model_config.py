@@ -1,4 +1,4 @@
-"""What a backend reads from a model's configuration, and what it refuses in it.
+"""Reads a model's configuration, and refuses what a backend cannot do.
 
 A native backend ignores a parameter that it does not know, and some fields that it does not support; a typo
 then costs a day. These backends name it instead.
@@ -34,7 +34,7 @@ DTYPES: Mapping[str, DTypeLike] = {
 
 
 class ConfigError(ValueError):
-    """A configuration asks for what the backend cannot do, or does not agree with the model file."""
+    """The configuration asks for something that the backend cannot do, or contradicts the model file."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TensorConfig:
 
     name: str
     dtype: np.dtype[Any]
-    """Its element type."""
+    """The type of its elements."""
     dims: tuple[int, ...]
     """Its shape without the batch dimension; -1 for any length."""
     is_ragged: bool
@@ -58,25 +58,25 @@ class TensorConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The part of a model's configuration that our backends obey."""
+    """The part of a model's configuration that the Python-based backends obey."""
 
     name: str
     max_batch_size: int
     """Rows in a batch, at least 1."""
     inputs: tuple[TensorConfig, ...]
-    """In the configuration's order."""
+    """The inputs, in the configuration's order."""
     outputs: tuple[TensorConfig, ...]
-    """In the configuration's order; DALI's outputs are matched to them by position."""
+    """The outputs, in the configuration's order; DALI's are matched to them by position."""
     batch_inputs: tuple[Mapping[str, Any], ...]
     """The `batch_input` messages, as Triton's JSON has them."""
     parameters: Mapping[str, str]
-    """Key -> string value."""
+    """The values of `parameters { key value { string_value } }`, by key."""
     graph_level: int | None
     """`optimization { graph { level } }`, or None."""
     model_filename: str
     """`default_model_filename`, or the backend's own."""
     folder: Path
-    """The version's folder."""
+    """The folder of the version that is served."""
     gpu_accelerators: Mapping[str, Mapping[str, str]]
     """`optimization { execution_accelerators { gpu_execution_accelerator } }`: name -> parameters."""
 
@@ -109,7 +109,7 @@ class ModelConfig:
 def read_model_config(
     text: str, folder: Path, *, known_parameters: Collection[str], default_filename: str
 ) -> ModelConfig:
-    """Read the JSON that Triton hands to a Python backend.
+    """Read the configuration from the JSON that Triton gives a Python backend.
 
     Args:
         text: `args["model_config"]`.
@@ -136,7 +136,7 @@ def read_model_config(
         if config.get(unsupported):
             raise ConfigError(f"`{unsupported}` of {name!r} is not supported here; take it out of the configuration")
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    if accelerators.get("cpu_execution_accelerator"):  # OpenVINO, which PyPI's ONNX Runtime is built without
+    if accelerators.get("cpu_execution_accelerator"):  # OpenVINO: ONNX Runtime of PyPI is built without it
         raise ConfigError(
             f"`cpu_execution_accelerator` of {name!r} is not supported here; take it out of the configuration"
         )

@@ -1,4 +1,4 @@
-"""How many threads an instance gets."""
+"""Chooses the number of threads of an instance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carnelian_serving.backends.model_config import ModelConfig
 
 
 def thread_count(config: ModelConfig, parameter: str) -> int:
-    """Return what `carnelian-serve --threads` says, else the parameter, else 0 (the library chooses).
+    """Return the value of `carnelian-serve --threads`, else of the parameter, else 0 (the library chooses).
 
     Args:
         config: The model's configuration.
@@ -25,7 +25,7 @@ def thread_count(config: ModelConfig, parameter: str) -> int:
 
 
 def count_cores() -> int:
-    """Return how many cores this process may keep busy.
+    """Return the number of cores that this process may use.
 
     Those that it may run on, whose hardware threads count once, or, where that is less, a control group's quota of CPU
     time, as of a container, rounded up.
@@ -34,13 +34,13 @@ def count_cores() -> int:
     cpus = os.sched_getaffinity(0)
     try:
         cores = len({Path(topology.format(cpu)).read_text() for cpu in cpus})
-    except OSError:  # not every sandbox shows it
+    except OSError:  # not every sandbox shows the file
         cores = len(cpus)
     return min([cores, *map(math.ceil, read_quotas())])
 
 
 def read_quotas(own_groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> list[float]:
-    """Return the quotas of CPU time, in cores, of this process's control groups and those around them.
+    """Return the CPU quotas, in cores, of this process's control groups and of the groups around them.
 
     Args:
         own_groups: Names the groups, of versions 1 and 2. Inside a container the names may be those outside, which do

@@ -1,4 +1,4 @@
-"""Turns requests away where too many wait for the stages behind this one.
+"""Refuses requests while too many wait for the stages after this one.
 
 Triton bounds a queue by a policy, but with one it fetches no request ahead, and one that finds every instance
 busy may sleep for half a second beside an idle one (2.51). So the stages of an ensemble have none, and the first
@@ -25,16 +25,16 @@ LIMIT, STAGES = "max_pending_requests", "pending_models"
 PARAMETERS = (LIMIT, STAGES)
 
 _TIMEOUT_S = 1.0
-"""For the metrics: the models' own process answers in milliseconds."""
+"""How long to wait for the metrics, which usually come in milliseconds."""
 _PAUSE_S = 2.0
-"""Until they are asked for again, if they did not come in time."""
+"""How long not to ask for the metrics again after they did not come in time."""
 
 
 def read_admission(config: ModelConfig) -> Admission | None:
-    """Read a model's limit from its parameters; None where it has none.
+    """Read a model's limit from its parameters; None if it has none.
 
     Raises:
-        ConfigError: The limit stands there without the stages or they without it, or it is below 1.
+        ConfigError: The limit or the stages are given without the other, or the limit is below 1.
     """
     if not set(PARAMETERS) & set(config.parameters):
         return None
@@ -48,9 +48,9 @@ def read_admission(config: ModelConfig) -> Admission | None:
 
 
 class Admission:
-    """Whether requests of one instance of a model may pass on to the stages behind it.
+    """Decides whether requests of one instance of a model may pass on to the stages after it.
 
-    Where Triton is too slow to say how many wait, there is too much to do, and no more pass.
+    If Triton is too slow to say how many requests wait, it is overloaded, and none pass.
     """
 
     def __init__(self, model: str, stages: Sequence[str], limit: int) -> None:
@@ -60,11 +60,11 @@ class Admission:
         self._limit = limit
         self._pending = _PendingRequests(stages, os.environ.get(METRICS_VARIABLE))
         self._most_pending = 0
-        """How many wait at most: those that waited when Triton was asked last, and all that have passed since."""
+        """The most requests that may wait now: those of when Triton was last asked, and all that passed since."""
         self._refused = _Refused(model)
 
     def admit(self, num_requests: int) -> bool:
-        """Return whether a batch of so many requests may pass; if so, they count as waiting from now on."""
+        """Return whether a batch of this many requests may pass; if so, they count as waiting from now on."""
         if self._most_pending >= self._limit and (counted := self._pending.count()) is not None:
             self._most_pending = counted
         if self._most_pending >= self._limit:
@@ -74,7 +74,7 @@ class Admission:
         return True
 
     def refuse(self) -> pb_utils.InferenceResponse:
-        """Make the answer to a request that does not pass: UNAVAILABLE, as that of a queue that is full."""
+        """Make the answer to a request that does not pass: UNAVAILABLE, as of a full queue."""
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(
                 f"Exceeds maximum queue size: {self._limit} requests may wait already for {' and '.join(self._stages)} "
@@ -85,7 +85,7 @@ class Admission:
 
 
 class _PendingRequests:
-    """What Triton's own metrics say of the queues of some models."""
+    """The queues of some models, as Triton's own metrics report them."""
 
     def __init__(self, models: Sequence[str], url: str | None) -> None:
         names = "|".join(map(re.escape, models))
@@ -96,7 +96,7 @@ class _PendingRequests:
         self._ask_from = 0.0
 
     def count(self) -> int | None:
-        """Return the sum of their lengths; 0 where the server keeps no metrics, or has no such models.
+        """Return the sum of the queues' lengths; 0 if the server keeps no metrics, or has no such models.
 
         None for a while after they did not come in time: to ask is to stand still.
         """
@@ -129,7 +129,7 @@ class _PendingRequests:
 
 
 class _Refused:
-    """A counter of the server; nothing where it keeps no metrics."""
+    """A counter among the server's metrics; it does nothing if the server keeps none."""
 
     def __init__(self, model: str) -> None:
         self._metric = None

@@ -22,7 +22,7 @@ def list_threads() -> set[int]:
 
 @contextlib.contextmanager
 def shared_core(threads: Collection[int]) -> Iterator[None]:
-    """Keep this thread and others on the core that it is on now; it may go where it might before afterwards.
+    """Keep this thread and others on the core where this one runs now; afterwards its own affinity is as before.
 
     Args:
         threads: Ids of threads of this process. They stay on that core.

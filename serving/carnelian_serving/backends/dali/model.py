@@ -24,10 +24,11 @@ from carnelian_serving.backends.threads import thread_count
 
 PARAMETERS = ("num_threads", "memory_mib", *admission.PARAMETERS)
 INPUT_COPIES = 3
-"""DALI makes two of an input. libsndfile makes a third of a file whose format it does not know, and crashes where there
-is no memory for it: a film of 300 MB would end the server."""
+"""The number of copies of an input to have memory for. DALI makes two. libsndfile makes a third of a file whose format
+it does not know, and crashes without memory for it: a film of 300 MB would end the server."""
 LEAST_MEMORY_MIB = 16
-"""With next to nothing an instance fails in its warm-up, or crashes, and so does tritonserver 2.51 then."""
+"""The least memory that an instance may be given: with much less it fails in its warm-up, or crashes, and then
+tritonserver 2.51 does too."""
 
 
 class TritonPythonModel:
@@ -35,7 +36,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Add what the native backend adds: dynamic batching, of requests of different lengths too."""
+        """Add what the native backend adds: dynamic batching, also of requests of different lengths."""
         config.set_dynamic_batching()
         for tensor in config.as_dict()["input"]:
             tensor["allow_ragged_batch"] = True
@@ -74,7 +75,7 @@ class TritonPythonModel:
         self._batches = Batches(self._config, self._run, split=self._split, error_code="UNKNOWN")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer requests, a few at a time, or turn them all away."""
+        """Answer requests, a few at a time, or refuse them all."""
         if self._admission is not None and not self._admission.admit(len(requests)):
             return [self._admission.refuse() for _ in requests]
         return self._batches.execute(requests)
@@ -90,7 +91,7 @@ class TritonPythonModel:
     def _run(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]
         samples_of = {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
-        self._pipeline.make_ready()  # threads count against the bound
+        self._pipeline.make_ready()  # its threads count against the bound
         held_bytes = sum(array.nbytes for arrays in inputs.values() for array in arrays)
         if self._most_bytes and held_bytes > self._most_input_bytes:
             raise ValueError(TOO_LITTLE_MEMORY)
@@ -107,7 +108,7 @@ class TritonPythonModel:
         return rows
 
     def _stack(self, position: int, samples: Sequence[Array]) -> Array:
-        """Make one request's tensor of its rows.
+        """Make the tensor of one request from its rows.
 
         Raises:
             ValueError: The rows differ in shape.

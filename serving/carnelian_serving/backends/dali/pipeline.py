@@ -31,7 +31,7 @@ TOO_LITTLE_MEMORY = "too little memory for an input of this length, or of the le
 
 
 class PipelineRunner:
-    """Runs batches through a serialised pipeline."""
+    """A serialised pipeline that runs batches."""
 
     def __init__(
         self, serialized: bytes, *, max_batch_size: int, num_threads: int | None, device_id: int | None
@@ -58,9 +58,9 @@ class PipelineRunner:
         self._threads: set[int] = set()
         self._pipeline: Any = self._build()
         self.num_outputs: int = self._pipeline.num_outputs
-        """How many outputs the pipeline has."""
+        """The number of outputs of the pipeline."""
         self.num_threads: int = self._pipeline.num_threads
-        """How many threads work on a batch."""
+        """The number of threads that work on a batch."""
 
     def has_input(self, name: str) -> bool:
         """Return whether the pipeline has an external source of this name."""
@@ -79,10 +79,10 @@ class PipelineRunner:
         """Run one batch.
 
         Args:
-            inputs: External source name -> the rows.
+            inputs: The rows of each external source, by its name.
 
         Returns:
-            For each output its rows. They are views of DALI's memory, valid until the next call.
+            The rows of each output: views of DALI's memory, valid until the next call.
 
         Raises:
             RuntimeError: DALI's error, in its words.
@@ -113,7 +113,7 @@ class PipelineRunner:
 
 
 def summarise_error(text: str) -> str:
-    """Return the operator and DALI's words, without the traceback, which names the server's files."""
+    """Return the operator and DALI's message, without the traceback, which names the server's files."""
     match = _OPERATOR_ERROR.search(text)
     words = match["words"].strip() if match else text
     if words == "std::bad_alloc":
@@ -122,7 +122,7 @@ def summarise_error(text: str) -> str:
 
 
 def load_serialized(config: ModelConfig) -> bytes:
-    """Return the model's pipeline, serialised, looked for where the native backend looks.
+    """Return the model's pipeline, serialised; it is looked for in the places where the native backend looks.
 
     That is `default_model_filename` (`model.dali`), serialised or Python source, then `dali.py`.
 
@@ -139,7 +139,7 @@ def load_serialized(config: ModelConfig) -> bytes:
 
 
 def _autoserialize(source: Path, name: str) -> bytes:
-    # What the native backend calls, too.
+    # The native backend calls this too.
     autoserialize: Any = importlib.import_module("nvidia.dali._utils.autoserialize")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "model.dali")

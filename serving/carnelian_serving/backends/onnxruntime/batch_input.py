@@ -1,4 +1,4 @@
-"""Triton's `batch_input`: tensors about the batch that a ragged model needs to take it apart again."""
+"""Triton's `batch_input`: tensors that describe the batch, so that a ragged model can take it apart again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS: Mapping[str, Callable[[Shapes], Array]] = {
     "BATCH_ELEMENT_COUNT": _element_counts,
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_element_counts(shapes)),
     "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.cumsum([0, *_element_counts(shapes)]),
-    # A tensor whose shape is its message.
+    # The shape of this tensor carries the value.
     "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_element_counts(shapes).max(), np.int64),
     "BATCH_ITEM_SHAPE": _item_shapes,
     "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
@@ -36,16 +36,16 @@ _KINDS: Mapping[str, Callable[[Shapes], Array]] = {
 
 @dataclass(frozen=True)
 class BatchInput:
-    """One tensor made from the shapes of an input's requests."""
+    """Makes one tensor from the shapes of an input's requests."""
 
     target: str
     """The model's input that receives it."""
     source: str
-    """The input whose shapes it tells."""
+    """The input whose shapes it describes."""
     dtype: np.dtype[Any]
-    """int32 or float32."""
+    """The type of the tensor: int32 or float32."""
     build: Callable[[Shapes], Array]
-    """From those shapes to the tensor."""
+    """Computes the tensor from those shapes."""
 
     def __call__(self, shapes: Shapes) -> Array:
         """Return the tensor for requests of these shapes."""

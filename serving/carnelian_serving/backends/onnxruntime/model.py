@@ -60,7 +60,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Take the inputs and outputs from the graph where the configuration names none."""
+        """Take the inputs and outputs from the graph if the configuration names none."""
         if not config.as_dict()["input"] or not config.as_dict()["output"]:
             complete_tensors(config, Path(pb_utils.get_model_dir()))
         return config
@@ -97,7 +97,7 @@ class TritonPythonModel:
         return split(sizes, MAX_RUN_ELEMENTS)
 
     def _run(self, inputs: Rows) -> Rows:
-        """Run requests as one batch; the rows of a large one, which is by itself, in parts too."""
+        """Run requests as one batch; a single large request runs in parts of its rows."""
         requests = next(iter(inputs.values()))
         if not self._splits or len(requests) > 1:
             return self._run_whole(inputs)
@@ -108,7 +108,7 @@ class TritonPythonModel:
         answers = [self._run_whole({name: [arrays[0][part]] for name, arrays in inputs.items()}) for part in parts]
         outputs = {name: [answer[name][0] for answer in answers] for name in self._outputs}
         if any(len({array.shape[1:] for array in arrays}) > 1 for arrays in outputs.values()):
-            return self._run_whole(inputs)  # a graph that pads to what is in the batch
+            return self._run_whole(inputs)  # a graph that pads to the longest of the batch
         return {name: [np.concatenate(arrays)] for name, arrays in outputs.items()}
 
     def _run_whole(self, inputs: Rows) -> Rows:
@@ -157,7 +157,7 @@ def complete_tensors(config: Any, folder: Path) -> None:
 
 
 def find_model(folder: Path, filename: str) -> Path:
-    """Return the model's file, which lies in a folder of this name where it has others beside it."""
+    """Return the model's file; a model of several files lies in a folder of this name."""
     path = folder / filename
     return path / DEFAULT_FILENAME if path.is_dir() else path
 
@@ -178,8 +178,8 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     if not path.is_file():
         raise ConfigError(f"{config.name!r} must have a model file, but {path} is not there")
     options = onnxruntime.SessionOptions()
-    # A count of 0 makes ONNX Runtime pin a thread to each core but one. The caller is not pinned to that: it may run on
-    # the core of another thread and take turns with it, while a core sleeps.
+    # A count of 0 makes ONNX Runtime pin a thread to each core but one. The caller is not pinned to the remaining core:
+    # it may share the core of another thread while its own sleeps.
     options.intra_op_num_threads = thread_count(config, "intra_op_thread_count") or count_cores()
     options.inter_op_num_threads = config.integer("inter_op_thread_count")
     mode = config.integer("execution_mode")
@@ -199,7 +199,7 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what glibc keeps of it: after loading, up to three times the weights of a network."""
+    """Give freed memory that glibc keeps back to the system: after loading, up to three times a network's weights."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -220,7 +220,7 @@ def check_graph(config: ModelConfig, session: onnxruntime.InferenceSession, batc
 
 
 def _check_tensors(model: str, kind: str, wanted: Sequence[TensorConfig], found: Sequence[onnxruntime.NodeArg]) -> None:
-    """Raise ConfigError for a tensor of the graph whose type or shape the native backend would refuse.
+    """Raise ConfigError if the native backend would refuse the type or shape of a tensor of the graph.
 
     That one asks for a first dimension of any size, -1. The others must be as configured; where an input has -1 in the
     graph any configuration will do, but in an output -1 is not 29.

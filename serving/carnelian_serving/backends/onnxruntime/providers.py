@@ -1,4 +1,4 @@
-"""ONNX Runtime's execution providers on GPUs, as `gpu_execution_accelerator` asks for them."""
+"""Chooses ONNX Runtime's execution providers on GPUs, as `gpu_execution_accelerator` asks for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUDA_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "gpu_mem_limit": (),
     "do_copy_in_default_stream": (),
 }
-"""Options of `cuda` that are a model's parameters too, with ONNX Runtime's words for the parameter's 0, 1 and 2."""
+"""Options of `cuda` that a model can also set as parameters; ONNX Runtime's values for the parameter's 0, 1 and 2."""
 
 _PRECISIONS = {
     "FP32": {},
@@ -28,7 +28,7 @@ _TENSORRT_NAMES = {
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
-"""What ONNX Runtime calls options that Triton calls otherwise."""
+"""ONNX Runtime's names of options that have another name in Triton."""
 _TENSORRT_BOOLEANS = {
     *("trt_build_heuristics_enable", "trt_context_memory_sharing_enable", "trt_cuda_graph_enable"),
     *("trt_detailed_build_log", "trt_dla_enable", "trt_dump_ep_context_model", "trt_dump_subgraphs"),
@@ -43,16 +43,16 @@ _TENSORRT_OPTIONS = _TENSORRT_BOOLEANS | {
     *("trt_max_partition_iterations", "trt_min_subgraph_size", "trt_tactic_sources", "trt_timing_cache_path"),
     *("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes"),
 }
-"""Those that Triton's own backend knows, besides `precision_mode`; it refuses others, mistyped ones too."""
+"""The options that Triton's own backend knows, besides `precision_mode`; it refuses all others."""
 
 Provider = tuple[str, dict[str, str]]
-"""Its name and its options."""
+"""The name of a provider and its options."""
 
 
 def open_session(
     path: Path, options: onnxruntime.SessionOptions, providers: Sequence[Provider]
 ) -> onnxruntime.InferenceSession:
-    """Open a session whose first provider is the first of these: ONNX Runtime would go on without it, in silence.
+    """Open a session with these providers; an error if the first cannot be used, which ONNX Runtime would only log.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -116,7 +116,7 @@ def _tensorrt_options(config: ModelConfig) -> dict[str, str]:
         if key == "precision_mode" and value in _PRECISIONS:
             options |= _PRECISIONS[value]
         elif key in _TENSORRT_OPTIONS:
-            # The native backend takes 1 for true as well, ONNX Runtime's Python package does not.
+            # The native backend also accepts 1 for true; ONNX Runtime's Python package does not.
             words = {"1": "True", "0": "False"} if key in _TENSORRT_BOOLEANS else {}
             options[_TENSORRT_NAMES.get(key, key)] = words.get(value, value)
         else:

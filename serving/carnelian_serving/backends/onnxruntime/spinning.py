@@ -1,19 +1,20 @@
-"""How long a session's threads stay awake without work."""
+"""Limits how long a session's threads stay awake without work."""
 
 from __future__ import annotations
 
 import onnxruntime
 
 SPIN_US = 20
-"""Waking a thread takes as long, and most steps of a network follow the last one sooner."""
+"""How long a thread spins before it sleeps, in microseconds: as long as waking it takes. Most steps of a network come
+sooner after the one before."""
 HAS_LIMIT = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 26)
-"""Older ones spin for tens of milliseconds, or not at all."""
+"""Whether ONNX Runtime has `spin_duration_us`; older versions spin for tens of milliseconds, or not at all."""
 
 
 def limit_spinning(options: onnxruntime.SessionOptions) -> None:
-    """Let threads that wait for the next step spin for :data:`SPIN_US` and sleep then, or, with old ones, at once.
+    """Let threads that wait for the next step spin for :data:`SPIN_US`, and then sleep; in old versions, sleep at once.
 
-    The stages are processes that share the cores: threads that spin on take them from the others.
+    The stages are processes that share the cores, so threads that spin longer take the cores from the other stages.
     """
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(HAS_LIMIT)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
