@@ -1,5 +1,6 @@
 """The file of the `<model>_acoustic` stage, written and compared with the network before it can be served."""
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from carnelian_export.parity import ClipFeatures, Scores, check_distributions, c
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles, shapes_of
 from carnelian_export.target import Target, TargetError
 
-MOST_BYTES = 2**31
-"""Of an ONNX file: it is a message of protobuf."""
+MOST_BYTES = 2**31 - 2**24
+"""Of weights in an ONNX file: it is a message of protobuf, of less than 2 GiB with the nodes."""
 
 
 def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int) -> float:
-    """Write `model.onnx` or `model.plan`.
+    """Write `model.onnx` or `model.plan`; see :func:`save`.
 
     Returns:
         The largest difference between its log-probabilities and the network's; of int8, the mean distance between the
@@ -32,9 +33,9 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         ParityError: They differ by more than the precision explains.
         EngineError: TensorRT is not installed, or does not build the engine.
         QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
-        TargetError: The network is too large for an ONNX file in this precision.
+        TargetError: The network is too large for TensorRT, or for int8, in this precision.
     """
-    _check_size(network, target.precision)
+    _check_size(network, target)
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
     path = folder / "model.onnx"
@@ -46,19 +47,36 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
     dtype = DTYPES[target.precision]
     is_shaped = target.provider == "tensorrt"
     graph = export_shaped(network, dtype, config.features.hop_samples) if is_shaped else export_ragged(network, dtype)
-    onnx.save(graph, path)
+    save(graph, path)
+    del graph  # the comparison needs memory of its own
     return check_parity(path, network, target.precision)
 
 
-def _check_size(network: CtcNetwork, precision: str) -> None:
-    """Refuse what tracing, which takes minutes, would end in an error about."""
+def save(graph: onnx.ModelProto, path: Path) -> None:
+    """Write a graph as a file, or, where its weights are over :data:`MOST_BYTES`, with them in `<path>.data` beside it.
+
+    Args:
+        graph: It loses the weights that are written beside it.
+        path: In a folder where neither file is.
+    """
+    weights = path.with_name(f"{path.name}.data")
+    is_large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > MOST_BYTES
+    onnx.save(graph, path, save_as_external_data=is_large, location=weights.name)
+    if is_large:
+        shutil.copymode(path, weights)  # onnx 1.23 makes it for its owner alone, and a server may be another user
+
+
+def _check_size(network: CtcNetwork, target: Target) -> None:
+    """Refuse what tracing, which takes minutes, would end in an error about: not all can read two files."""
+    if target.format == "onnx" and target.provider != "tensorrt" and target.precision != "int8":
+        return
     number = sum(parameter.numel() for parameter in network.parameters())
     # Graphs of the other precisions are made out of one in float32, or compared in it first.
-    kept, size = ("fp16", 2) if precision == "fp16" else ("fp32", 4)
-    if number * size >= MOST_BYTES:
-        advice = "; export with `--precision fp16`" if size > 2 and number * 2 < MOST_BYTES else ""
+    kept, size = ("fp16", 2) if target.precision == "fp16" else ("fp32", 4)
+    if number * size > MOST_BYTES:
+        advice = "; export with `--precision fp16`" if size > 2 and number * 2 <= MOST_BYTES else ""
         raise TargetError(
-            f"an ONNX file holds at most {MOST_BYTES / 2**30:g} GiB, but the parameters of this network take "
+            "for TensorRT or int8 a network must take less than 2 GiB, but the parameters of this one take "
             f"{number * size / 2**30:.2f} GiB in {kept}{advice}"
         )
 

@@ -138,6 +138,13 @@ def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, c
     assert json.loads((tmp_path / "r" / "tiny_ctc" / "1" / "ctc.json").read_text())["labels"] == list(other.labels)
 
 
+def test_a_full_folder_of_temporary_files_is_named(tmp_path, mount_tmpfs, config, network, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(mount_tmpfs("size=8k")))
+    with pytest.raises(WriteError, match=r"r/tiny could not be written, .*/mounted/tmp\w+ could not .* No space left"):
+        write_model(tmp_path / "r", "tiny", config, network)
+    assert not list((tmp_path / "r").iterdir())
+
+
 def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, config, network):
     """The ensembles and the acoustic stage were new then, the decoder was old."""
     write_model(tmp_path / "r", "tiny", config, network)

@@ -1,6 +1,7 @@
 """wav2vec 2.0 as a served model: its graph against PyTorch, its folders."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from carnelian_export import acoustic
 from carnelian_export.cli import main
 from carnelian_export.graph.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
 from carnelian_export.model_configs import read_config
@@ -179,22 +181,47 @@ def test_norms_and_attention_over_a_long_loud_clip_in_float16_stay_within_the_to
     assert difference.mean() <= TOLERANCES["fp16"].mean
 
 
+def test_weights_that_no_onnx_file_holds_lie_beside_it_and_score_the_same(tmp_path, monkeypatch, clips):
+    config, network = built("base")
+    write_model(tmp_path / "one", "tiny", config, network)
+    monkeypatch.setattr(acoustic, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    write_model(tmp_path / "two", "tiny", config, network)
+    assert not list((tmp_path / "scratch").iterdir())
+    one, two = (tmp_path / folder / "tiny_acoustic" / "1" for folder in ("one", "two"))
+    assert [path.name for path in one.iterdir()] == ["model.onnx"]
+    graph, weights = sorted(two.iterdir())
+    assert (graph.name, weights.name) == ("model.onnx", "model.onnx.data")
+    assert weights.stat().st_size > sum(2 * p.numel() for p in network.parameters())  # most of them, of 4 bytes each
+    assert graph.stat().st_mode == weights.stat().st_mode
+    two.rename(tmp_path / "moved")
+    sessions = (onnxruntime.InferenceSession(str(folder / "model.onnx")) for folder in (one, tmp_path / "moved"))
+    (expected, _), (found, _) = (run(session, clips, SAMPLES) for session in sessions)
+    np.testing.assert_array_equal(found, expected)
+
+
+FP16 = r"; export with `--precision fp16`$"
+
+
 @pytest.mark.parametrize(
-    ("width", "precision", "message"),
+    ("width", "target", "message"),
     [
-        (1280, "fp32", r"holds at most 2 GiB, but .* take 3\.59 GiB in fp32; export with `--precision fp16`$"),
-        (1920, "fp32", r"take 8\.04 GiB in fp32$"),
-        (1920, "fp16", r"take 4\.02 GiB in fp16$"),
+        (1280, {"format": "tensorrt"}, rf"must take less than 2 GiB, but .* take 3\.59 GiB in fp32{FP16}"),
+        (1280, {"provider": "tensorrt"}, rf"take 3\.59 GiB in fp32{FP16}"),
+        (1280, {"precision": "int8", "int8_clips": Path("dev.jsonl")}, rf"take 3\.59 GiB in fp32{FP16}"),
+        (1920, {"format": "tensorrt"}, r"take 8\.04 GiB in fp32$"),
+        (1920, {"format": "tensorrt", "precision": "fp16"}, r"take 4\.02 GiB in fp16$"),
     ],
 )
-def test_a_network_that_no_onnx_file_holds_is_refused_before_it_is_traced(tmp_path, width, precision, message):
+def test_a_network_too_large_for_tensorrt_or_int8_is_refused_before_it_is_traced(tmp_path, width, target, message):
     """XLS-R of 1 and 2 billion parameters."""
     model = {"name": "wav2vec2", "width": width, "layers": 48, "heads": 16, "feed_forward": 4 * width}
     config = config_from_dict({"name": "large", "model": model}, "here")
     with torch.device("meta"):
         network = build_model(config)
     with pytest.raises(TargetError, match=message):
-        write_model(tmp_path, "large", config, network, target=Target(precision=precision))
+        write_model(tmp_path, "large", config, network, target=Target(**target))
     assert not list(tmp_path.iterdir())
 
 

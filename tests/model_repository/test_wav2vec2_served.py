@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from carnelian_client import CarnelianClient
+from carnelian_export import acoustic
 from carnelian_export.repository import write_model
 from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import build_model
@@ -56,10 +57,13 @@ def train_in_two_stages(model, folder):
 
 @pytest.fixture(scope="module")
 def url(recognisers, tmp_path_factory):
-    """A server of both."""
+    """A server of all, one of them with its weights in a file of their own."""
     repository = tmp_path_factory.mktemp("wav2vec2")
     for name, (config, network) in recognisers.items():
-        write_model(repository, name, config, network)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(acoustic, "MOST_BYTES", 0 if name == "german" else acoustic.MOST_BYTES)
+            write_model(repository, name, config, network)
+    assert [path.parts[-3] for path in repository.glob("*/1/model.onnx.data")] == ["german_acoustic"]
     with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server:
         yield server.grpc_url
 

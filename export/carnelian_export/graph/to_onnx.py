@@ -6,8 +6,9 @@ however different their lengths; it answers as a padded batch.
 """
 
 import copy
-import io
+import tempfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ import torch
 from carnelian_training.models.masked import Mask, MaskedConv, strided
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2
+from carnelian_training.replacement import written
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -224,8 +226,9 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
     rows_and_frames = {0: "rows", 2: "frames"} if inputs["FEATURES"].ndim == 3 else {0: "total"}
     # wav2vec 2.0: fold what is computed from weights alone. Runtimes want constants as the weights of convolutions.
     folds = any(isinstance(part, Wav2Vec2) for part in module.modules())
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
+    # In a folder, for the exporter puts weights of over 2 GiB beside the graph.
+    with tempfile.TemporaryDirectory() as scratch, written(Path(scratch)), warnings.catch_warnings():
+        path = str(Path(scratch) / "model.onnx")
         # The tracer is deprecated; its successor (torch 2.13) needs onnxscript and writes opset 18 first.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "Constant folding - Only steps=1")  # of a padding: the runtime folds it
@@ -233,7 +236,7 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
         torch.onnx.export(
             module,
             tuple(inputs.values()),
-            buffer,  # type: ignore[arg-type]
+            path,
             input_names=list(inputs),
             output_names=list(OUTPUTS),
             dynamic_axes={
@@ -247,18 +250,18 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
             do_constant_folding=folds,
             dynamo=False,
         )
-    model = onnx.load_from_string(buffer.getvalue())
+        if all(weights.dtype != torch.bfloat16 for weights in module.parameters()):  # opset 17 lacks what TensorRT has
+            onnx.checker.check_model(path, full_check=True)
+        model = onnx.load(path)
     # The exporter gives this dimension a name. Triton's ONNX Runtime backend loads no model whose output differs in any
     # dimension from the configuration, where it is the number of labels.
     model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = num_labels
-    if all(weights.dtype != torch.bfloat16 for weights in module.parameters()):  # TensorRT has it, opset 17 has not
-        onnx.checker.check_model(model, full_check=True)
     return model
 
 
 def _with_plain_convolutions(network: nn.Module) -> nn.Module:
-    """A copy without what is only for PyTorch: its detours around slow convolutions, and weight norm."""
-    network = copy.deepcopy(network)
+    """A copy, with the same weights, without PyTorch's detours around slow convolutions and without weight norm."""
+    network = copy.deepcopy(network, {id(weights): weights for weights in network.parameters()})
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PositionalConv):
