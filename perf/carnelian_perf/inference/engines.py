@@ -7,8 +7,10 @@ Each is a function of a padded batch, features [rows, num_mels, frames] and leng
 import copy
 import functools
 import io
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import torch
+from carnelian_export.acoustic import save
 from carnelian_export.engine import EngineError, EngineRun, load_tensorrt
 from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.precision import lower
@@ -158,7 +161,10 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
     options.enable_mem_pattern = False
     limit_spinning(options)
     provider = (wanted, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"} if device == "cuda" else {})
-    session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=[provider])
+    with tempfile.TemporaryDirectory() as scratch:  # ONNX Runtime takes no more than 2 GiB but by path
+        path = Path(scratch) / "model.onnx"
+        save(graph, path)
+        session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
     if session.get_providers()[0] != wanted:  # its libraries are missing; ONNX Runtime goes on without it
         raise EngineError(f"ONNX Runtime cannot load {wanted}; install the CUDA and cuDNN that its log asks for")
     return session

@@ -5,9 +5,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from carnelian_export import acoustic
 from carnelian_export.engine import EngineError
 from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.to_onnx import OUTPUTS
+from carnelian_export.parity import TOLERANCES
 from carnelian_perf.inference import engines
 from carnelian_perf.inference.engines import _in_parts, build_engine
 from carnelian_perf.networks import load_network
@@ -47,6 +49,14 @@ def network(request):
     torch.manual_seed(0)
     sizes = {"conv_channels": (8,) * 3, "conv_kernels": (10, 4, 4), "conv_strides": (8, 4, 4), "width": 16, "heads": 2}
     return Wav2Vec2(Wav2Vec2Config(**sizes, layers=1, feed_forward=16, position_kernel=16, position_groups=2), 4).eval()
+
+
+def test_a_graph_over_the_limit_of_a_file_runs_in_onnxruntime_too(network, monkeypatch):
+    monkeypatch.setattr(acoustic, "MOST_BYTES", 0)
+    features = np.random.default_rng(0).standard_normal((2, network.config.feature_channels, 4000), np.float32)
+    lengths = np.array([4000, 4000], np.int32)
+    found, expected = (build_engine(name, network, "cpu", "fp32", 1)(features, lengths) for name in ("onnx", "eager"))
+    np.testing.assert_allclose(found, expected, atol=TOLERANCES["fp32"].worst)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
