@@ -1,1 +1,1 @@
-"""What a recogniser gets right: a running server, decoders, language models, words, int8."""
+"""Measurements of accuracy: of a running server, decoders, language models, words and int8."""

@@ -1,4 +1,4 @@
-"""Commands of `carnelian-perf` about what is heard right: accuracy, decoding, held-out, words, int8."""
+"""Commands of `carnelian-perf` about accuracy: accuracy, decoding, held-out, words, int8."""
 
 import logging
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def decoding(
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
     check_apart(out, checkpoint, manifest, language_model, lm_weights)
-    tried = [boost for boost in dict.fromkeys(numbers_of("--boosts", boosts)) if boost]  # without is tried anyway
+    tried = [boost for boost in dict.fromkeys(numbers_of("--boosts", boosts)) if boost]  # 0 is tried anyway
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
 

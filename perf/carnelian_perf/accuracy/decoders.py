@@ -1,4 +1,4 @@
-"""What decoders cost and what they hear: on the same log-probabilities, in CPU seconds of one core, offline.
+"""Speed and accuracy of decoders, offline: on the same log-probabilities, in CPU seconds of one core.
 
 In: a checkpoint, a manifest and a language model. The decoder is the one that is served (`carnelian_training.ctc`).
 Beside it, where it is installed, runs pyctcdecode, with the same language model, weights, width and thresholds.
@@ -38,80 +38,80 @@ Decode = Callable[[LogProbs], str]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One decoder over all clips."""
+    """The accuracy and speed of one decoder over all clips."""
 
     decoder: str
     wer: float
     cer: float
     cpu_s: float
-    """Median of the rounds, all clips together."""
+    """CPU seconds for all clips together, median of the rounds."""
     clips_per_s: float
-    """Per second of one core."""
+    """Clips per CPU second of one core."""
     real_time_factor: float
     """CPU seconds per second of audio."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HotwordRow:
-    """Rare words as hot words, all of them for every clip."""
+    """The accuracy of one decoder if all rare words are hot words for every clip."""
 
     decoder: str
     boost: float
-    """0: without hot words."""
+    """Boost of the hot words; 0 means without hot words."""
     precision: float
     recall: float
     f1: float
     wer_of_others: float
-    """Rare words taken out of references and transcripts."""
+    """Word error rate after rare words are removed from references and transcripts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreedyBatch:
-    """Greedy decoding in this process, words and times included."""
+    """The time of greedy decoding of a batch in this process, words and their times included."""
 
     clips: int
     clip_s: float
-    """Seconds of each."""
+    """Duration of each clip, in seconds."""
     median_cpu_ms: float
-    """Of all clips together."""
+    """CPU milliseconds for the whole batch, median of :data:`CALLS` calls."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreedyStage:
-    """The same clips as one request to a server's decoding stage, by Triton's statistics; medians of the calls."""
+    """The time of a server's decoding stage for a batch in one request, by Triton's statistics; medians of calls."""
 
     clips: int
     clip_s: float
     calls: int
     compute_infer_ms: float
     stage_ms: float
-    """Queue and copies of tensors included."""
+    """Milliseconds that the stage took, queue and copies of tensors included."""
     stage_least_ms: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf decoding`."""
 
     subject: Literal["decoding"] = "decoding"
     manifest: str
     language_model: str
-    """Its file's name."""
+    """File name of the language model."""
     options: dict[str, Any]
-    """Of all decoders, but for the hot words."""
+    """The options that all decoders share, without the hot words."""
     clips: int
     words: int
-    """Of the references."""
+    """Number of words in the references."""
     audio_s: float
     rounds_cpu_s: dict[str, list[float]]
     """Decoder -> CPU seconds of each round, all clips together."""
     decoders: list[Row]
     greedy_batch: GreedyBatch
     greedy_stage: GreedyStage | None
-    """None without a server."""
+    """None if no server was given."""
     rare_words: list[str]
     hotwords: list[HotwordRow]
-    """Empty where no word is rare."""
+    """Results with hot words; empty if no word is rare."""
 
 
 def measure(
@@ -127,22 +127,22 @@ def measure(
     """Decode a manifest by every decoder and write the raw file.
 
     Args:
-        config: the network's.
-        network: what gives the log-probabilities.
+        config: Configuration of the network.
+        network: The network that gives the log-probabilities.
         manifest: NeMo JSON lines with references.
-        language_model: for `ngram`.
-        weights: of the language model, where they differ from the decoder's defaults.
-        boosts: of hot words, to try.
+        language_model: File of the language model, for the decoder `ngram`.
+        weights: Weights of the language model, where they differ from the decoder's defaults.
+        boosts: Boosts of hot words to try.
         url: host:port of a server of the same model, whose decoding stage is measured too; None for none.
-        out: the raw file.
+        out: Path of the raw file.
 
     Raises:
-        ValueError: The file is not a manifest, or there is nothing to compare with.
+        ValueError: The file is not a manifest, or has no words to compare with.
         RuntimeError: There is no such server, or it has no such model.
     """
     origin = describe_origin()
     clips = clips_to_evaluate(manifest)
-    # What would fail only after the minutes of scoring fails here.
+    # Fail here rather than after the minutes that scoring takes.
     if url is not None:
         connect(url, config.name).close()
     decoder = build_decoder(config, language_model)
@@ -192,7 +192,11 @@ def measure(
 def decode_in_turns(
     ways: Mapping[str, Decode], log_probs: Sequence[LogProbs]
 ) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
-    """CPU seconds of each round, and the texts, by decoder: in turns, so that a busy machine is busy for all."""
+    """Decode all clips by all decoders in turns, so that other load on the machine affects all decoders alike.
+
+    Returns:
+        Decoder -> CPU seconds of each round, and decoder -> text of each clip.
+    """
     times: dict[str, list[float]] = {name: [] for name in ways}
     heard: dict[str, list[str]] = {}
     for _ in range(ROUNDS):
@@ -204,7 +208,7 @@ def decode_in_turns(
 
 
 def make_batch(log_probs: Sequence[LogProbs], frame_s: float) -> list[LogProbs]:
-    """Stretches of the clips in a row, which begin again past their end: `BATCH` of `CLIP_S` seconds."""
+    """Cut :data:`BATCH` stretches of :data:`CLIP_S` seconds from the joined clips, starting again at their end."""
     frames = np.concatenate(log_probs)
     num_frames = round(CLIP_S / frame_s)
     starts = np.linspace(0, max(len(frames) - num_frames, 0), BATCH).astype(int)
@@ -212,7 +216,7 @@ def make_batch(log_probs: Sequence[LogProbs], frame_s: float) -> list[LogProbs]:
 
 
 def measure_greedy_batch(decoder: ctc.Decoder, batch: Sequence[LogProbs]) -> GreedyBatch:
-    """Median CPU time of greedy decoding, words and times included."""
+    """Measure the median CPU time of greedy decoding of a batch, words and their times included."""
     times = []
     for _ in range(CALLS):
         started = time.process_time()
@@ -222,12 +226,12 @@ def measure_greedy_batch(decoder: ctc.Decoder, batch: Sequence[LogProbs]) -> Gre
 
 
 def measure_stage(url: str, model: str, batch: Sequence[LogProbs]) -> GreedyStage:
-    """What a server's `<model>_ctc`, which decodes greedily by default, takes for the batch, by Triton's statistics.
+    """Measure how long a server's `<model>_ctc` takes to decode a batch greedily, by Triton's statistics.
 
     Args:
-        url: host:port of its gRPC endpoint.
-        model: name of the ensemble.
-        batch: log-probabilities of equal lengths, one request.
+        url: host:port of the server's gRPC endpoint.
+        model: Name of the ensemble.
+        batch: Log-probabilities of equal lengths, which are sent as one request.
     """
     from tritonclient import grpc
 
@@ -252,7 +256,7 @@ def measure_stage(url: str, model: str, batch: Sequence[LogProbs]) -> GreedyStag
 
 
 def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
-    """The rare words that are said, by the language model alone: no decoder has a say in it."""
+    """Find the words of the references that are rare by the language model alone, without using any decoder."""
     import kenlm
 
     model, known = read_ngrams(language_model)
@@ -275,7 +279,7 @@ def measure_hotwords(
     rare: Sequence[str],
     boosts: Sequence[float],
 ) -> list[HotwordRow]:
-    """Give every clip all rare words as hot words, those that it has and those that it has not."""
+    """Decode every clip with all rare words as hot words, whether or not the clip has them, at every boost."""
     rows = []
     for name in ("beam", "ngram"):
         for boost in (0.0, *boosts):
@@ -290,7 +294,7 @@ def measure_hotwords(
 def rate_hotwords(
     name: str, boost: float, references: Sequence[str], heard: Sequence[str], rare: Sequence[str]
 ) -> HotwordRow:
-    """Count rare words clip by clip: said and heard, said only, heard only."""
+    """Count rare words clip by clip, and compute their precision, recall and F1, and the WER of the other words."""
     hits = said = found = 0
     known = set(rare)
     for reference, transcript in zip(references, heard, strict=True):
@@ -318,7 +322,7 @@ def _pyctcdecode(labels: Sequence[str], language_model: Path, options: ctc.Optio
     except ModuleNotFoundError:
         return None
     ngrams, words = read_ngrams(language_model)
-    # There, what an unknown word costs is a decimal logarithm and times the weight; -10 by default.
+    # In pyctcdecode, an unknown word's score is a decimal logarithm, multiplied by the weight; -10 by default.
     unknown_score = options.unknown_score / (options.lm_weight * math.log(10))
     weights = options.lm_weight, options.word_score, unknown_score
     decoder = BeamSearchDecoderCTC(Alphabet.build_alphabet([*labels, ""]), LanguageModel(ngrams, words, *weights))

@@ -1,7 +1,7 @@
-"""What language models are worth on clips that did not choose their weights.
+"""What language models gain on clips that their weights were not chosen on.
 
 Speakers are dealt into groups. The clips of each group are decoded with weights that were chosen on all other groups,
-so that none is heard with weights that its sentence, or its speaker, had a say in. Out: one raw file with every clip.
+so that neither its sentences nor its speakers influence its weights. Out: one raw file with every clip.
 """
 
 import dataclasses
@@ -29,38 +29,38 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ClipErrors:
-    """One clip, decoded in every way."""
+    """The word errors of one clip in every way of decoding."""
 
     clip: str
     speaker: str
     group: int
     words: int
     errors: dict[str, int]
-    """Wrong words by way of decoding."""
+    """Way of decoding -> number of word errors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gain(Difference):
-    """What one way of decoding does to the word error rate of the one before."""
+    """The change of the word error rate from one way of decoding to the next."""
 
     before: Annotated[str, Field(alias="from")]
-    """Way of decoding."""
+    """The way of decoding that `after` is compared with."""
     after: Annotated[str, Field(alias="to")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of all clips together."""
+    """The results over all clips together."""
 
     words: int
     wer: dict[str, float]
-    """Word error rate by way of decoding."""
+    """Way of decoding -> word error rate, as a fraction."""
     gains: list[Gain]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf held-out`."""
 
     subject: Literal["held-out"] = "held-out"
     manifest: str
@@ -68,7 +68,7 @@ class Measurement(Record):
     """File names: n-grams and, if there is one, the neural model."""
     groups: int
     options: list[dict[str, float]]
-    """The weights that each group was decoded with, chosen on the others."""
+    """For each group, the weights that it was decoded with; they were chosen on all other groups."""
     summary: Summary
     clips: list[ClipErrors]
 
@@ -82,16 +82,16 @@ def measure(
     groups: int,
     out: Path,
 ) -> Measurement:
-    """Tune and decode each group in turn; write the raw file.
+    """For each group, choose weights on the other groups and decode it with them; write the raw file.
 
     Args:
-        config: the network's.
-        network: what gives the log-probabilities.
+        config: Configuration of the network.
+        network: The network that gives the log-probabilities.
         manifest: NeMo JSON lines with references and, if there are several, speakers.
-        language_model: n-grams.
-        neural_language_model: to rescore with; None leaves that out.
-        groups: how many.
-        out: the raw file.
+        language_model: File of the n-gram language model.
+        neural_language_model: File of the neural language model that rescores; None leaves rescoring out.
+        groups: Number of groups.
+        out: Path of the raw file.
 
     Raises:
         ValueError: There are fewer speakers than groups.
@@ -132,13 +132,13 @@ def decode_with_weights_of_others(
     """Choose the weights of each group on all others, and decode its clips with them.
 
     Args:
-        decoder: with the language models.
-        log_probs: of each clip, [frames, labels + 1] float32.
-        clips: with their references.
-        of_clip: the group of each.
+        decoder: The decoder with the language models.
+        log_probs: Log-probabilities of each clip, [frames, labels + 1] float32.
+        clips: The clips with their references.
+        of_clip: The group of each clip.
 
     Returns:
-        The weights by group, and by way of decoding the text of each clip.
+        The weights of each group, and for each way of decoding the text of each clip.
     """
     chosen: list[dict[str, float]] = []
     ways = ways_to_decode(decoder)
@@ -157,10 +157,13 @@ def decode_with_weights_of_others(
 
 
 def deal(clips: Sequence[Clip], groups: int) -> list[int]:
-    """The group of each clip: of about equally many words, and no speaker and no sentence in two of them.
+    """Deal clips into groups of about equally many words, with no speaker and no sentence in two groups.
+
+    Returns:
+        The group of each clip.
 
     Raises:
-        ValueError: There are fewer speakers than groups; those who read the same sentence count as one.
+        ValueError: There are fewer speakers than groups; speakers who read the same sentence count as one.
     """
     if nameless := sum(clip.extra.get("speaker") is None for clip in clips):
         LOGGER.warning(

@@ -27,12 +27,12 @@ from carnelian_perf.inference.engines import open_session
 from carnelian_perf.raw_file import Record, describe_origin
 
 REPEATS = 5
-"""Of each clip in each form, in turns."""
+"""How often each clip is run in each form, in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One clip, in both forms."""
+    """One clip in both forms, float32 and int8."""
 
     clip: str
     words: int
@@ -40,37 +40,37 @@ class Pair:
     errors_int8: int
     frames: int
     same_best: int
-    """Frames whose best label is the same."""
+    """Number of frames whose best label is the same in both forms."""
     best_distance: float
-    """Of the log-probabilities of float32's best labels, summed over frames."""
+    """Distance between the two forms' log-probabilities of float32's best label, summed over frames."""
     cpu_fp32_s: float
-    """Median of some runs, on one thread."""
+    """CPU seconds of a run in float32 on one thread, median of :data:`REPEATS` runs."""
     cpu_int8_s: float
-    """Median of as many, on one thread."""
+    """CPU seconds of a run in int8 on one thread, median of :data:`REPEATS` runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of all clips together."""
+    """The results over all clips together; rates are fractions."""
 
     wer_fp32: float
     wer_int8: float
     difference: float
-    """int8's less float32's; negative where int8 is better."""
+    """Word error rate of int8 minus that of float32; negative if int8 is better."""
     difference_low: float
-    """Of its 95 % interval, by bootstrap over clips."""
+    """Lower end of the 95 % interval of `difference`, by bootstrap over clips."""
     difference_high: float
     same_best: float
-    """Share of frames whose best label is the same."""
+    """Share of frames whose best label is the same in both forms."""
     best_distance: float
-    """Of the log-probabilities of float32's best labels, in the mean."""
+    """Mean distance over frames between the two forms' log-probabilities of float32's best label."""
     times_as_fast: float
-    """By CPU time."""
+    """CPU time of float32 divided by that of int8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf int8`."""
 
     subject: Literal["int8"] = "int8"
     summary: Summary
@@ -78,7 +78,7 @@ class Measurement(Record):
 
 
 def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Path, out: Path) -> Summary:
-    """Transcribe a manifest in both forms; write the raw file and return :func:`summarise`.
+    """Transcribe a manifest in float32 and in int8, write the raw file and return its summary.
 
     Raises:
         ValueError: A clip is in both manifests, or a file is no manifest.
@@ -91,10 +91,10 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
         export_ragged(network),
         quantise(check_quantisable(network), read_features(calibration, config).calibration),
     )
-    # One thread: the clock of a process counts those of a pool late, and what they spin after their work.
+    # One thread: the CPU clock of a process counts a pool's threads late, and also their spinning after the work.
     sessions = [open_session(graph, "cpu", threads=1) for graph in graphs]
     pairs = []
-    # All before the first is timed: the threads that read ahead would be counted as whoever runs meanwhile.
+    # Read all clips before the first is timed: threads that read ahead would be counted for the form that runs.
     batches = list(load([[Item(clip)] for clip in clips], config.features, config.data.num_threads))
     inputs: list[ClipFeatures] = [batch.features[0, :, : int(batch.lengths[0])].numpy() for batch in batches]
     for session in sessions:
@@ -128,10 +128,10 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
 
 
 def check_others(calibration: Sequence[Clip], clips: Sequence[Clip]) -> None:
-    """See that no clip to transcribe is one to calibrate on: scales that saw it flatter int8.
+    """Check that no clip to transcribe is also one to calibrate on, which would flatter int8.
 
     Raises:
-        ValueError: One is; the message names it.
+        ValueError: A clip is in both; the message names it.
     """
     seen = {(clip.audio_filepath.resolve(), clip.offset or 0) for clip in calibration}
     for clip in clips:
@@ -140,7 +140,7 @@ def check_others(calibration: Sequence[Clip], clips: Sequence[Clip]) -> None:
 
 
 def summarise(pairs: Sequence[Pair]) -> Summary:
-    """Error rates, their difference with its 95 % interval by bootstrap over clips, agreement and speed."""
+    """Compute error rates, their difference with its 95 % interval by bootstrap over clips, agreement and speed."""
     words, fp32, int8, frames, same, distance, slow, fast = np.array(
         [
             (p.words, p.errors_fp32, p.errors_int8, p.frames, p.same_best, p.best_distance, p.cpu_fp32_s, p.cpu_int8_s)

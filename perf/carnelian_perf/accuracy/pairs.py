@@ -1,4 +1,4 @@
-"""Two ways to hear the same clips, compared in pairs: what differs from clip to clip cancels out."""
+"""Compare two ways to transcribe the same clips in pairs, so that differences between clips cancel out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 DRAWS = 10_000
 DRAWN_AT_ONCE = 100
-"""For their memory: all draws of many clips take gigabytes."""
+"""Number of bootstrap draws that are made at once: all draws of many clips would take gigabytes of memory."""
 
 Counts: TypeAlias = Sequence[int] | npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Of two word error rates, with its 95 % interval; negative where the later way is better."""
+    """The difference of two word error rates, with its 95 % interval; negative if the second way is better."""
 
     difference: float
     low: float
@@ -27,11 +27,11 @@ def compare(words: Counts, before: Counts, after: Counts, speakers: Sequence[str
     """The difference of two word error rates, and its 95 % interval by bootstrap.
 
     Args:
-        words: of each clip.
-        before: wrong ones of them, in one way.
-        after: in the other way.
-        speakers: of each clip; the bootstrap draws them, each with all of its clips, for those err alike. None draws
-            clips.
+        words: Number of words of each clip.
+        before: Number of word errors of each clip in the first way.
+        after: Number of word errors of each clip in the second way.
+        speakers: Speaker of each clip. The bootstrap draws speakers, each with all of its clips, because errors of one
+            speaker are alike. None draws single clips.
     """
     said, change = np.array(words), np.array(after) - np.array(before)
     if speakers is not None:

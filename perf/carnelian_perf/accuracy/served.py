@@ -1,7 +1,7 @@
 """Word and character error rates of a running server, without torch, which `carnelian-train evaluate --url` needs.
 
-Clips take the way that a user's take: the SDK. In: a NeMo manifest. Out: :class:`Accuracy`, whose rates are those of
-`carnelian-train evaluate` if what is served is what was evaluated.
+Clips are sent through the SDK, as a user's are. In: a NeMo manifest. Out: :class:`Accuracy`, whose rates equal those of
+`carnelian-train evaluate` if the served model is the evaluated one.
 """
 
 import json
@@ -23,19 +23,19 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Over some utterances together, as fractions of their words and characters; without words both are NaN."""
+    """Word and character error rates over several utterances, as fractions; NaN if the references have no words."""
 
     wer: float
     cer: float
     utterances: int
     words: int
     insertions: int
-    """Words that were heard, but not said."""
+    """Number of words that were transcribed, but not said."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What the server made of a manifest."""
+    """The server's answers to the clips of a manifest."""
 
     utterances: Sequence[Utterance]
     outcomes: Sequence[Outcome]
@@ -43,7 +43,7 @@ class Accuracy:
 
     @property
     def failures(self) -> list[CarnelianClientError | OSError]:
-        """Why some clips have no transcript; each error names its clip."""
+        """The errors of the clips that have no transcript; each error names its clip."""
         return [outcome for outcome in self.outcomes if not isinstance(outcome, Transcript)]
 
     @property
@@ -57,18 +57,18 @@ class Accuracy:
         return sum(outcome.duration_s for outcome in self.outcomes if isinstance(outcome, Transcript))
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
-        """Over all utterances, or those of a source. A clip that failed counts as one in which nothing was heard."""
+        """Compute error rates over all utterances, or those of a source; a failed clip counts as an empty text."""
         pairs = [
             (u.text, _text(outcome))
             for u, outcome in zip(self.utterances, self.outcomes, strict=True)
             if source is None or u.source == source
         ]
-        # To jiwer a tab or a no-break space is a letter.
+        # jiwer takes a tab or a no-break space for a letter.
         references, transcripts = ([" ".join(text.split()) for text in texts] for texts in zip(*pairs, strict=True))
         found = jiwer.process_words(references, transcripts)
         said = found.hits + found.substitutions + found.deletions
         return ErrorRates(
-            # Without words jiwer's rates are counts of insertions.
+            # If there are no words, jiwer's rates are counts of insertions.
             wer=found.wer if said else math.nan,
             cer=jiwer.cer(references, transcripts) if said else math.nan,
             utterances=len(pairs),
@@ -108,7 +108,7 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         why = ""
         try:
             is_ready = client.is_ready()
-        except CarnelianClientError as error:  # as of a gateway that wants a key
+        except CarnelianClientError as error:  # such as that of a gateway that requires a key
             is_ready, why = False, f": {error}"
         if not is_ready:
             raise RuntimeError(

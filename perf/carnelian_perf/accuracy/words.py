@@ -1,8 +1,8 @@
-"""Are words where RESULT says, and as often right as it says? Measured against references and another aligner.
+"""Check the times and confidences of words in RESULT against references and another aligner.
 
 Times are compared with PocketSphinx's forced alignment of the reference: hidden Markov models on features of its own.
-What is measured on one half of the clips corrects the other half, in turn; the calibration that is written is measured
-on all.
+Each half of the clips is corrected by a calibration that was measured on the other half; the calibration that is
+written is measured on all clips.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ Times = list[tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """A word of a transcript."""
+    """A word of a transcript, with its times in seconds and whether it is right."""
 
     clip: int
     decoder: str
@@ -54,23 +54,23 @@ class Bin:
 
     words: int
     confidence: float
-    """In the mean."""
+    """Mean confidence of the words."""
     right: float
-    """The share that was right."""
+    """Share of the words that are right."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One decoder's words, as they are or calibrated."""
+    """The errors of one decoder's words, with or without calibration."""
 
     decoder: str
     calibrated: bool
-    """By the other half of the clips."""
+    """Whether each half of the clips was calibrated by the other half."""
     words: int
     right: float
-    """The share of them."""
+    """Share of the words that are right."""
     timed_words: int
-    """Right ones that the other aligner found."""
+    """Number of right words whose times the other aligner gave."""
     start_error_ms: float
     """Median distance from the other aligner's start."""
     end_error_ms: float
@@ -78,25 +78,26 @@ class Row:
     start_error_p90_ms: float
     end_error_p90_ms: float
     calibration_error: float
-    """Expected calibration error: of the curve, weighted by words."""
+    """Expected calibration error: mean distance of confidence and share of right words over the bins of the curve,
+    weighted by their words."""
     curve: list[Bin]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf words`."""
 
     subject: Literal["words"] = "words"
     manifest: str
     language_model: str
-    """Its file's name."""
+    """File name of the language model."""
     weights: dict[str, float]
-    """Of the language model, where they differ from the decoder's defaults."""
+    """Weights of the language model, where they differ from the decoder's defaults."""
     clips: int
     aligned_clips: int
-    """By the other aligner."""
+    """Number of clips that the other aligner could align."""
     calibration: ctc.Calibration
-    """Measured on all clips."""
+    """The calibration that was measured on all clips."""
     decoders: list[Row]
 
 
@@ -109,14 +110,14 @@ def measure(
     out: Path,
     calibration: Path | None,
 ) -> Measurement:
-    """Compare, calibrate, compare again; write the raw file, its curve and the calibration."""
+    """Measure words with and without calibration; write the raw file, its plot and, unless None, the calibration."""
     origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     log_probs = score_all(network, config, clips)
     references = [align(clip) for clip in clips]
 
     def listen(corrections: Sequence[ctc.Calibration]) -> list[Heard]:
-        """Every word of every clip by every decoder; clips take the corrections in turn."""
+        """Decode every clip by every decoder into words; the corrections take turns from clip to clip."""
         decoders = [build_decoder(config, language_model, calibration=correction) for correction in corrections]
         return [
             word
@@ -155,10 +156,10 @@ def measure(
 
 
 def align(clip: Clip) -> Times | None:
-    """Start and end of each reference word by PocketSphinx; None if it does not know a word or finds no alignment."""
+    """Find start and end of each reference word in seconds by PocketSphinx; None if it lacks a word or an alignment."""
     import pocketsphinx
 
-    sound = read_clip(io.BytesIO(encoded(clip).tobytes()))  # of a segment, itself alone
+    sound = read_clip(io.BytesIO(encoded(clip).tobytes()))  # only the clip, if it is a part of a file
     samples = np.rint(sound * 2**15).clip(-(2**15), 2**15 - 1).astype(np.int16)
     words = clip.text.split()
     decoder = pocketsphinx.Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL")
@@ -175,7 +176,15 @@ def align(clip: Clip) -> Times | None:
 
 
 def compare(i: int, name: str, said: str, times: Times | None, heard: ctc.Hypothesis) -> list[Heard]:
-    """The words of a transcript, each with the reference word that it is aligned with if it is right."""
+    """Align a transcript with its reference to see which of its words are right, and when they were said.
+
+    Args:
+        i: Index of the clip.
+        name: Name of the decoder.
+        said: The reference.
+        times: Start and end of each reference word by the other aligner; None if it could not align the clip.
+        heard: The decoder's answer.
+    """
     if not heard.words:
         return []
     matches: dict[int, int] = {}
@@ -197,7 +206,7 @@ def compare(i: int, name: str, said: str, times: Times | None, heard: ctc.Hypoth
 
 
 def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
-    """Median delays, and for each decoder the logistic regression of right on the log-odds of confidence.
+    """Fit a calibration: median delays, and for each decoder a logistic regression from log-odds to being right.
 
     Raises:
         ValueError: No word's times are known.
@@ -220,7 +229,7 @@ def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
 
 
 def fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Scale and offset that make y likeliest, drawn to (1, 0) as strongly as by one observation; Newton's method."""
+    """Fit scale and offset of a logistic regression of y on x, with a unit normal prior at (1, 0); Newton's method."""
     design, prior = np.stack([x, np.ones_like(x)], axis=1), np.array([1.0, 0.0])
 
     def loss(weights: npt.NDArray[np.float64]) -> float:
@@ -239,7 +248,7 @@ def fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tupl
 
 
 def rate(words: Sequence[Heard], name: str, calibrated: bool) -> Row:
-    """Errors of times and of confidences, and the points of the calibration curve.
+    """Compute the errors of a decoder's times and confidences, and the points of its calibration curve.
 
     Raises:
         ValueError: No word's times are known.
