@@ -1,1 +1,1 @@
-"""Latency without a server: engines of PyTorch and ONNX Runtime in turns."""
+"""Latency without a server: engines of PyTorch, ONNX Runtime and TensorRT in turns."""

@@ -1,6 +1,6 @@
 """Ways to run a network without a server: what `carnelian-perf infer` compares.
 
-Each is a function of a padded batch, features [rows, num_mels, frames] and lengths [rows], to log-probabilities
+Each is a function from a padded batch, features [rows, num_mels, frames] and lengths [rows], to log-probabilities
 [rows, frames', labels] as a NumPy array on the CPU.
 """
 
@@ -48,19 +48,19 @@ ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int
 
 
 def build_engine(name: str, network: CtcNetwork, device: str, precision: str, threads: int) -> Engine:
-    """Build one of :data:`carnelian_perf.inference.results.TITLES`.
+    """Build an engine that runs a network.
 
     Args:
-        name: Which one.
-        network: In evaluation mode, on the CPU.
+        name: A key of :data:`carnelian_perf.inference.results.TITLES`.
+        network: The network, in evaluation mode, on the CPU.
         device: cpu or cuda.
-        precision: One of :data:`carnelian_perf.options.PRECISIONS`. Of `plain` and `eager` it is autocast's;
-            what is compiled or exported has its batch norms folded and its weights in that precision.
-        threads: Of the CPU.
+        precision: One of :data:`carnelian_perf.options.PRECISIONS`. `plain` and `eager` use it by autocast; in the
+            other engines, batch norms are folded and weights are in that precision.
+        threads: Number of CPU threads.
 
     Raises:
-        EngineError: It is not for this network, device or precision.
-        QuantisationError: It is int8's, and not for this network.
+        EngineError: The engine does not support this network, device or precision.
+        QuantisationError: The engine is `onnx_int8`, and the network cannot be quantised.
     """
     if name in GPU_ONLY and device == "cpu":
         raise EngineError("no GPU")
@@ -68,7 +68,7 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
     if name.startswith("onnx"):
         if precision not in ONNX_PRECISIONS[name]:
             raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
-        _find_provider(device)  # an export may take a minute
+        _find_provider(device)  # before the export, which may take a minute
         if name == "onnx_conv1d":
             return _run_padded(open_session(_export_plain(_make_plain(network)), device, threads))
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
@@ -81,7 +81,7 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
     if name.startswith("compiled"):
         lowered = lower(network, dtype).to(device)
         mode = "reduce-overhead" if name in GPU_ONLY else None
-        # All engines are versions of the same functions. PyTorch would compile 8 and run the others as they are.
+        # All engines compile versions of the same functions. By default PyTorch compiles 8 and runs others uncompiled.
         torch._dynamo.config.cache_size_limit = MOST_VERSIONS
         torch._dynamo.config.fail_on_cache_limit_hit = True
         compiled = cast("Forward", torch.compile(lowered, mode=mode))
@@ -89,12 +89,12 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
     if name == "plain":
         module: nn.Module = _make_plain(network)
     else:
-        module = network if device == "cpu" else copy.deepcopy(network)  # other engines need it where it is
+        module = network if device == "cpu" else copy.deepcopy(network)  # others need it on the CPU
     return _run_torch(module.to(device), device, precision)
 
 
 def _quantise(network: CtcNetwork) -> onnx.ModelProto:
-    """In int8 with scales of noise, which are wrong for speech and no slower than right ones."""
+    """Quantise a network to int8 with scales from noise, which are wrong for speech but as fast as right ones."""
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((network.config.feature_channels, 200), np.float32)
     return quantise(check_quantisable(network), [noise])
@@ -118,11 +118,11 @@ def _run_torch(forward: Forward, device: str, precision: str = "fp32") -> Engine
 
 
 def _export_plain(plain: PlainQuartzNet) -> onnx.ModelProto:
-    """As NeMo exports it: `Conv1d`, batch norms folded, and no masks, for every batch is taken to be full."""
+    """Export as NeMo does: `Conv1d`, batch norms folded, and no masks, because every row is taken to be full."""
     features = torch.zeros(2, plain.config.num_mels, 64)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # The tracer is deprecated, and says that it takes the masks for full: that is meant.
+        # The tracer warns that it is deprecated, and that it takes the masks for full; both are intended.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             _WithoutLengths(plain).eval(),
@@ -149,7 +149,7 @@ class _WithoutLengths(nn.Module):
 
 
 def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
-    """A graph in ONNX Runtime, with the server's settings.
+    """Open a graph in ONNX Runtime, with the server's settings.
 
     Raises:
         EngineError: ONNX Runtime does not run on the device.
@@ -157,11 +157,11 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
     wanted = _find_provider(device)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # As the server has it.
+    # The server has the same setting.
     options.enable_mem_pattern = False
     limit_spinning(options)
     provider = (wanted, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"} if device == "cuda" else {})
-    with tempfile.TemporaryDirectory() as scratch:  # ONNX Runtime takes no more than 2 GiB but by path
+    with tempfile.TemporaryDirectory() as scratch:  # ONNX Runtime loads a graph over 2 GiB only by path
         path = Path(scratch) / "model.onnx"
         save(graph, path)
         session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
@@ -186,13 +186,13 @@ def _run_ragged(session: onnxruntime.InferenceSession, of_samples: bool) -> Engi
 
 
 def _make_ragged(features: Array, lengths: npt.NDArray[np.int32], of_samples: bool) -> tuple[npt.NDArray[Any], ...]:
-    """The values of :data:`INPUTS`."""
+    """Convert a padded batch to the ragged graph's inputs, in the order of :data:`INPUTS`."""
     shapes = np.tile(np.array(features.shape[2 if of_samples else 1 :], np.int32), (len(features), 1))
     return features.reshape(-1), shapes, lengths[:, None]
 
 
 def _in_parts(run: Engine) -> Engine:
-    """Run large batches as the server does."""
+    """Split large batches into several runs, as the server does."""
 
     def run_parts(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
         parts = split([features[0].size] * len(features), MAX_RUN_ELEMENTS)
@@ -209,7 +209,7 @@ def _run_padded(session: onnxruntime.InferenceSession) -> Engine:
 
 
 def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
-    """With a plan for the shape of each batch, which its first step builds, as PyTorch compiles in it."""
+    """Run in TensorRT, with a plan for each shape of batch; the first step of a shape builds it."""
     load_tensorrt()
     graph, of_samples = export_shaped(network, DTYPES[precision]), isinstance(network, Wav2Vec2)
 
@@ -231,20 +231,20 @@ def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
 
 
 def describe_device(device: str) -> str:
-    """The accelerator's name."""
+    """Name the accelerator of a device; `none` for cpu."""
     return "none" if device == "cpu" else str(torch.cuda.get_device_name())
 
 
 def make_features(config: Config, signals: Array, threads: int) -> Callable[[], tuple[Array, npt.NDArray[np.int32]]]:
-    """The features of a batch, through the graph that is served.
+    """Make a function that computes the features of a batch with the DALI graph that is served.
 
     Args:
-        config: The model's, with its feature settings.
-        signals: [rows, samples] float32.
-        threads: Of DALI.
+        config: The model's configuration, with its feature settings.
+        signals: The samples of the batch, [rows, samples] float32.
+        threads: Number of threads of DALI.
 
     Returns:
-        What computes them: [rows, num_mels, frames] float32 and [rows] int32, each time anew.
+        The function: at each call it computes features [rows, num_mels, frames] float32 and lengths [rows] int32 anew.
     """
     from carnelian_training.front_end import build_features
     from nvidia.dali import fn, pipeline_def, types

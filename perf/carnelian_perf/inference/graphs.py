@@ -1,7 +1,7 @@
-"""A network on an NVIDIA GPU as CUDA graphs, of few kernels where it is a Jasper or a QuartzNet.
+"""Run a network as CUDA graphs on an NVIDIA GPU; a Jasper or QuartzNet is also fused into few kernels.
 
-At small batches a GPU waits for the CPU to start kernels, and at large ones most of what is not a convolution is memory
-that is read and written again. A graph starts all kernels at once; and bias, residual sum and ReLU are done by the
+At small batches, a GPU waits for the CPU to start kernels; at large ones, most of the work outside convolutions is
+reading and writing memory again. A graph starts all kernels at once; and bias, residual sum and ReLU are done by the
 convolution or matrix product before them.
 """
 
@@ -22,21 +22,21 @@ Array = npt.NDArray[np.float32]
 
 
 def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.NDArray[np.int32]], Array]:
-    """Run a network with a graph for the shape of batch, which is captured when the shape changes.
+    """Make a function that runs a network as a CUDA graph, captured anew when the shape of the batch changes.
 
     Args:
-        lowered: As :func:`carnelian_export.graph.precision.lower` makes it, on the GPU.
-        dtype: Its precision.
+        lowered: The network as :func:`carnelian_export.graph.precision.lower` returns it, on the GPU.
+        dtype: Precision of the network.
 
     Returns:
-        Features [rows, num_mels, frames] and lengths [rows] -> log-probabilities [rows, frames', labels].
+        The function: features [rows, num_mels, frames], lengths [rows] -> log-probabilities [rows, frames', labels].
     """
     if isinstance(lowered, StackNetwork):
         fuse(lowered)
     for conv in use_gpu_kernels(lowered, torch.device("cuda")):
-        # As the kernel reads it, tap by tap, so that it is not copied at each use: [C, 1, 1, K], a view of [K, C].
+        # Store the weight as the kernel reads it, tap by tap, to save a copy at each use: [C, 1, 1, K], view of [K, C].
         conv.weight.data = conv.weight[:, 0, 0, :].t().contiguous().t()[:, None, None, :]
-    capture = functools.lru_cache(maxsize=1)(functools.partial(_Graph, lowered, dtype))  # each has memory of its own
+    capture = functools.lru_cache(maxsize=1)(functools.partial(_Graph, lowered, dtype))  # one: each has own memory
 
     @torch.inference_mode()
     def run(features: Array, lengths: npt.NDArray[np.int32]) -> Array:
@@ -46,18 +46,18 @@ def run_graphs(lowered: CtcNetwork, dtype: torch.dtype) -> Callable[[Array, npt.
 
 
 def fuse(lowered: StackNetwork) -> None:
-    """Put blocks of few kernels in the place of its own, and weights into the order that they are read in."""
+    """Replace the network's blocks by blocks of few kernels, and store weights in the order in which they are read."""
     lowered.blocks = nn.ModuleList(_FusedBlock(cast(Block, block)) for block in lowered.blocks)
-    # As the activations are; else cuDNN would copy the weights at each use.
+    # Activations are in channels last, too; otherwise cuDNN would copy the weights at each use.
     lowered.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 class _Graph:
-    """The network for one shape of batch, between buffers that the GPU copies from and to by itself."""
+    """The CUDA graph of a network for one shape of batch, with the buffers that its copies read and write."""
 
     def __init__(self, network: CtcNetwork, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.features, self.lengths = torch.zeros(shape, pin_memory=True), torch.zeros(shape[0], dtype=torch.int64)
-        self.inputs = features, lengths = self.features.cuda(), self.lengths.cuda()  # which the graph reads
+        self.inputs = features, lengths = self.features.cuda(), self.lengths.cuda()  # the graph reads them
         self.lengths = self.lengths.pin_memory()
 
         def forward() -> Tensor:
@@ -70,7 +70,7 @@ class _Graph:
         stream.wait_stream(torch.cuda.current_stream())
         tf32 = torch.backends.cudnn.allow_tf32
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32), torch.cuda.stream(stream):
-            self.log_probs = forward().cpu().pin_memory()  # kernels are compiled and cuDNN's chosen before the capture
+            self.log_probs = forward().cpu().pin_memory()  # compiles kernels and chooses cuDNN's before the capture
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=stream):
                 self.log_probs.copy_(forward(), non_blocking=True)
@@ -84,7 +84,7 @@ class _Graph:
 
 
 class _FusedBlock(nn.Module):
-    """A block with its batch norms folded."""
+    """A block with folded batch norms, whose bias, residual sum and ReLU need no kernels of their own."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class _FusedBlock(nn.Module):
         self.projections = nn.ModuleList(first + [cast(Projection, projection).conv for projection in block.earlier])
         last = cast(FoldedSubBlock, block.sub_blocks[-1]).pointwise
         biases = [cast(Tensor, conv.bias).detach() for conv in self.projections]
-        if last.kernel_size[1] == 1:  # else the convolution adds its own
+        if last.kernel_size[1] == 1:  # otherwise the convolution adds its own bias
             biases.append(cast(Tensor, last.bias).detach())
         self.register_buffer("bias", torch.stack(biases).sum(0) if self.projections else None)
 
     def forward(self, x: Tensor, mask: Mask, earlier: Sequence[Tensor] = ()) -> tuple[Tensor, Mask]:
-        """As :class:`Block`'s."""
+        """Transform `x` [batch, in_channels, 1, frames] as :class:`Block` does."""
         residual = self._project([x, *earlier]) if self.projections else None
         *sub_blocks, last = (cast(FoldedSubBlock, sub_block) for sub_block in self.sub_blocks)
         for sub_block in sub_blocks:
@@ -107,7 +107,7 @@ class _FusedBlock(nn.Module):
         return _apply(last, x, mask, residual)
 
     def _project(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The sum of the projections, each of which is added by the matrix product that makes it."""
+        """Sum the projections of the inputs; the matrix product of each one also adds it to the sum."""
         weights = [cast(MaskedConv, conv).weight.flatten(1).t() for conv in self.projections]
         total = torch.addmm(cast(Tensor, self.bias), _rows(inputs[0]), weights[0])
         for weight, x in zip(weights[1:], inputs[1:], strict=True):
@@ -116,7 +116,7 @@ class _FusedBlock(nn.Module):
 
 
 def _apply(sub_block: FoldedSubBlock, x: Tensor, mask: Mask, residual: Tensor | None) -> tuple[Tensor, Mask]:
-    """ReLU of a sub-block's result, and of what is added to it: :meth:`_FusedBlock._project`'s."""
+    """Apply a sub-block and then ReLU; a `residual` of :meth:`_FusedBlock._project` is added before the ReLU."""
     if sub_block.depthwise is not None:
         x = sub_block.depthwise(mask.apply(x))
         mask = mask.strided(sub_block.depthwise.stride[1])

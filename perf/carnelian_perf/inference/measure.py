@@ -1,7 +1,7 @@
-"""Inference without a server, by batch and duration: the published benchmark's form, and what serving is compared with.
+"""Inference without a server, by batch and duration, as in the published benchmark; serving is compared with it.
 
 In: a checkpoint and speech cut to exact lengths. Out: one raw file with every step. Engines take turns, step by step,
-so that a machine that is busy is busy for all; CPU seconds of this process are kept beside wall seconds.
+so that other load on the machine affects all alike; CPU seconds of this process are kept beside wall seconds.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The settings of an inference benchmark."""
 
     source: Path
     """A checkpoint; or a training YAML, whose network gets random weights: its speed is the same."""
     manifest: Path
-    """Speech, cut to the durations."""
+    """Manifest of the speech that is cut to the durations."""
     engines: Sequence[str]
     durations_s: Sequence[float]
     batches: Sequence[int]
@@ -48,10 +48,10 @@ class Plan:
     warm_up: int
     threads: int
     device: str = "cpu"
-    """cpu or cuda."""
+    """Where networks run: cpu or cuda."""
     precision: str = "fp32"
     overrides: Sequence[str] = ()
-    """`a.b=value`, over a training YAML."""
+    """Changes to a training YAML, each `a.b=value`."""
 
     def __post_init__(self) -> None:
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -67,11 +67,11 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
 
     Args:
         plan: What to measure.
-        config: The network's.
-        network: That of `plan.source`, in evaluation mode, on the CPU.
+        config: Configuration of the network.
+        network: The network of `plan.source`, in evaluation mode, on the CPU.
 
     Yields:
-        After each duration and batch, what was measured so far.
+        What was measured so far, after each duration and batch.
     """
     origin = raw_file.describe_origin(describe_device(plan.device))
     busy = measure_busy_cores()
@@ -100,7 +100,7 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
 
 
 def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:
-    """The engine, or why there is none."""
+    """Build an engine, or say why it cannot be built."""
     try:
         return build_engine(name, network, plan.device, plan.precision, plan.threads)
     except (EngineError, QuantisationError) as error:
@@ -110,7 +110,7 @@ def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:
 def measure_cell(
     plan: Plan, config: Config, engines: dict[str, Engine | str], duration_s: float, batch: int
 ) -> tuple[Common, list[Timing]]:
-    """Time all engines on one batch; one that fails says so, and the others go on."""
+    """Time all engines on one batch; the failure of one is recorded, and the others go on."""
     signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
     make, decoder = make_features(config, signals, plan.threads), build_decoder(config)
     gflop = batch * count_operations(config, duration_s) / 1e9
@@ -130,7 +130,7 @@ def measure_cell(
                 continue
             try:
                 log_probs, wall_ms, cpu_ms = _time(partial(engine, features, lengths))
-            except Exception as error:  # ONNX Runtime's are of no common class; memory may end at one batch alone
+            except Exception as error:  # ONNX Runtime's share no class; only one batch may need too much memory
                 timings[name] = Timing(engine=name, duration_s=duration_s, batch=batch, not_run=_say(error))
                 texts.pop(name, None)
                 continue
@@ -158,7 +158,7 @@ def _decode(decoder: Decoder, log_probs: npt.NDArray[np.float32]) -> list[str]:
 
 
 def _time(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What work gives, its milliseconds on the wall, and of the CPU over all threads of this process."""
+    """Call `work`; return its result, wall milliseconds, and CPU milliseconds of all threads of this process."""
     wall, cpu = time.perf_counter(), time.process_time()
     found = work()
     return found, 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)

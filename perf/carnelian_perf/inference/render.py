@@ -18,7 +18,8 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
     Args:
         measurement: What the raw file holds.
         raw_name: The raw file's name.
-        published: The table to set beside it; if empty, the one that was chosen when it was measured, if one was.
+        published: The published table to show beside it, by duration and batch; if empty, the one that was chosen when
+            it was measured, if there was one.
     """
     if not published and measurement.published:
         published = choose(**measurement.published)
@@ -66,7 +67,7 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
 
 
 def _find_absent(measurement: Measurement) -> dict[str, str]:
-    """Engines that ran nowhere, for one reason, and the reason."""
+    """Find the engines that did not run in any cell, always for the same reason: engine -> reason."""
     reasons: dict[str, set[str | None]] = {}
     for timing in measurement.timings:
         reasons.setdefault(timing.engine, set()).add(timing.not_run)
@@ -87,8 +88,9 @@ def _say_texts(measurement: Measurement) -> str:
         differences.append("Int8 uses scales made from noise here, which do not change its speed.")
     precision = measurement.plan["precision"]
     if precision != "fp32" and _has_random_weights(measurement):
-        # Their signal fades. Batch norms with the statistics of noise keep it up, and then QuartzNet 15x5 amplifies
-        # rounding instead: float16 changed half of the best labels, and float32 missed the tolerance of an export.
+        # With random weights, the signal fades. Batch norms with the statistics of noise would prevent that, but then
+        # QuartzNet 15x5 amplifies rounding: float16 changed half of the best labels, and float32 missed the tolerance
+        # of an export.
         differences.append(
             f"With random weights, rounding in {precision} decides which label is best; it does not change the speed."
         )
@@ -125,7 +127,7 @@ def _find_baseline(measurement: Measurement, timing: Timing) -> Timing | None:
 
 
 def _name_baselines(measurement: Measurement) -> list[str]:
-    """The engines that rows are set beside: where one did not run, the next."""
+    """Name the engines that rows are compared with: the baseline or, where it did not run, the first that did."""
     found = (_find_baseline(measurement, timing) for timing in measurement.timings if not timing.not_run)
     return list(dict.fromkeys(measurement.titles[base.engine] for base in found if base)) or ["none"]
 
@@ -135,5 +137,5 @@ def _by_cpu(measurement: Measurement) -> bool:
 
 
 def _typical(measurement: Measurement, timing: Timing) -> float:
-    """With one thread on a CPU, others on the machine change CPU time least."""
+    """Return the median step: CPU time for one thread on a CPU, which other load changes least, else wall time."""
     return statistics.median(timing.network_cpu_ms if _by_cpu(measurement) else timing.network_ms)

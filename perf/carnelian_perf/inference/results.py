@@ -17,7 +17,7 @@ TITLES = {
     "onnx_int8": "ONNX Runtime, int8",
     "tensorrt": "TensorRT",
 }
-"""What runs the network, by name."""
+"""Engine -> what it is called in the page."""
 AS_SERVED = "onnx"
 GPU_ONLY = ("graphs", "compiled_graphs", "tensorrt")
 
@@ -33,7 +33,7 @@ class Timing:
     network_ms: list[float] = field(default_factory=list)
     network_cpu_ms: list[float] = field(default_factory=list)
     same_texts: bool | None = None
-    """As the first engine's."""
+    """Whether the texts equal those of the first engine that ran; None if this engine did not run."""
 
 
 @dataclass(kw_only=True)
@@ -45,39 +45,39 @@ class Common:
     features_ms: list[float] = field(default_factory=list)
     decoding_ms: list[float] = field(default_factory=list)
     gflop: float
-    """Of the network's convolutions and matrix products."""
+    """Operations of the network's convolutions and matrix products on the batch, in 10^9."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf infer`."""
 
     subject: Literal["infer"] = "infer"
     others_busy_cores: float
-    """Cores that other processes kept busy before."""
+    """Cores that other processes kept busy before the measurement."""
     gflop_per_s: float
-    """The best rate of a 1x1 convolution."""
+    """The best rate of a 1x1 convolution on this machine, in GFLOP/s."""
     titles: dict[str, str]
     """Engine -> what the page calls it, in the order of the tables."""
     plan: dict[str, str]
-    """What was asked for, in words."""
+    """The settings of the benchmark: name -> value as text."""
     published: dict[str, str] | None = None
-    """Which published table it is set beside, as `yardsticks.published.choose` takes it; empty or None for none."""
+    """Arguments of `yardsticks.published.choose` for the published table beside it; empty or None for none."""
     timings: Filled[Timing]
     common: list[Common]
 
     def say_threads(self) -> str:
-        """In words, of the CPU."""
+        """Say in words how many CPU threads were used."""
         return "1 thread" if self.plan["threads"] == "1" else f"{self.plan['threads']} threads"
 
 
 def find_common(measurement: Measurement, duration_s: float, batch: int) -> Common:
-    """What the engines of a batch and duration share."""
+    """Find what all engines of a batch and duration share."""
     return next(row for row in measurement.common if (row.duration_s, row.batch) == (duration_s, batch))
 
 
 def sum_up_served(measurement: Measurement, engine: str) -> dict[tuple[float, int], float]:
-    """Duration and batch -> median milliseconds of features, network in an engine, and decoding."""
+    """Sum the median milliseconds of features, network in one engine, and decoding: (duration, batch) -> sum."""
     found = {}
     for timing in measurement.timings:
         if timing.engine == engine and timing.network_ms:
