@@ -1,10 +1,10 @@
-"""Is the first request to a fresh server as fast as the hundredth?
+"""Measure whether the first request to a fresh server is as fast as later ones.
 
 In: a model repository and speech, cut to exact lengths. Out: a raw file with every request to servers that have only
-just become ready, as the client and as Triton times it. A server for each duration and round, and none takes two turns.
+just become ready, as the client and as Triton times it. Each duration has a new server in each round.
 
-A request that comes after a rest is slower than one in a row of them, however many came before it: caches and the
-cores' clocks have gone to others. So a few come after rests at the end, as the first one does.
+Any request after a rest is slower than one that directly follows another: meanwhile, other processes have taken the
+caches and the cores' clock rates. So the last few requests come after rests, as the first one does.
 """
 
 import logging
@@ -30,36 +30,36 @@ from carnelian_perf.server.first_request_results import Measurement, Run
 LOGGER = logging.getLogger(__name__)
 
 NUM_CLIPS = 16
-"""Distinct ones of each duration; each round begins with another."""
+"""Number of distinct clips of each duration; each round begins with another one."""
 OUTPUTS = ("TRANSCRIPT", "RESULT")
 NUM_RESTED = 5
-"""Requests to a server after all others, each after a rest."""
+"""Number of requests at the end, each of which comes after a rest."""
 REST_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The settings of a measurement of first requests."""
 
     repository: Path
     model: str
     manifest: Path
-    """Speech, cut to the durations."""
+    """Manifest of the speech that is cut to the durations."""
     file_format: str
-    """flac or wav."""
+    """Format of the audio files: flac or wav."""
     durations_s: Sequence[float]
     rounds: int
     num_requests: int
-    """To each server in a row; a rest comes before the first."""
+    """Number of requests to each server, one directly after another; a rest comes before the first."""
 
 
 def measure(plan: Plan) -> Iterator[Measurement]:
-    """Start a server, send its first requests, and some after rests, stop it; so for each duration in each round.
+    """In each round, for each duration, start a server, send its first requests and some after rests, and stop it.
 
-    Each round has another order.
+    The order of the durations changes from round to round.
 
     Yields:
-        After each server what was measured so far.
+        What was measured so far, after each server.
 
     Raises:
         ServerError: The repository could not be served.
@@ -98,7 +98,7 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
         quiet_server(plan.repository) as server,
         grpc.InferenceServerClient(server.grpc_url) as client,
     ):
-        # Asked of the same connection, so that it is open before the first clip is sent.
+        # Statistics are read over the same connection, so that it is open before the first clip is sent.
         before = {name: read_statistics(client, name) for name in server_ms}
         for number in range(plan.num_requests + NUM_RESTED):
             if number == 0 or number >= plan.num_requests:

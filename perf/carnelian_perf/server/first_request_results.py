@@ -1,4 +1,4 @@
-"""The raw file of a measurement of a server's first requests, and what it says: is the first as fast as later ones?"""
+"""The raw file of a measurement of a server's first requests, and its summary."""
 
 import statistics
 from collections.abc import Callable
@@ -13,40 +13,40 @@ from carnelian_perf.raw_file import Filled, Record, Speech
 class Run:
     """The requests of a fresh server; milliseconds of each, in the order in which they were sent.
 
-    First those in a row, then those after a rest each.
+    First come the requests in a row, then those after a rest each.
     """
 
     duration_s: float
-    """Of each clip."""
+    """Duration of each clip, in seconds."""
     round: int
     others_busy_cores: float
     """Cores that other processes kept busy just before the server was started."""
     client_ms: list[float]
-    """From the call to its answer, as the client measures it."""
+    """Milliseconds from the call to its answer, as the client measures them."""
     ensemble_ms: list[float]
-    """From arrival to answer, as Triton counts it."""
+    """Milliseconds from arrival to answer, as Triton counts them."""
     stages_ms: dict[str, list[float]]
-    """Stage -> queue, input, infer and output together, as Triton counts them."""
+    """Stage -> milliseconds of queue, input, infer and output together, as Triton counts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf first-request`."""
 
     subject: Literal["first-request"] = "first-request"
     speech: Speech
     requests: int
-    """Of each server, in a row."""
+    """Number of requests in a row to each server; those after a rest come on top."""
     rest_s: float
-    """Before the first request, and before each after the row."""
+    """Seconds of rest before the first request, and before each request after the row."""
     runs: Filled[Run]
 
     def durations_s(self) -> list[float]:
-        """Ascending."""
+        """Return the durations of the clips in seconds, ascending."""
         return sorted({run.duration_s for run in self.runs})
 
     def summarise(self, duration_s: float, times: Callable[[Run], list[float]]) -> "Summary":
-        """The rounds of one duration, by one of the times that they hold."""
+        """Summarise the rounds of one duration; `times` picks the times of the client, the ensemble or a stage."""
         found = [times(run) for run in self.runs if run.duration_s == duration_s]
         first = [each[0] for each in found]
         settled = [statistics.median(each[self.requests // 2 : self.requests]) for each in found]
@@ -63,14 +63,14 @@ class Measurement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Medians of the rounds."""
+    """The times of the first request and of later ones, as medians of the rounds."""
 
     first_ms: float
     second_ms: float
     settled_ms: float
-    """Of a round: the median of the last half of the row."""
+    """Later requests: in each round, the median of the last half of the row."""
     rested_ms: float
-    """Of a round: the median of the requests after a rest."""
+    """Requests after a rest: in each round, their median."""
     over_settled: Ratio
-    """First over settled."""
+    """The first request's time divided by that of later ones, round by round."""
     over_rested: Ratio

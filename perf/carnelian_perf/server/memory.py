@@ -1,4 +1,4 @@
-"""Memory of a server: of each process at rest, and over many requests, whether it grows.
+"""Memory of a server's processes, at rest and over many requests, and whether it grows.
 
 In: a model repository, served as it is, and clips of mixed length. Out: a raw file with a sample of every process after
 every `Plan.every` requests.
@@ -23,13 +23,13 @@ from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample
 
 FILLING = 8
-"""Times that all clients send the longest clip at once, before counted requests: a stage keeps a buffer for each place
-in a batch, as large as the longest clip that was there. What grows after that grows without a need."""
+"""How many times all clients send the longest clip at once before the counted requests. A stage keeps a buffer for each
+place in a batch, as large as the longest clip that was there; later growth is not needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The settings of a measurement of memory."""
 
     repository: Path
     model: str
@@ -38,15 +38,15 @@ class Plan:
     """Where the clips are from, in words."""
     num_requests: int
     every: int
-    """Requests between two samples."""
+    """Number of requests between two samples."""
     concurrency: int
 
 
 def measure(plan: Plan) -> Iterator[Measurement]:
-    """Serve, send, and look at the processes.
+    """Serve the repository, send clips, and sample the memory of all processes.
 
     Yields:
-        After each sample but the one at rest, what was measured so far.
+        What was measured so far, after each sample except the one at rest.
 
     Raises:
         ServerError: The repository could not be served.
@@ -84,7 +84,7 @@ def _describe(plan: Plan) -> Measurement:
 
 
 def take_sample(server: Server, requests: int) -> Sample:
-    """Look at the server and all processes that it has started."""
+    """Read the memory of the server and of all processes that it started, after `requests` answers."""
     main = psutil.Process(server.pid)
     processes = {SERVER: _look(main)}
     for child in main.children(recursive=True):

@@ -9,84 +9,84 @@ from carnelian_perf.raw_file import Filled, Record, Traffic
 
 SERVER = "tritonserver"
 SETTLING_SHARE = 0.2
-"""Of the requests, at the start: allocators and queues grow to what the traffic needs."""
+"""Share of the requests, at the start, that is not judged: allocators and queues grow to what the traffic needs."""
 FLAT_SHARE = 0.01
-"""Memory is flat if the far end of the trend's interval is less of it than this, over all requests."""
+"""Memory is flat if both ends of the trend's interval, over all requests, are less than this share of the memory."""
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """Of one process, in bytes, as the kernel accounts for it."""
+    """Memory of one process in bytes, as the Linux kernel accounts for it."""
 
     rss: int
-    """Resident; what is shared counts in each process."""
+    """Resident set size; shared memory counts fully in each process."""
     pss: int
-    """Proportional: what is shared counts in parts, so that processes add up."""
+    """Proportional set size; shared memory is divided among its processes, so that their sizes add up."""
     uss: int
-    """Unique: what would be free without the process. A leak is in here."""
+    """Unique set size: what would be freed if the process ended. A leak shows here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The server between two batches of requests, with none in flight."""
+    """The memory of a server between two series of requests, with none in flight."""
 
     requests: int
-    """Answered so far."""
+    """Number of requests answered so far."""
     processes: dict[str, Process]
-    """Model instance, or :data:`SERVER`."""
+    """Process -> its memory; a process is called after its model instance, the server :data:`SERVER`."""
     shared_memory_bytes: int
-    """In /dev/shm; part of the processes' RSS and PSS."""
+    """Bytes in /dev/shm, which are also part of the processes' RSS and PSS."""
 
     @property
     def pss(self) -> int:
-        """Of all processes."""
+        """The summed proportional set size of all processes, in bytes."""
         return sum(process.pss for process in self.processes.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf memory`."""
 
     subject: Literal["memory"] = "memory"
     others_busy_cores: float
-    """Cores that other processes kept busy before."""
+    """Cores that other processes kept busy before the measurement."""
     concurrency: int
     traffic: Traffic
     wall_s: float
-    """Of the requests."""
+    """Seconds that the requests took."""
     samples: Filled[Sample]
-    """The first one at rest, before any request."""
+    """The samples in order; the first one is taken at rest, before any request."""
 
     def settled(self) -> list[Sample]:
-        """The samples after the first :data:`SETTLING_SHARE` of the requests."""
+        """Return the samples after the first :data:`SETTLING_SHARE` of the requests."""
         start = SETTLING_SHARE * self.samples[-1].requests
         return [sample for sample in self.samples if sample.requests >= start]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Bytes for each request, with the interval of :data:`CONFIDENCE`, and what they come to over a run."""
+    """The growth of memory in bytes per request, with its interval at :data:`CONFIDENCE`, and a verdict."""
 
     slope: float
     low: float
     high: float
     verdict: str
-    """flat, grows, shrinks; or unclear, where the interval allows more than one."""
+    """`flat`, `grows` or `shrinks`; `unclear` if the interval allows more than one."""
 
 
 def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
-    """Whether memory grows with requests.
+    """Find whether memory grows with the number of requests, by Sen's slope.
 
-    The slope is the median of those between all pairs of samples, its interval is that of Kendall's statistic (Sen,
-    Journal of the American Statistical Association 63, 1968), so that a single sample or jump moves neither far.
+    The slope is the median of the slopes between all pairs of samples; its interval is that of Kendall's statistic
+    (Sen, Journal of the American Statistical Association 63, 1968). A single sample or jump moves neither far.
 
     Args:
-        requests: Answered so far, ascending, at least two.
-        sizes: Bytes, one for each.
+        requests: Number of requests answered at each sample, ascending; at least two samples.
+        sizes: Bytes at each sample.
 
     Raises:
-        ValueError: There are fewer.
+        ValueError: There are fewer than two samples.
     """
     count = len(requests)
     if count < 2:

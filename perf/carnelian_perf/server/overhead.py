@@ -1,7 +1,7 @@
 """What serving costs: the same clips through the whole ensemble and through its acoustic model alone, in turns.
 
-One clip at a time: the acoustic model in this process, through the server, and the ensembles around it. And many:
-clients that send single clips, whose batches form on the server, beside batches that come ready-made. One server.
+One clip at a time: the acoustic model in this process, the same through the server, and the ensembles around it. Many
+clips: clients that send single clips, whose batches form on the server, beside ready-made batches. All use one server.
 """
 
 import logging
@@ -46,17 +46,17 @@ TRANSCRIPT = ("TRANSCRIPT",)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The settings of a measurement of what serving costs."""
 
     repository: Path
     model: str
     manifest: Path
-    """Speech, cut to the durations."""
+    """Manifest of the speech that is cut to the durations."""
     file_format: str
-    """flac or wav."""
+    """Format of the audio files: flac or wav."""
     durations_s: Sequence[float]
     num_clips: int
-    """Of each turn, and distinct; a multiple of `batch`."""
+    """Number of distinct clips in each turn; a multiple of `batch`."""
     rounds: int
     clients: int
     batch: int
@@ -64,20 +64,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to get the clips through."""
+    """One way to process the clips."""
 
     title: str
     clips_per_request: int
     concurrency: int
     send: Callable[[int], float]
-    """The number of a request to its seconds."""
+    """Sends the request of this number, and returns the seconds that it took."""
 
 
 def measure(plan: Plan) -> Iterator[Measurement]:
-    """Take turns.
+    """Measure all ways in turns, for each duration and round.
 
     Yields:
-        After each round, in which every way has had its turn, what was measured so far.
+        What was measured so far, after each round, in which every way has had its turn.
 
     Raises:
         ServerError: The repository could not be served.
@@ -120,7 +120,7 @@ def _describe(plan: Plan) -> Measurement:
 
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:
-    """An acoustic stage's graph with the options that the server gives it."""
+    """Open an acoustic stage's graph in this process, with the options that the server gives it."""
     parameters = {name: value.string_value for name, value in read_config(folder).parameters.items()}
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = parameters.get("enable_mem_pattern", "true").lower() not in ("0", "false")
@@ -131,7 +131,7 @@ def open_session(folder: Path) -> onnxruntime.InferenceSession:
 
 
 def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, duration_s: float) -> dict[str, Way]:
-    """All ways for clips of one length, by name, those first that others are compared with."""
+    """Build all ways for clips of one length: name -> way, each after the way that it is compared with."""
     cuts = cut_equal(plan.manifest, duration_s, plan.num_clips, plan.file_format)
     signals = np.stack([cut.samples for cut in cuts])
     files = [file_inputs(cut.file) for cut in cuts]
@@ -174,7 +174,7 @@ def _make_features(client: Any, model: str, inputs: Inputs) -> Inputs:
 
 @dataclass(frozen=True)
 class _Clock:
-    """What is read before and after a turn."""
+    """The readings that are taken before and after a turn."""
 
     read_cpu_s: Callable[[], float]
     read_stages: Callable[[], dict[str, StageStatistics]]

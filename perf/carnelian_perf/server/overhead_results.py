@@ -10,67 +10,67 @@ from carnelian_perf.raw_file import Filled, Record, Speech, Split
 
 IN_PROCESS, ACOUSTIC, PCM, FILE = "in_process", "acoustic", "pcm", "file"
 STATIC, PCM_CLIENTS, FILE_CLIENTS = "static", "pcm_clients", "file_clients"
-"""The ways."""
+"""Names of the ways with many clips; the line above names those with one clip at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One way, once."""
+    """One turn of one way."""
 
     way: str
     duration_s: float
-    """Of each clip."""
+    """Duration of each clip, in seconds."""
     round: int
     clips: int
     wall_s: float
     latencies_s: list[float]
-    """Of each request."""
+    """Seconds that each request took."""
     cpu_s: float
-    """Of the server and its models, all cores together; in process, of that process."""
+    """CPU seconds of the server and its models, all cores together; of the measuring process for `in_process`."""
     stages: dict[str, Split]
-    """By stage; means of its requests."""
+    """Stage -> mean time of its requests."""
 
     @property
     def latency_ms(self) -> float:
-        """The median."""
+        """The median latency of a request, in milliseconds."""
         return 1e3 * statistics.median(self.latencies_s)
 
     @property
     def cpu_ms(self) -> float:
-        """Of a clip."""
+        """CPU milliseconds per clip."""
         return 1e3 * self.cpu_s / self.clips
 
     @property
     def clips_per_s(self) -> float:
-        """Throughput."""
+        """Throughput, in clips per second."""
         return self.clips / self.wall_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf overhead`."""
 
     subject: Literal["overhead"] = "overhead"
     others_busy_cores: float
-    """Cores that other processes kept busy before."""
+    """Cores that other processes kept busy before the measurement."""
     clients: int
-    """That send single clips at the same time."""
+    """Number of clients that send single clips at the same time."""
     batch: int
-    """Size of the ready-made ones."""
+    """Number of clips in a ready-made batch."""
     speech: Speech
     ways: dict[str, str]
     """Name -> title, in the order of the tables."""
     runs: Filled[Run]
 
     def durations_s(self) -> list[float]:
-        """In the order in which they were measured."""
+        """Return the durations of the clips in seconds, in the order in which they were measured."""
         return list(dict.fromkeys(run.duration_s for run in self.runs))
 
     def runs_of(self, way: str, duration_s: float) -> list[Run]:
-        """By round."""
+        """Return the runs of one way and duration, in the order of the rounds."""
         found = [run for run in self.runs if (run.way, run.duration_s) == (way, duration_s)]
         return sorted(found, key=lambda run: run.round)
 
     def ratio(self, way: str, other: str, duration_s: float, measure: Callable[[Run], float]) -> Ratio:
-        """A way over another."""
+        """Divide the `measure` of one way by that of another, round by round, for clips of one duration."""
         return Ratio.of(map(measure, self.runs_of(way, duration_s)), map(measure, self.runs_of(other, duration_s)))

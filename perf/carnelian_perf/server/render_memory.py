@@ -32,14 +32,14 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
 
 
 def trend_of(measurement: Measurement, name: str | None = None) -> Trend:
-    """Of a process's unique set; of all processes' PSS without a name."""
+    """Find the trend of a process's unique set size, in bytes per request; without a name, of all processes' PSS."""
     settled = measurement.settled()
     sizes = [sample.pss if name is None else sample.processes[name].uss for sample in settled]
     return find_trend([sample.requests for sample in settled], sizes)
 
 
 def draw(measurement: Measurement, path: Path) -> None:
-    """Plot the sum over requests, and how each process's unique set has changed since it settled."""
+    """Plot the PSS of all processes over requests, and the change of each unique set since memory settled."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")

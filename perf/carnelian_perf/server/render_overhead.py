@@ -21,7 +21,7 @@ MANY = (STATIC, PCM_CLIENTS, FILE_CLIENTS)
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
-    """The Markdown page."""
+    """The Markdown page: tables of one clip at a time and of many clips, with a row for each duration and way."""
     rounds = len({run.round for run in measurement.runs})
     notes = [
         f"Medians of {rounds} rounds. In each, every way takes the same {measurement.speech.clips} clips; the order of "

@@ -62,7 +62,7 @@ def _row(measurement: Measurement, step: str, name: str) -> list[str]:
 
 
 def _say_runs(runs: Sequence[Run]) -> list[str]:
-    """Medians of the rounds."""
+    """Show medians of the runs: throughput, latencies and CPU time; `failed` if one of them failed."""
     whole = [run for run in runs if run.latencies_s]
     if len(whole) < len(runs):
         return ["failed", "", "", ""]

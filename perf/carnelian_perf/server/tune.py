@@ -1,8 +1,8 @@
 """Finds the settings of a served model that fit a machine, by measuring: coordinate descent on real servers.
 
-In: a model repository and clips. A step takes one knob: the values that it may have are served at the same time, on
-copies of the repository, and take turns beside the settings so far and the shipped ones, in rounds. A value is kept if
-it is a gain in the median round and in most of them. At the end the winner takes turns with the shipped settings once
+In: a model repository and clips. A step tries the values of one knob: each is served on a copy of the repository, all
+at the same time, and in rounds they take turns with the best settings so far and the shipped ones. A value is kept if
+it is a gain in the median round and in most rounds. At the end, the winner takes turns with the shipped settings once
 more.
 """
 
@@ -41,7 +41,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Knob:
-    """Settings of one stage that are tried together."""
+    """The values that one step tries for some settings of one stage."""
 
     name: str
     stage: str
@@ -50,7 +50,7 @@ class Knob:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to tune, for what."""
+    """The settings of a search: what to tune, and for which objective."""
 
     repository: Path
     model: str
@@ -59,25 +59,25 @@ class Plan:
     """Where the clips are from, in words."""
     objective: Objective
     target_ms: float
-    """Of the 95th percentile, for throughput."""
+    """Limit for the 95th percentile of latency in milliseconds, for the objective `throughput`."""
     concurrency: int
     num_requests: int
-    """Of each run."""
+    """Number of requests in each run."""
     rounds: int
-    """Of each step; the confirmation has twice as many."""
+    """Number of rounds in each step; the confirmation has twice as many."""
     knobs: Sequence[Knob]
 
 
 def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
-    """The knobs that matter for an objective, those that matter most first.
+    """List the knobs that matter for an objective, those that matter most first.
 
     Args:
-        objective: A single request at a time meets no batch and a single instance.
-        cores: That the server may keep busy; by default those that this process may.
+        objective: For `latency`, only threads matter: one request at a time uses no batch and one instance.
+        cores: Number of cores that the server may use; by default those that this process may use.
     """
     cores = cores or count_cores()
     half = max(1, cores // 2)
-    # 0 is the library's own choice: of ONNX Runtime all cores, of the features' graph one.
+    # 0 is the library's own choice: all cores for ONNX Runtime, one for the features' graph.
     acoustic, features = sorted({0, 1, half}), sorted({0, cores})
     if objective == "latency":
         return [
@@ -100,10 +100,10 @@ def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
 
 
 def measure(plan: Plan) -> Iterator[Measurement]:
-    """Search.
+    """Search for the best settings, knob by knob.
 
     Yields:
-        After each step what was measured so far; the last one has the confirmation.
+        What was measured so far, after each step; the last one has the confirmation.
 
     Raises:
         ServerError: A tuning could not be served.
@@ -128,24 +128,24 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
 
 def read_settings(repository: Path, model: str) -> Settings:
-    """All settings of a recogniser's stages, as its repository has them."""
+    """Read all settings of a recogniser's stages from its repository."""
     folders = find_stages(repository, model)
     return {stage: describe_tuning(read_config(folder)).settings() for stage, folder in folders.items()}
 
 
 def find_stages(repository: Path, model: str) -> dict[str, Path]:
-    """The folders of a recogniser's stages, by the names that a tuning has for them."""
+    """Find the folders of a recogniser's stages: the stage's name in a tuning -> its folder."""
     steps = [step.model_name for step in read_config(repository / model).ensemble_scheduling.step]
     return {name.removeprefix(f"{model}_").removeprefix("audio_"): repository / name for name in steps}
 
 
 def list_candidates(shipped: Settings, best: Settings, knob: Knob) -> list[Settings]:
-    """The tunings that differ from the best one so far by this knob."""
+    """List the tunings that differ from the best one so far in one knob."""
     if knob.stage not in shipped:
         return []
     candidates: list[Settings] = []
     for value in knob.values:
-        there = {name: new for name, new in value.items() if name in shipped[knob.stage]}  # an engine has no threads
+        there = {name: new for name, new in value.items() if name in shipped[knob.stage]}  # TensorRT has no `threads`
         changed = {**best.get(knob.stage, {}), **there}
         different = {name: new for name, new in changed.items() if shipped[knob.stage].get(name) != new}
         settings: Settings = {stage: values for stage, values in {**best, knob.stage: different}.items() if values}
@@ -181,7 +181,7 @@ class _Servers:
         self._folder.cleanup()
 
     def find(self, settings: Settings) -> Server:
-        """The server of a tuning."""
+        """Return the server of a tuning; start it if it does not run."""
         name = name_settings(settings)
         if name not in self._running:
             self._started += 1
@@ -201,7 +201,7 @@ class _Servers:
 
 
 class _Search:
-    """Takes turns and decides; writes both into what was found."""
+    """Runs tunings in turns and decides between them; records both in the measurement `found`."""
 
     def __init__(self, plan: Plan, servers: _Servers, found: Measurement) -> None:
         self._plan = plan
@@ -227,7 +227,7 @@ class _Search:
         self._found.mismatches[:] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
 
     def choose(self, step: str, current: Settings, candidates: Sequence[Settings]) -> Settings:
-        """The candidate that gains most over the current tuning, or that itself."""
+        """Return the candidate that gains most over the current tuning, or the current one if none gains."""
         plan, name = self._plan, name_settings(current)
         best, most = current, 0.0
         for settings in candidates:
@@ -247,7 +247,7 @@ class _Search:
 def _measure_once(
     plan: Plan, server: Server, step: str, settings: Settings, round_number: int
 ) -> tuple[Run, list[tuple[int, str]]]:
-    """A run, and what it heard in each clip."""
+    """Run a tuning once; return the run, and the clip and transcript of each answer."""
     order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
     busy = measure_busy_cores(0.5)
 

@@ -10,12 +10,12 @@ from carnelian_perf.raw_file import Filled, Record, Traffic
 
 SHIPPED = "as shipped"
 CONFIRMATION = "confirmation"
-"""The last step's name."""
+"""Name of the last step, in which the winner takes turns with the shipped settings once more."""
 UNCONFIRMED = "**Not finished.** The command was interrupted: there is no confirmation, and so no result."
 LEAST_GAIN = 0.03
-"""Of a change that is kept, in the median round: less is not worth a setting that somebody has to understand."""
+"""The least gain of a change that is kept, in the median round: less is not worth a setting that people must know."""
 LEAST_SHARE = 0.75
-"""Of the rounds, in which a change that is kept must be a gain: a machine is not quiet."""
+"""The least share of rounds in which a change that is kept must be a gain, because a machine is not quiet."""
 
 Objective = Literal["throughput", "latency"]
 Settings = Mapping[str, Mapping[str, int | float]]
@@ -24,45 +24,45 @@ Settings = Mapping[str, Mapping[str, int | float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One tuning, once."""
+    """One run of one tuning, in one round of a step."""
 
     step: str
     tuning: str
-    """Its name, see :func:`name_settings`."""
+    """Name of the tuning, see :func:`name_settings`."""
     round: int
     others_busy_cores: float
     wall_s: float
     latencies_s: list[float]
-    """Empty if a request failed."""
+    """Latency of each request in seconds; empty if a request failed."""
     error: str | None
     server_cpu_s: float
 
     @property
     def clips_per_s(self) -> float:
-        """Throughput."""
+        """Throughput, in clips per second."""
         return len(self.latencies_s) / self.wall_s
 
     def percentile_ms(self, percent: float) -> float:
-        """Of the latencies."""
+        """Return a percentile of the latencies, in milliseconds."""
         return 1e3 * percentile(self.latencies_s, percent)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf tune`."""
 
     subject: Literal["tune"] = "tune"
     objective: Objective
     target_ms: float
-    """Of the 95th percentile."""
+    """Limit for the 95th percentile of latency, in milliseconds."""
     concurrency: int
     requests: int
-    """In a run."""
+    """Number of requests in a run."""
     traffic: Traffic
     mismatches: list[int]
-    """Clips whose transcript was not the same in every run; empty if all were."""
+    """Indices of the clips whose transcript was not the same in every run."""
     tunings: dict[str, Settings]
-    """By name; that of :data:`SHIPPED` is empty."""
+    """Name of a tuning -> its settings; those of :data:`SHIPPED` are empty."""
     shipped: Settings
     """All settings of the stages as they are shipped."""
     kept: dict[str, str]
@@ -71,17 +71,17 @@ class Measurement(Record):
 
     @property
     def winner(self) -> Settings | None:
-        """What the confirmation left in place; empty where nothing beats the shipped settings; None before it."""
+        """The settings that the confirmation kept; empty if nothing beats the shipped ones; None before it."""
         if self.finished and set(self.kept.values()) <= {SHIPPED}:
             return {}  # there was nothing to confirm
         return self.tunings[self.kept[CONFIRMATION]] if CONFIRMATION in self.kept else None
 
     def say_unfinished(self) -> str:
-        """Until the confirmation."""
+        """Return the warning below a page's title until there is a result, then an empty text."""
         return "" if self.winner is not None else f"{UNCONFIRMED}\n\n"
 
     def runs_of(self, step: str, tuning: str) -> list[Run]:
-        """Those of one tuning in one step, by round."""
+        """Return the runs of one tuning in one step, in the order of the rounds."""
         return sorted(
             (run for run in self.runs if run.step == step and run.tuning == tuning), key=lambda run: run.round
         )
@@ -89,12 +89,12 @@ class Measurement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A tuning beside another, round by round."""
+    """A tuning compared with another, round by round."""
 
     ratio: Ratio
-    """The score of the one over the other's."""
+    """The score of the tuning divided by that of the other."""
     is_gain: bool
-    """By :data:`LEAST_GAIN` and in :data:`LEAST_SHARE` of the rounds."""
+    """Whether it gains :data:`LEAST_GAIN` in the median round, and gains in :data:`LEAST_SHARE` of the rounds."""
 
 
 def name_settings(settings: Settings) -> str:
@@ -124,10 +124,10 @@ def compare(candidate: Sequence[Run], current: Sequence[Run], objective: Objecti
     """Compare runs of the same rounds.
 
     Args:
-        candidate: By round.
-        current: By round, as many.
-        objective: See :func:`score`.
-        target_ms: Of the 95th percentile.
+        candidate: Runs of the candidate, one for each round, in order.
+        current: Runs of the tuning that it is compared with, of the same rounds.
+        objective: What makes a run good, see :func:`score`.
+        target_ms: Limit for the 95th percentile of latency, in milliseconds.
     """
     ours, theirs = ([score(run, objective, target_ms) for run in runs] for runs in (candidate, current))
     ratio = Ratio.of(ours, theirs)
