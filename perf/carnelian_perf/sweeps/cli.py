@@ -80,7 +80,7 @@ def report(
 
 
 def _model_and_file(text: str) -> tuple[str | None, Path]:
-    """MODEL=RAW, or RAW alone, whose path may have a `=`."""
+    """Parse MODEL=RAW, or RAW alone, whose path may contain a `=`."""
     model, _, raw = text.partition("=")
     named = bool(raw) and not Path(text).is_file()
     path = Path(raw if named else text)

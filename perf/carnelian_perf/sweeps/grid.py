@@ -34,7 +34,7 @@ class ModelUnderTest(_Strict):
     """A recogniser of the repository."""
 
     precision: str = Field(default="fp32", pattern=r"^[\w .+-]+$")
-    """Of its network, in words: the interface does not tell. Folders of cells are named after it."""
+    """Precision of the network, in words: the server does not tell it. Folders of cells are named after it."""
     random_weights: HomePath | None = None
     """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
     that of a trained one; its transcripts mean nothing."""
@@ -63,23 +63,23 @@ def _check_address(text: str) -> str:
 
 
 class Running(_Strict):
-    """A server that runs already."""
+    """The addresses of a server that already runs."""
 
     grpc: Annotated[str, AfterValidator(_check_address)]
     http: str | None = None
 
 
 class Grid(_Strict):
-    """What to measure."""
+    """The settings of a sweep: what to measure, and how long."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     repository: HomePath = Path("model_repository")
-    """Served for the sweep, on free ports of 127.0.0.1."""
+    """Model repository that is served for the sweep, on free ports of 127.0.0.1."""
     server: Running | None = None
-    """In place of `repository`."""
+    """Running server to measure in place of `repository`."""
     models: dict[ModelName, ModelUnderTest] = Field(min_length=1)
     manifest: HomePath = Path("demo/clips/manifest.jsonl")
-    """Speech with its texts: cut to the durations; whole, for the word error rate."""
+    """Manifest of speech with texts. Clips are cut to the durations, and used whole for the word error rate."""
     durations_s: list[Duration] = Field(default=[2, 7, 16.7], min_length=1)
     clips: Cuts = 16
     """Distinct clips of each duration."""
@@ -90,13 +90,13 @@ class Grid(_Strict):
     rounds: Positive = 1
     """Runs of each cell; tables show the medians."""
     requests: Positive = 20
-    """In a measurement window."""
+    """Least number of requests in a measurement window."""
     windows: int = Field(default=8, ge=3)
-    """That a cell may take until the last three agree."""
+    """Number of windows that a cell may take until the last three agree."""
     stability_percent: float = Field(default=15, gt=0)
     """How far throughput and latency of the last three windows may lie apart."""
     timeout_s: float = Field(default=600, gt=0)
-    """Of a cell."""
+    """Seconds that perf_analyzer may take for a cell."""
 
     @model_validator(mode="after")
     def _check(self) -> "Grid":
@@ -118,7 +118,7 @@ class Grid(_Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run of perf_analyzer."""
+    """One cell of a grid: one run of perf_analyzer."""
 
     model: str
     precision: str
@@ -128,14 +128,14 @@ class Cell:
     duration_s: float
     batch: int
     concurrency: int | None
-    """Closed loop; None for an open one."""
+    """Number of clients in a closed loop; None for an open loop."""
     poisson_share: float | None
-    """Open loop: arrivals, as a share of the closed loop's highest throughput."""
+    """Rate of arrivals in an open loop, as a share of the closed loop's highest throughput; None for a closed loop."""
     round: int
 
     @property
     def name(self) -> str:
-        """Distinct within a grid, and fit for a folder."""
+        """The cell's name, distinct within a grid and fit for a folder."""
         load = f"c{self.concurrency}" if self.poisson_share is None else f"poisson{self.poisson_share:g}"
         memory = "" if self.shared_memory == "none" else "_shm"
         return (
@@ -145,12 +145,12 @@ class Cell:
 
     @property
     def served_model(self) -> str:
-        """The ensemble that is called."""
+        """The name of the ensemble that is called."""
         return f"{self.model}_pcm" if self.input == "pcm" else self.model
 
 
 class GridError(ValueError):
-    """The YAML file is no grid, or not that of the results that are there; the message names the key."""
+    """The YAML file is no grid, or does not fit earlier results in the folder; the message names the key."""
 
 
 def read_grid(path: Path) -> Grid:
@@ -173,10 +173,10 @@ def read_grid(path: Path) -> Grid:
 
 
 def check_files(grid: Grid) -> None:
-    """See that what a grid names is there.
+    """Check that the files that a grid names exist.
 
     Raises:
-        GridError: It is not; the message names the key.
+        GridError: A file does not exist; the message names the key.
     """
     files = {f"models.{name}.random_weights": path for name, path in grid.random_weights.items()}
     for key, path in {"manifest": grid.manifest, **files}.items():
@@ -187,10 +187,10 @@ def check_files(grid: Grid) -> None:
 
 
 def check_same_subject(grid: Grid, earlier: Grid) -> None:
-    """See that two grids name the same server and the same clips: loads and limits may differ.
+    """Check that two grids name the same server and the same clips; loads and limits may differ.
 
     Raises:
-        GridError: They do not; the message names the key.
+        GridError: The grids differ; the message names the key.
     """
     before, now = (
         {

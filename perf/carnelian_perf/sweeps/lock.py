@@ -1,4 +1,4 @@
-"""A sweep's folder, which one sweep at a time works in."""
+"""The lock of a sweep's folder, so that only one sweep at a time works in it."""
 
 import contextlib
 import fcntl
@@ -14,9 +14,9 @@ LOGGER = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other sweeps on this machine out of a folder, which is made, and goes again if nothing was written.
+    """Keep other sweeps on this machine out of a folder; make it if needed, and remove a new one that stays empty.
 
-    The system lets others in if this process is killed. The folder itself is locked, so that no file is left in it.
+    The lock ends with this process, even if it is killed. The folder itself is locked, so no lock file is left in it.
 
     Raises:
         GridError: Another sweep works in the folder, or it is a file.

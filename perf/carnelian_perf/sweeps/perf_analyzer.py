@@ -1,12 +1,17 @@
-"""Triton's perf_analyzer: found, run once, and what it reported.
+"""Triton's perf_analyzer: find it, run it once, and read its report.
 
-Its traps (2.51, each seen): an ensemble gets one report per stage besides its own, their names made by putting the
-stage before the `-f` value, so it runs in the report's folder; an unstable measurement leaves no report and exits
-with 2, so the windows are read from its words; averages are reported only with `--verbose-csv` and no
-`--percentile`; `--request-count` rounds the throughput's time to seconds, so windows are counted; what it validates
-fails for any batch above one, over HTTP unless every output is given, and in `--async`, where an answer is compared
-with what a later request expects; without `--async` an open loop is closed at four requests; each request's inputs are
-copied into its record, 17 MB for a batch of 16 clips of 16.7 s of PCM, so windows are kept short.
+Its traps (version 2.51, each seen):
+
+* An ensemble gets one report per stage besides its own. Their names are the stage's name before the value of `-f`, so
+  perf_analyzer runs in the report's folder.
+* An unstable measurement leaves no report and exits with 2, so the windows are read from the printed output.
+* Averages are reported only with `--verbose-csv` and without `--percentile`.
+* `--request-count` rounds the throughput's time to seconds, so windows are counted instead.
+* Its validation of answers fails for any batch above one, over HTTP unless every output is given, and in `--async`,
+  where an answer is compared with what a later request expects.
+* Without `--async`, an open loop becomes a closed one at four requests.
+* Each request's inputs are copied into its record, 17 MB for a batch of 16 clips of 16.7 s of PCM, so windows are kept
+  short.
 """
 
 import csv
@@ -38,26 +43,27 @@ class PerfAnalyzerError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What perf_analyzer found."""
+    """The result of one run of perf_analyzer."""
 
     status: Literal["stable", "unstable"]
     windows: list[tuple[float, float]]
     """Each window's clips per second and mean latency in milliseconds."""
     latency_ms: dict[str, Annotated[float, Field(gt=0)]] | None
-    """avg, p50, p90, p95, p99, of a request; None if unstable, as all below."""
+    """avg, p50, p90, p95 and p99 of a request's latency; None if unstable."""
     clips_per_s: float | None
-    """Up to 5 % too low: windows are whole seconds, and requests that lie across their ends are not counted."""
+    """Throughput; None if unstable. Up to 5 % too low: windows are whole seconds, and requests that lie across their
+    ends are not counted."""
     client_ms: dict[str, float] | None
-    """send, network, recv."""
+    """Milliseconds of the mean request at the client: send, network, recv; None if unstable."""
     stages: dict[str, Split] | None
-    """Of the mean request, by the stage's model name; the ensemble's own are left out, being their sum."""
+    """Stage's model name -> time of the mean request; None if unstable. The ensemble, their sum, is left out."""
     delayed_percent: float
-    """Requests of an open loop that were sent late: perf_analyzer did not keep up."""
+    """Percentage of an open loop's requests that were sent late, because perf_analyzer did not keep up."""
     requests: int | None = None
-    """That the latencies are of; not in older files."""
+    """Number of requests that were timed; None if unstable or in older files."""
 
     def __post_init__(self) -> None:
-        """Refuse a stable report without what it is stable in."""
+        """Refuse a stable report that lacks latencies or throughput."""
         missing = {"avg", *PERCENTILES} - set(self.latency_ms or ())
         if self.status == "stable" and (missing or self.clips_per_s is None):
             raise ValueError(f"a stable one lacks {', '.join(sorted(missing)) or 'clips_per_s'}")
@@ -80,10 +86,10 @@ def find_perf_analyzer() -> Path:
 
 
 def find_version(program: Path) -> str:
-    """What it says of itself.
+    """Ask perf_analyzer for its version.
 
     Raises:
-        PerfAnalyzerError: it does not start.
+        PerfAnalyzerError: The program does not start.
     """
     result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     if result.returncode:
@@ -145,7 +151,7 @@ def _read_report(folder: Path, said: str) -> Report:
 
 
 def find_requests(said: str) -> int | None:
-    """How many requests the latencies are of, in what it said."""
+    """Find in perf_analyzer's output how many requests it timed; None if the output does not say so."""
     found = _REQUESTS.search(said)
     return int(found[1]) if found else None
 
@@ -156,7 +162,7 @@ def _read_split(path: Path) -> Split:
 
 
 def _read_row(path: Path, columns: Sequence[str]) -> list[float]:
-    """Columns of a report's only row."""
+    """Read columns of a report's only row."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if len(rows) != 1:

@@ -17,17 +17,17 @@ _COLOURS = (
     *("#404040", "#e39aa8", "#3fb5a3", "#6b4423", "#9fb4c7"),
 )
 _MARKERS = "os^Dv"
-"""The next for those whose colour was there."""
+"""Markers of lines; the next one is used when all colours have been used."""
 _WIDTH, _HEIGHT, _BAR_HEIGHT = 10.0, 4.0, 0.22
-"""Inches; all bars may take more than a figure's height."""
+"""Sizes in inches: width and least height of a figure, and height of a bar."""
 
 
 def draw_all(rows: Sequence[Row], published: dict[tuple[float, int], PublishedLatency], base: Path) -> list[Path]:
-    """Draw what the rows have numbers for, of their first model, precision and transport each.
+    """Draw the plots that the rows have numbers for; each plot shows the first model, precision and transport only.
 
     Args:
-        rows: Of a sweep.
-        published: Beside which static batches are drawn.
+        rows: Rows of a sweep.
+        published: Published latencies to draw beside static batches, by duration and batch; may be empty.
         base: The path of the files, to which `_NAME.png` is added.
     """
     stable = [row for row in rows if row.stable]
@@ -154,7 +154,7 @@ def _draw_bars(
     of_what: str,
     colours: Sequence[Any],
 ) -> "Figure":
-    """A bar for each row, of its shares of each part."""
+    """Draw a bar for each row, made of the shares of its parts."""
     figure, (axes,) = _new(title, rows, columns=1, height=max(_HEIGHT, 1.5 + _BAR_HEIGHT * len(rows)))
     places, left = range(len(rows)), [0.0] * len(rows)
     for colour, (part, shares) in zip(colours, parts.items(), strict=False):
@@ -175,6 +175,6 @@ def _scale_values(axes: Any, values: Sequence[float]) -> None:
 
 
 def _styles(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """Of lines, each in its own colour and marker."""
+    """Make a style for each line, with its own colour and marker."""
     styles = itertools.cycle((marker, colour) for marker in _MARKERS for colour in _COLOURS)
     return [{"marker": marker, "color": colour} for (marker, colour), _ in zip(styles, items, strict=False)]

@@ -1,4 +1,4 @@
-"""A sweep as pages that one can read: Markdown tables in the published layout, plots, and one HTML file of both."""
+"""The report of a sweep: Markdown tables in the published layout, plots, and one HTML file with both."""
 
 import base64
 import itertools
@@ -39,21 +39,21 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
 
     Args:
         sweep: The folder of `carnelian-perf sweep`.
-        published: The table to set beside it, by duration and batch; may be empty.
-        inference: Raw files of `carnelian-perf infer` on the same machine, each with the sweep's model whose network it
-            is of; None for the one of its own name.
+        published: The published table to show beside it, by duration and batch; may be empty.
+        inference: Raw files of `carnelian-perf infer` on the same machine, each with the name of the sweep's model that
+            it belongs to; None if the raw file has the same name.
 
     Returns:
-        What was written: NAME.md, NAME_*.png, NAME.html.
+        The files that were written: NAME.md, NAME_*.png, NAME.html.
 
     Raises:
-        ValueError: the folder is not that of a sweep, has no result of its grid, one that no page can be made of, or
-            rounds of a cell on two machines; or `inference` has what is no raw file of one of its models, in its
-            precision and on the same machine, or several of one model.
+        ValueError: The folder is not that of a sweep, has no result of its grid, has a result that no page can be made
+            of, or has rounds of a cell on two machines; or a file of `inference` is not a raw file of one of the
+            models, in its precision and on the same machine, or is the second one of a model.
     """
     there, grid = {result.cell.name: result for result in read_results(sweep)}, read_grid_of(sweep)
     cells = [cell.name for cell in list_cells(grid)] if grid else list(there)
-    results = [there[name] for name in cells if name in there]  # those of a larger grid stay in the folder
+    results = [there[name] for name in cells if name in there]  # results of a larger grid stay
     missing = [name for name in cells if name not in there]
     if not results:
         raise ValueError(
@@ -81,9 +81,15 @@ def render_page(
     missing: Sequence[str] = (),
     num_left_out: int = 0,
 ) -> str:
-    """The Markdown page, without plots; `unserved` is by model, `missing` are cells that have not been measured yet.
+    """Make the Markdown page, without plots.
 
-    `num_left_out` results are of cells that are no longer in the grid, and not among the rows.
+    Args:
+        rows: Rows of the sweep.
+        published: The published table to show beside it, by duration and batch; may be empty.
+        name: Name of the sweep.
+        unserved: Model -> its speed without a server.
+        missing: Names of the cells that have not been measured yet.
+        num_left_out: Number of results whose cells are no longer in the grid; they are not among the rows.
     """
     parts = [f"# {name}: latency over batch, duration and load\n", _describe(rows, published)]
     if missing:
@@ -110,7 +116,7 @@ def render_page(
 
 
 def render_static(rows: Sequence[Row], published: Published, unserved: Unserved) -> str:
-    """Batches, one request at a time: the published layout, the published row beside each."""
+    """Make the table of batches, one request at a time, in the published layout with published numbers beside ours."""
     head = ["Duration s", "Batch", "requests", *LATENCIES, *(f"published {name}" for name in PUBLISHED if published)]
     head += [*(["times as fast"] if published else []), "clips/s", "RTFx", "WER %", "CPU ms/clip"]
     head += ["in process", "serving adds"] if unserved.median_ms else []
@@ -137,7 +143,7 @@ def render_static(rows: Sequence[Row], published: Published, unserved: Unserved)
 
 
 def render_files(rows: Sequence[Row]) -> str:
-    """Files, in closed and open loops."""
+    """Make the table of files, one per request, in closed and open loops."""
     head = [
         "Duration s",
         "Load",
@@ -164,7 +170,7 @@ def render_files(rows: Sequence[Row]) -> str:
 
 
 def render_split(rows: Sequence[Row]) -> str:
-    """Each stage's queue + input + infer + output, and what the ensemble costs over its acoustic stage."""
+    """Make the table of each stage's queue + input + infer + output, and of the ensemble over its acoustic stage."""
     stable = [row for row in rows if row.stages]
     if not stable:
         return ""
@@ -186,7 +192,7 @@ def render_split(rows: Sequence[Row]) -> str:
 
 
 def render_html(page: str, plots: Sequence[Path]) -> str:
-    """The Markdown page as one HTML file, its plots inside and no other image."""
+    """Convert the Markdown page to one HTML file that contains its plots and no other image."""
     from markdown_it import MarkdownIt
 
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
@@ -248,12 +254,12 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
 
 
 _LIMITS = re.compile(r"--measurement-request-count (\d+) -s (\S+)")
-"""In the command of a cell: they may change between two runs of a sweep."""
+"""Matches the limits in the command of a cell: they may change between two runs of a sweep."""
 _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 
 
 def _reasons(rows: Sequence[Row]) -> str:
-    """Why some rounds have no numbers, as a list below the table."""
+    """List below a table why some rounds have no numbers."""
     found = [f"- {row.cell.duration_s:g} s, {row.load}: {words}\n" for row in rows for words in row.troubles]
     return "".join(["\n", *found]) if found else ""
 

@@ -13,7 +13,7 @@ from carnelian_perf.sweeps.perf_analyzer import Report
 
 RESULT = "result.json"
 GRID = "grid.json"
-"""In the sweep's folder: what the results are part of."""
+"""File in the sweep's folder: the grid that the results belong to."""
 SEVERAL_SERVERS = (
     "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
     "sizes are not known, since each server counts its own."
@@ -22,32 +22,32 @@ SEVERAL_SERVERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Result(RawFile):
-    """One run of perf_analyzer, or why there is none: the raw file of a cell, whose command is perf_analyzer's."""
+    """The raw file of a cell: one run of perf_analyzer, or why there is none. Its command is that of perf_analyzer."""
 
     subject: Literal["sweep"] = "sweep"
     cell: Cell
     status: Literal["stable", "unstable", "failed"]
     reason: str | None
-    """Why it failed."""
+    """Why the cell failed; None if it did not."""
     report: Report | None
-    """What perf_analyzer found, unless it failed."""
+    """What perf_analyzer found; None if the cell failed."""
     backend: str
-    """Of the acoustic stage."""
+    """Triton backend of the acoustic stage."""
     configuration: str | None = None
-    """SHA-256 of what the server says of the model and its stages, with their versions: files with the same were
-    served alike."""
+    """SHA-256 of the configurations and versions of the model and its stages, as the server gives them: models with the
+    same value were served alike."""
     accuracy: dict[str, float]
-    """wer, cer, utterances and words of the manifest's whole clips, through the same server; empty of a network with
-    random weights; no rates of clips without words."""
+    """`wer`, `cer`, `utterances` and `words` of the manifest's whole clips, through the same server; empty for random
+    weights; without rates if the clips have no words."""
     speech: Speech
     others_busy_cores: float
     """Cores that other processes kept busy just before the run."""
     batches: dict[str, dict[int, int]]
-    """Stage -> batch size -> executions, perf_analyzer's warm-up included."""
+    """Stage -> batch size -> number of executions, perf_analyzer's warm-up included."""
     one_server: bool = True
-    """False where several answer at one address. Then what a server counts is left out: it is of one of them."""
+    """False if several servers answer at one address. Then counts are left out, because each server has its own."""
     cpu_ms_per_clip: float | None
-    """CPU time of the whole server, all cores together; None of a server that was not started here."""
+    """CPU milliseconds of the whole server per clip, all cores together; None if the server was not started here."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of which no page can be made."""
@@ -63,7 +63,7 @@ class Result(RawFile):
 
     @property
     def clips_per_s(self) -> float | None:
-        """Throughput, if stable; of a closed loop by Little's law, of an open one as perf_analyzer counts it."""
+        """Throughput, by Little's law in a closed loop, by perf_analyzer's count in an open one; None if not stable."""
         if self.report is None or self.report.latency_ms is None:
             return None
         if self.cell.concurrency is None:
@@ -71,10 +71,10 @@ class Result(RawFile):
         return 1e3 * self.cell.concurrency * self.cell.batch / self.report.latency_ms["avg"]
 
     def find_difference(self, machine: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, Any, Any] | None:
-        """What is first of another machine or version, where both are known: its key, the value here, the other."""
+        """Find the first key, of machine or versions known on both sides, that differs: key, own value, other value."""
         own = {**self.machine, **self.versions}
         for key, other in {**machine, **versions}.items():
-            if own.get(key, other) != other and key != "system":  # its kernel is mended without another machine
+            if own.get(key, other) != other and key != "system":  # its kernel may be updated
                 return key, own[key], other
         return None
 
@@ -83,7 +83,7 @@ def read_result(folder: Path) -> Result:
     """Read the result of a cell's folder.
 
     Raises:
-        RawFileError: It is none, or another cell's.
+        RawFileError: The file is not a result, or is that of another cell.
     """
     path = folder / RESULT
     result = Result.read(path)
@@ -97,7 +97,7 @@ def read_result(folder: Path) -> Result:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read all results of a sweep's folder, by name of the cell.
+    """Read all results of a sweep's folder, in the order of their cells' names.
 
     Raises:
         ValueError: There are no results, or a file is not one.
@@ -111,15 +111,15 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def write_grid(grid: Grid, folder: Path) -> None:
-    """Keep a sweep's grid beside its results."""
+    """Write a sweep's grid beside its results."""
     raw_file.write(folder / GRID, grid.model_dump(mode="json"))
 
 
 def read_grid_of(folder: Path) -> Grid | None:
-    """The grid of a sweep's results, if it is there.
+    """Read the grid beside a sweep's results; None if there is none.
 
     Raises:
-        RawFileError: What is there is no grid.
+        RawFileError: The file is not a grid.
     """
     path = folder / GRID
     return raw_file.read(path, Result.subject, Grid.model_validate_json) if path.is_file() else None

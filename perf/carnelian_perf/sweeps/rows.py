@@ -1,4 +1,4 @@
-"""The rounds of a sweep's cells, put together: what the tables and plots of a report show."""
+"""Rows of a sweep's report: the rounds of each cell, combined for tables and plots."""
 
 import dataclasses
 import statistics
@@ -17,23 +17,23 @@ LATENCIES = ("p50", *PUBLISHED)
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A cell: the medians of its stable rounds, and what became of the others."""
+    """One cell in a report: the medians of its stable rounds, and what became of the others."""
 
     cell: Cell
-    """Of its first round."""
+    """The cell, as of its first round."""
     results: list[Result]
     stable: list[Report]
     most_clients: "Row | None" = None
-    """Of an open loop: the closed one whose throughput its arrivals are a share of."""
+    """For an open loop, the row of the closed loop whose throughput its rate is a share of."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
-        """What a table has in common: model, precision, protocol, shared memory."""
+        """What all rows of a table have in common: model, precision, protocol, shared memory."""
         return self.cell.model, self.cell.precision, self.cell.protocol, self.cell.shared_memory
 
     @property
     def load(self) -> str:
-        """Its batch, clients or arrivals, in words."""
+        """The load in words: the batch, the number of clients, or the rate of arrivals."""
         if self.cell.input == "pcm":
             return f"batch {self.cell.batch}"
         if self.cell.concurrency is None:
@@ -43,12 +43,12 @@ class Row:
 
     @property
     def status(self) -> str:
-        """Of the last round: stable, unstable or failed."""
+        """Status of the last round: stable, unstable or failed."""
         return self.results[-1].status
 
     @property
     def troubles(self) -> list[str]:
-        """Why rounds failed; and how far the windows lay apart, where none was stable."""
+        """Reasons why rounds failed, and the range of the windows if no round was stable."""
         several = len(self.results) > 1
         found = [
             f"{f'round {result.cell.round} ' if several else ''}failed: {result.reason}"
@@ -62,27 +62,28 @@ class Row:
 
     @property
     def latency_ms(self) -> dict[str, float]:
-        """p50, p90, p95, p99, avg of a request."""
+        """p50, p90, p95, p99 and avg of a request's latency, each the median of the stable rounds."""
         return {
             name: statistics.median((report.latency_ms or {})[name] for report in self.stable) for name in LATENCIES
         }
 
     @property
     def requests(self) -> str:
-        """How many were timed in a round, in words: fewest to most."""
+        """Number of requests that were timed in a round, in words: fewest to most."""
         found = sorted({report.requests or 0 for report in self.stable})
         return "-" if 0 in found else " to ".join(map(str, dict.fromkeys((found[0], found[-1]))))
 
     @property
     def clips_per_s(self) -> float:
-        """Throughput."""
+        """Throughput, the median of the stable rounds."""
         return statistics.median(rate for result in self.results if (rate := result.clips_per_s) is not None)
 
     @property
     def share(self) -> float | None:
-        """Of an open loop: the share of the closed one's throughput that it reached; None where that is not known.
+        """The share of the closed loop's throughput that an open loop reached; None if not known.
 
-        perf_analyzer draws the same arrivals each time, and those of a short window are fewer or more than on average.
+        It differs from the share asked for: perf_analyzer draws the same arrivals each time, and in a short window they
+        are fewer or more than on average.
         """
         if not (self.most_clients and self.most_clients.stable and self.stable):
             return None
@@ -90,15 +91,16 @@ class Row:
 
     @property
     def rtfx(self) -> float:
-        """Seconds of audio per second."""
+        """Throughput in seconds of audio per second."""
         return self.clips_per_s * self.cell.duration_s
 
     @property
     def client_ms(self) -> float | None:
-        """Sending, receiving and the network; None where that is not known.
+        """Milliseconds of sending, receiving and the network; None if not known.
 
-        perf_analyzer counts what is not an ensemble's computing as the network, so its stages' queues are taken off.
-        Where a stage's times are longer than those of the requests that are behind them, less than nothing is left.
+        perf_analyzer counts all time in which an ensemble does not compute as the network's, so the queues of its
+        stages are subtracted. If Triton's times of the stages exceed the requests' own, the result would be negative,
+        and is not known.
         """
         found = self._median(
             lambda report: (
@@ -109,7 +111,7 @@ class Row:
 
     @property
     def stages(self) -> dict[str, Split]:
-        """Milliseconds by stage, in the order that a clip takes: decode, features, acoustic, ctc; or nothing."""
+        """Stage -> its milliseconds, in the order of processing: decode, features, acoustic, ctc; may be empty."""
         found = [report.stages for report in self.stable if report.stages]
         names = found[0] if found else {}
         short = {name.removeprefix(f"{self.cell.model}_").removeprefix("audio_"): name for name in names}
@@ -117,13 +119,13 @@ class Row:
 
     @property
     def cpu_ms_per_clip(self) -> float | None:
-        """CPU time of the server, all cores together."""
+        """CPU milliseconds of the server per clip, all cores together; None if not known."""
         found = [result.cpu_ms_per_clip for result in self.results if result.cpu_ms_per_clip]
         return statistics.median(found) if found else None
 
     @property
     def acoustic_batches(self) -> dict[int, int]:
-        """Batch size of the acoustic stage -> executions."""
+        """Batch size of the acoustic stage -> number of executions, over all rounds."""
         total: Counter[int] = Counter()
         for result in self.results:
             total.update(result.batches.get("acoustic", {}))
@@ -131,18 +133,18 @@ class Row:
 
     @property
     def delayed_percent(self) -> float:
-        """Requests of an open loop that perf_analyzer sent late."""
+        """Percentage of an open loop's requests that perf_analyzer sent late."""
         return self._median(lambda report: report.delayed_percent)
 
     @property
     def mean_batch(self) -> float | None:
-        """Clips per execution of the acoustic stage; None where that is not known."""
+        """Mean number of clips per execution of the acoustic stage; None if not known."""
         batches = self.acoustic_batches
         return sum(size * count for size, count in batches.items()) / sum(batches.values()) if batches else None
 
     @property
     def wer(self) -> float | None:
-        """Of the model, on the manifest of the sweep; None of random weights."""
+        """Word error rate of the model on the sweep's manifest, as a fraction; None with random weights."""
         return self.results[-1].accuracy.get("wer")
 
     def _median(self, value: Callable[[Report], float]) -> float:
@@ -153,10 +155,10 @@ STAGES = ("decode", "features", "acoustic", "ctc")
 
 
 def make_rows(results: Sequence[Result]) -> list[Row]:
-    """Put rounds together; rows are in the order of duration, batch and load.
+    """Combine the rounds of each cell into a row; rows are sorted by table, duration, batch and load.
 
     Raises:
-        ValueError: Rounds of a cell are of two machines, or of two versions of something.
+        ValueError: Rounds of a cell were measured on two machines, or with two versions of a package.
     """
     groups: dict[Cell, list[Result]] = {}
     for result in results:

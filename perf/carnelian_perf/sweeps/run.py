@@ -1,4 +1,4 @@
-"""Runs the cells of a grid: perf_analyzer on the real server, its transcripts checked, a result file for each."""
+"""Run the cells of a grid: perf_analyzer on the real server, with checked transcripts and a result file for each."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ class CellError(RuntimeError):
 
 @dataclass(kw_only=True)
 class Sweep:
-    """A grid at work on a server."""
+    """A sweep while it runs: its grid, its server, and what its cells share."""
 
     grid: Grid
     out: Path
@@ -43,7 +43,7 @@ class Sweep:
     models: dict[str, Served] = field(default_factory=dict)
     cuts: dict[float, list[Cut]] = field(default_factory=dict)
     expected: dict[tuple[str, float], list[str]] = field(default_factory=dict)
-    """Model and duration -> what each clip says alone."""
+    """(model, duration) -> the transcript of each clip when it is sent alone."""
 
 
 def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
@@ -51,8 +51,8 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
 
     Args:
         grid: What to measure.
-        out: The sweep's folder; each cell's has its name.
-        retry: Measure those again that were unstable or failed.
+        out: The sweep's folder; each cell has a folder of its own name in it.
+        retry: Measure unstable and failed cells again.
 
     Returns:
         The results of all cells, earlier ones included.
@@ -61,9 +61,9 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or has ended, lacks a model, caches its answers, or has another
             version since the sweep began.
-        ValueError: a file of the grid is not there, the manifest has no clips, a cell's file is no result, the results
-            that are there are of another machine, other versions, another server or other clips, or another sweep works
-            in the folder.
+        ValueError: a file of the grid does not exist, the manifest has no clips, a cell's file is no result, earlier
+            results in the folder are of another machine, other versions, another server or other clips, or another
+            sweep works in the folder.
     """
     program = perf_analyzer.find_perf_analyzer()
     with alone_in(out):
@@ -82,7 +82,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     missing = [cell for cell in cells if cell.name not in done]
     if missing:
         check_files(grid)
-    write_grid(grid, out)  # where nothing is missing, too: it may have become smaller
+    write_grid(grid, out)  # even if no cell is missing: it may have become smaller
     if missing:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
@@ -97,8 +97,8 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
             if not facts["one_server"]:
                 LOGGER.warning("%s For those name a single one as `server.grpc`.", SEVERAL_SERVERS)
-            for cell in missing:  # before any is measured, so of the models that `examine` saw
-                with contextlib.suppress(LoadError):  # the cell itself fails by it
+            for cell in missing:  # before any is measured: the models are those that `examine` saw
+                with contextlib.suppress(LoadError):  # the cell itself will fail, too
                     _expect(sweep, cell)
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
                 done[cell.name] = result = _measure(sweep, cell)
@@ -108,7 +108,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
 
 
 def describe(result: Result) -> str:
-    """A result in one line."""
+    """Describe a result in one line."""
     if result.report is None:
         return f"{result.status}: {result.reason}"
     if result.report.latency_ms is None:
@@ -129,10 +129,10 @@ def _find_result(folder: Path, retry: bool) -> Result | None:
 
 
 def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> None:
-    """See that results are of this machine and of the versions that are known here.
+    """Check that results are of this machine and of the versions that are known here.
 
     Raises:
-        GridError: They are not; the message names what differs.
+        GridError: A result is not; the message names what differs.
     """
     for result in results:
         if difference := result.find_difference(facts["machine"], facts["versions"]):
@@ -144,10 +144,10 @@ def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> 
 
 
 def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) -> None:
-    """See that results are of the models that are served now.
+    """Check that results are of the models that are served now.
 
     Raises:
-        GridError: They are not; the message names what differs.
+        GridError: A result is not; the message names what differs.
     """
     for result in results:
         if (served := models.get(result.cell.model)) is None:
@@ -163,7 +163,7 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
 
 
 def _measure(sweep: Sweep, cell: Cell) -> Result:
-    """Measure a cell; what fails is recorded, unless the server is gone."""
+    """Measure a cell; a failure is recorded as its result, unless the server is gone."""
     grid, served = sweep.grid, sweep.models[cell.model]
     folder = sweep.out / cell.name
     _empty(folder)
@@ -246,7 +246,7 @@ def _cut(sweep: Sweep, duration_s: float) -> list[Cut]:
 
 
 def _expect(sweep: Sweep, cell: Cell) -> list[str]:
-    """What each clip says alone: a transcript depends on its audio, not on company, transport or load."""
+    """Transcribe each clip alone: a transcript must not depend on other clips, transport or load."""
     key = (cell.model, cell.duration_s)
     if key not in sweep.expected:
         sweep.expected[key] = [
@@ -257,7 +257,7 @@ def _expect(sweep: Sweep, cell: Cell) -> list[str]:
 
 def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> list[str]:
     grid = sweep.grid
-    # Where perf_analyzer's own check works, it sees every answer under load.
+    # perf_analyzer's own check sees every answer under load, but works only in these cells.
     checked = (cell.input, cell.protocol, cell.shared_memory, cell.poisson_share) == ("file", "grpc", "none", None)
     data = sweep.scratch / f"{cell.input}_{cell.duration_s:g}s_{cell.model if checked else 'unchecked'}.json"
     if not data.is_file():
@@ -282,7 +282,7 @@ def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequ
 
 
 def _find_rate(sweep: Sweep, cell: Cell) -> float:
-    """Requests per second: the share of what the closed loop with most clients reached."""
+    """Find the requests per second: the cell's share of the throughput of the closed loop with most clients."""
     assert sweep.grid.files is not None
     assert cell.poisson_share is not None
     closed = replace(cell, poisson_share=None, concurrency=max(sweep.grid.files.concurrency))
@@ -290,6 +290,6 @@ def _find_rate(sweep: Sweep, cell: Cell) -> float:
     if found is None or found.report is None or not found.report.windows:
         raise CellError(f"the rate is a share of {closed.name}'s throughput, but that cell has none")
     rate = found.clips_per_s
-    if rate is None:  # unstable: the best that it did
+    if rate is None:  # unstable: its best window
         rate = max(window for window, _ in found.report.windows)
     return cell.poisson_share * rate

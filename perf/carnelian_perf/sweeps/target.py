@@ -1,4 +1,4 @@
-"""The server under test: started or named by a grid, asked, and what it serves."""
+"""The server under test: start it or connect to it, and examine what it serves."""
 
 import contextlib
 import hashlib
@@ -21,14 +21,14 @@ class Target:
     """The server under test."""
 
     client: Any
-    """`tritonclient.grpc.InferenceServerClient`."""
+    """The `tritonclient.grpc.InferenceServerClient` of the server."""
     urls: dict[str, str | None]
-    """By protocol."""
+    """Protocol (grpc, http) -> host:port; None if it is not given."""
     pid: int | None
-    """Of a server that was started here."""
+    """Process ID of the server; None if it was not started here."""
 
     def ask(self, question: Callable[[], Any]) -> Any:
-        """Ask the client something.
+        """Call `question`, which asks the server something through the client.
 
         Raises:
             RuntimeError: The server does not answer; the message says what to do.
@@ -44,19 +44,20 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A model as a server has it."""
+    """A model as the server serves it."""
 
     backend: str
-    """Of the acoustic stage."""
+    """Triton backend of the acoustic stage."""
     stages: list[str]
     configuration: str
-    """As in a :class:`carnelian_perf.sweeps.results.Result`, as is `accuracy`."""
+    """SHA-256 of the served configurations, see :class:`carnelian_perf.sweeps.results.Result`."""
     accuracy: dict[str, float]
+    """Error rates on the manifest, see :class:`carnelian_perf.sweeps.results.Result`."""
 
 
 @contextlib.contextmanager
 def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
-    """The grid's server; or one that is started for it, whose networks with random weights are put in `scratch`."""
+    """Yield the server that the grid names, or start one; networks with random weights are exported to `scratch`."""
     with contextlib.ExitStack() as stack:
         if grid.server is not None:
             urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
@@ -76,10 +77,10 @@ def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
 
 
 def examine(target: Target, grid: Grid, model: str) -> Served:
-    """What is served under a name, and how well it hears the manifest.
+    """Find what is served under a model's name, and measure its error rates on the manifest.
 
     Raises:
-        RuntimeError: It is not there, fails on a clip, or caches its answers.
+        RuntimeError: The model is not ready, fails on a clip, or caches its answers.
     """
     client = target.client
     names = [model, *([f"{model}_pcm"] if grid.static else [])]
@@ -117,7 +118,7 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
 
 
 def digest(target: Target, models: Sequence[str]) -> str:
-    """SHA-256 of what the server says of models: configurations, and the versions that it serves."""
+    """Compute the SHA-256 of the configurations and versions of models, as the server gives them."""
     told = hashlib.sha256()
     for model in models:
         told.update(_read_config(target, model).SerializeToString(deterministic=True))
@@ -133,15 +134,15 @@ def _read_config(target: Target, model: str) -> Any:
 def _list_models(client: Any) -> str:
     try:
         return "has " + ", ".join(entry.name for entry in client.get_model_repository_index().models)
-    except grpc.InferenceServerException:  # Triton's model-repository protocol is closed, as the chart leaves it
+    except grpc.InferenceServerException:  # Triton's model-repository protocol is off, as in the Helm chart
         return "does not tell which it has"
 
 
 def check_http(url: str) -> None:
-    """See that the server answers there too: perf_analyzer would say so of every cell, and not how to mend it.
+    """Check that the server answers over HTTP; otherwise perf_analyzer would fail in every cell, without advice.
 
     Raises:
-        RuntimeError: It does not.
+        RuntimeError: It does not answer.
     """
     try:
         with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2/health/ready", timeout=10) as answer:

@@ -1,4 +1,4 @@
-"""Are the answers right? perf_analyzer's requests sent once more, and compared with what each clip says alone."""
+"""Check answers: send perf_analyzer's requests once more, and compare each transcript with that of the clip alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,23 +35,23 @@ def transcribe_batch(client: Any, model: str, cuts: Sequence[Cut]) -> list[str]:
 
 
 def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> None:
-    """Send what perf_analyzer sends in a cell, each different request once.
+    """Send each different request of perf_analyzer in a cell once, and compare the transcripts.
 
     Args:
         client: A `tritonclient.grpc.InferenceServerClient`.
         cell: The model, the kind of input and the batch.
         cuts: The clips.
-        expected: What each says alone: a transcript depends on its audio, not on its company.
+        expected: Transcript of each clip alone: other clips in the batch must not change it.
 
     Raises:
-        TranscriptError: An answer is another one.
+        TranscriptError: A transcript is not the expected one.
         LoadError: The server answered with an error.
     """
     if cell.input == "file":
         batches = [[index] for index in range(len(cuts))]
         answers = [[transcribe_file(client, cell.model, cut)] for cut in cuts]
     else:
-        # perf_analyzer's request number n begins at clip n * batch, and goes round.
+        # perf_analyzer's request number n begins at clip n * batch, and begins again after the last clip.
         starts = sorted({number * cell.batch % len(cuts) for number in range(len(cuts))})
         batches = [[(start + place) % len(cuts) for place in range(cell.batch)] for start in starts]
         answers = [transcribe_batch(client, cell.model, [cuts[index] for index in batch]) for batch in batches]

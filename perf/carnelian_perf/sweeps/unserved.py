@@ -1,4 +1,4 @@
-"""The models of a sweep without a server, as `carnelian-perf infer` measured them, for its page."""
+"""The speed of a sweep's models without a server, from raw files of `carnelian-perf infer`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,20 @@ from carnelian_perf.sweeps.results import Result
 
 @dataclass(frozen=True)
 class Unserved:
-    """A model without a server."""
+    """The speed of a model without a server."""
 
     how: str = ""
-    """Precision and threads, in words; and which network, where its name is another."""
+    """How it was measured, in words: precision, threads, and the network or device if it is another one."""
     median_ms: Mapping[tuple[float, int], float] = field(default_factory=dict)
-    """By duration and batch; may be empty."""
+    """(duration, batch) -> median milliseconds of features, network and decoding; may be empty."""
 
 
 def read_unserved(inference: Iterable[tuple[str | None, Path]], results: Sequence[Result]) -> dict[str, Unserved]:
-    """What raw files of `carnelian-perf infer` say of a sweep's models; see :func:`report.write_report`.
+    """Read raw files of `carnelian-perf infer`, see :func:`report.write_report`: model of the sweep -> its speed.
 
     Raises:
-        RawFileError: One is no such file, of no model of the sweep, of another's precision or machine, or a second one.
+        RawFileError: A file is not such a raw file, is of no model of the sweep, of another precision or machine, or is
+            the second one of a model.
     """
     models = sorted({result.cell.model for result in results})
     found: dict[str, Unserved] = {}
@@ -62,7 +63,7 @@ def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[R
     precision = " and ".join(sorted({result.cell.precision for result in results if result.cell.model == model}))
     measured = measurement.plan["precision"]
     engine = "onnx_int8" if precision == "int8" else AS_SERVED
-    if precision in PRECISIONS and precision != measured:  # others are words, for people
+    if precision in PRECISIONS and precision != measured:  # others are free text
         raise RawFileError(
             f"{raw} must be in {model}'s precision in the sweep, {precision}, but is in {measured}: run "
             "`carnelian-perf infer` with that --precision, or name another model, MODEL=RAW"
