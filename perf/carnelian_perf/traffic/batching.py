@@ -1,4 +1,4 @@
-"""Measures how batches form: each candidate on the real server, in shuffled traffic, in turns."""
+"""Measure how batches form: each candidate on the real server, in shuffled traffic, in turns."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ QUEUE_DELAYS_MS = (0.0, 2.0, 5.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The settings of a measurement of batching."""
 
     repository: Path
     model: str
@@ -39,7 +39,7 @@ class Plan:
     """Where the clips are from, in words."""
     concurrency: int
     num_requests: int
-    """Of each run."""
+    """Number of requests in each run."""
     rounds: int
     candidates: Sequence[Candidate] = CANDIDATES
     queue_delays_ms: Sequence[float] = QUEUE_DELAYS_MS
@@ -49,7 +49,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     """Run every candidate with every queue delay, once in each round and in another order in each.
 
     Yields:
-        After each round what was measured so far.
+        What was measured so far, after each round.
 
     Raises:
         ServerError: a variant could not be served.
@@ -60,7 +60,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     runs: list[Run] = []
     transcripts: dict[int, set[str]] = {}
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
-        # All of them are up all the time, so that rounds are short: what disturbs the machine, disturbs all alike.
+        # All servers run all the time, so that rounds are short and other load on the machine affects all alike.
         servers = {cell: stack.enter_context(_serve(plan, Path(folder), *cell)) for cell in cells}
         for round_number in range(1, plan.rounds + 1):
             random.Random(SEED + round_number).shuffle(cells)

@@ -11,7 +11,7 @@ from carnelian_perf.raw_file import Filled, Record, Traffic
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One candidate with one queue delay, once."""
+    """One run of one candidate with one queue delay."""
 
     candidate: str
     queue_delay_ms: float
@@ -22,22 +22,22 @@ class Run:
     audio_s: float
     latencies_s: list[float]
     acoustic_batches: dict[int, int]
-    """Batch size -> executions, by Triton's statistics."""
+    """Batch size -> number of executions of the acoustic stage, by Triton's statistics."""
     feature_batches: dict[int, int]
-    """Batch size -> executions, by Triton's statistics."""
+    """Batch size -> number of executions of the feature stage, by Triton's statistics."""
     acoustic_compute_s: float
-    """By Triton's statistics."""
+    """Seconds that the acoustic stage computed, by Triton's statistics."""
     server_cpu_s: float
-    """CPU time of the server and its models, of all cores together."""
+    """CPU seconds of the server and its models, all cores together."""
     real_frames: int
-    """Of the clips sent."""
+    """Number of feature frames of the clips that were sent."""
     processed_frames: float
-    """That the acoustic network computed."""
+    """Number of frames that the acoustic network computed, padding included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf batching`."""
 
     subject: Literal["batching"] = "batching"
     concurrency: int
@@ -58,7 +58,7 @@ class Summary:
     clips_per_s: float
     audio_s_per_s: float
     latency_ms: tuple[float, float, float]
-    """50th, 95th and 99th percentile."""
+    """50th, 95th and 99th percentile of latency."""
     acoustic_batches: dict[int, int]
     mean_batch: float
     acoustic_ms_per_clip: float
@@ -68,7 +68,7 @@ class Summary:
 
 
 def summarise(measurement: Measurement) -> list[Summary]:
-    """Sum the runs up, in the order of candidates and delays."""
+    """Summarise the runs, in the order of candidates and queue delays."""
     groups: dict[tuple[str, float], list[Run]] = {}
     for run in measurement.runs:
         groups.setdefault((run.candidate, run.queue_delay_ms), []).append(run)
@@ -78,7 +78,7 @@ def summarise(measurement: Measurement) -> list[Summary]:
 
 
 def choose_best(summaries: list[Summary]) -> dict[str, Summary]:
-    """Each candidate with the queue delay that gave it the highest throughput."""
+    """Choose the queue delay with the highest throughput for each candidate: candidate -> its best summary."""
     best: dict[str, Summary] = {}
     for summary in summaries:
         if summary.candidate not in best or summary.clips_per_s > best[summary.candidate].clips_per_s:

@@ -1,4 +1,4 @@
-"""How batches could form from clips of mixed length, and a model repository that does it so.
+"""Ways in which batches could form from clips of mixed length, and a model repository for each of them.
 
 Each candidate is the shipped repository with changes made by code: on the parsed configurations, on the acoustic
 graph, and by a padding stage behind the shipped features.
@@ -20,7 +20,7 @@ from carnelian_perf.traffic.graph import count_frames, pad_inside
 Padding = Literal["buckets", "batch", "in graph", "none"]
 
 BUCKETS_S = (4, 8, 16, 60)
-"""Seconds; the last one is the longest clip that is served."""
+"""Longest clip of each bucket in seconds; the last one is the longest clip that is served."""
 FRAMES_PER_S = 100
 VERSION = "1"
 
@@ -32,7 +32,8 @@ class Candidate:
     name: str
     title: str
     padding: Padding
-    """Who pads: the feature stage, to buckets or to its batch; the acoustic graph; nobody beyond what is shipped."""
+    """What pads clips: the feature stage, to `buckets` or to the longest clip of its `batch`; the acoustic graph (`in
+    graph`); or only what is shipped (`none`)."""
 
 
 CANDIDATES = (
@@ -53,7 +54,7 @@ def build_variant(
         target: A folder to make.
         model: The recogniser; others are left out.
         candidate: What to change.
-        queue_delay_ms: How long the acoustic stage waits for company.
+        queue_delay_ms: How long the acoustic stage waits for more requests, in milliseconds.
         padded: The network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1].
     """
     ensemble = copy_model(shipped, target, model)
@@ -71,7 +72,7 @@ def build_variant(
 
 
 def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: float) -> pb.ModelConfig:
-    """The acoustic stage's configuration for who pads; it also answers :data:`PROCESSED_FRAMES`."""
+    """Change an acoustic stage's configuration for a way of padding; it also answers :data:`PROCESSED_FRAMES`."""
     changed = pb.ModelConfig()
     changed.CopyFrom(config)
     changed.dynamic_batching.max_queue_delay_microseconds = round(1000 * queue_delay_ms)
@@ -84,7 +85,7 @@ def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: fl
 
 
 def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> pb.ModelConfig:
-    """An ensemble that passes its acoustic stage's :data:`PROCESSED_FRAMES` on."""
+    """Change an ensemble's configuration so that it also answers its acoustic stage's :data:`PROCESSED_FRAMES`."""
     changed = pb.ModelConfig()
     changed.CopyFrom(config)
     changed.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])

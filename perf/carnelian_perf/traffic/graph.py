@@ -1,7 +1,7 @@
 """The acoustic graphs that the candidates are measured with.
 
-In: the shipped graph, or the same network for batches that somebody else has padded. Out: that one behind a door for
-ragged batches, and any of them with one more output, which tells how many frames it worked on.
+In: the shipped graph, or the same network for batches that are padded before it. Out: the latter behind a part that
+pads ragged batches, and any of them with one more output, the number of frames that it processed.
 """
 
 import onnx
@@ -47,10 +47,10 @@ unflatten (float[total] FEATURES, int32[rows, 2] FEATURES_SHAPE) => (float[rows,
 
 
 def build_padded(config: Config, network: CtcNetwork) -> onnx.ModelProto:
-    """The network for batches that somebody else has padded.
+    """Export the network for batches that are padded before it.
 
     Raises:
-        ValueError: It has no features of 10 ms, in which clips and padding are counted.
+        ValueError: The network has no features of 10 ms, in which clips and padding are counted.
     """
     if not isinstance(network, StackNetwork) or config.features.hop_samples != HOP_SAMPLES:
         raise ValueError(
@@ -61,13 +61,13 @@ def build_padded(config: Config, network: CtcNetwork) -> onnx.ModelProto:
 
 
 def pad_inside(padded: onnx.ModelProto) -> onnx.ModelProto:
-    """Put a padding door before a graph for padded batches.
+    """Put a part that pads ragged batches before a graph for padded batches.
 
     Args:
         padded: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1] -> LOG_PROBS, LOG_PROB_LENGTH.
 
     Returns:
-        The same from FEATURES [total], flat, FEATURES_SHAPE int32 [rows, 2] and FEATURE_LENGTH.
+        The graph with the inputs FEATURES [total], flat, FEATURES_SHAPE int32 [rows, 2] and FEATURE_LENGTH.
     """
     door = parser.parse_model(_UNFLATTEN)
     door = compose.add_prefix(door, "door/", rename_inputs=False, rename_outputs=False)

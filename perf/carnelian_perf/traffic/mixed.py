@@ -1,9 +1,9 @@
 """Mixed traffic in an open loop: how many clips a second are answered within a target, and at what padding.
 
-Systems: the repository as it is, fed clips as they are; the same with buckets; and the practice of others, in which the
-client pads each clip to whole multiples of 10 s, so that Triton's batcher can join them and the network computes the
-padding. For each, a closed loop finds the capacity, then a bisection, from there, the highest rate of Poisson arrivals
-whose 95th percentile meets the target. Systems take turns, step by step, with the same clips.
+Systems: the repository as it is, with clips as they are; the same with buckets; and a common practice elsewhere: the
+client pads each clip to a multiple of 10 s, so that Triton's batcher can join clips and the network computes the
+padding. For each system, a closed loop finds the capacity; from there, a bisection finds the highest rate of Poisson
+arrivals whose 95th percentile meets the target. Systems take turns, step by step, with the same clips.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ LOGGER = logging.getLogger(__name__)
 CLIENT_PADDING_S = 10
 CLOSED_LOOP_CLIENTS = 16
 HIGHEST_SHARE = 1.4
-"""Of the closed loop's throughput: where the search for a rate ends. It begins at half of it."""
+"""Upper end of the search for a rate, as a share of the closed loop's throughput; the first rate is half of it."""
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
@@ -64,7 +64,7 @@ SYSTEMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The settings of a measurement of mixed traffic."""
 
     repository: Path
     model: str
@@ -73,11 +73,11 @@ class Plan:
     clips: Sequence[WavClip]
     source: str
     target_ms: float
-    """Of the 95th percentile."""
+    """Limit for the 95th percentile of latency, in milliseconds."""
     seconds: float
-    """Of a run, about; in an open loop at a low rate as many more as all clips take."""
+    """Length of a run in seconds, about; an open loop at a low rate takes longer, so that every clip is sent."""
     steps: int
-    """Of the bisection."""
+    """Number of steps of the bisection."""
     rounds: int
     systems: Sequence[System] = SYSTEMS
 
@@ -105,7 +105,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     """Find each system's capacity and its rate at the target.
 
     Yields:
-        After each step, in which every system has had its turn, what was measured so far.
+        What was measured so far, after each step, in which every system has had its turn.
 
     Raises:
         ServerError: a variant could not be served.
@@ -139,16 +139,16 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
 
 def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]]]) -> list[int]:
-    """The clips that did not get the same transcript in every run.
+    """Find the clips that did not get the same transcript in every run.
 
-    Systems whose clients pad are left out: their clips are other ones, which end in up to 10 s of silence.
+    Systems whose clients pad are left out: their clips differ, because they end in up to 10 s of silence.
     """
     seen = [transcripts[system.name] for system in plan.systems if not system.pads_at_client]
     return [index for index in range(len(plan.clips)) if len({t for found in seen for t in found.get(index, ())}) > 1]
 
 
 def pad_clip(clip: WavClip) -> WavClip:
-    """Add silence up to a multiple of :data:`CLIENT_PADDING_S`, as clients do where no server batches unequal clips."""
+    """Add silence up to a multiple of :data:`CLIENT_PADDING_S`, for servers that batch only clips of equal length."""
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
     multiple = CLIENT_PADDING_S * SAMPLE_RATE_HZ
     size = -(-len(samples) // multiple) * multiple
@@ -158,7 +158,7 @@ def pad_clip(clip: WavClip) -> WavClip:
 
 
 def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[System]:
-    """Another order in each step, the same ones in every measurement."""
+    """Shuffle the systems: another order in each step, but the same orders in every measurement."""
     order = list(systems)
     random.Random(SEED + 100 * round_number + step).shuffle(order)
     return order

@@ -11,68 +11,68 @@ from carnelian_perf.raw_file import Filled, Record, Traffic
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One system at one rate, once."""
+    """One run of one system at one rate."""
 
     system: str
     round: int
     rate_per_s: float | None
-    """Poisson arrivals; None for a closed loop, which tells the capacity."""
+    """Rate of Poisson arrivals in clips per second; None for a closed loop, which gives the capacity."""
     others_busy_cores: float
     wall_s: float
     audio_s: float
     latencies_s: list[float]
     errors: list[str]
     acoustic_batches: dict[int, int]
-    """Batch size -> executions."""
+    """Batch size -> number of executions of the acoustic stage."""
     real_frames: int
     processed_frames: float
     server_cpu_s: float
 
     def percentile_ms(self, percent: float) -> float:
-        """Of the latencies of clips that were answered."""
+        """Return a percentile of the latencies of answered clips, in milliseconds."""
         return 1e3 * percentile(self.latencies_s, percent)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf mixed`."""
 
     subject: Literal["mixed"] = "mixed"
     target_ms: float
-    """Of the 95th percentile."""
+    """Limit for the 95th percentile of latency, in milliseconds."""
     seconds: float
-    """Of arrivals, in each run of an open loop."""
+    """Seconds during which clips arrive in each run of an open loop, about."""
     traffic: Traffic
     systems: dict[str, str]
     """Name -> title, in the order of the tables."""
     mismatches: list[int]
-    """Clips whose transcript was not the same in every run; empty if all were."""
+    """Indices of the clips whose transcript was not the same in every run."""
     runs: Filled[Run]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A system: medians of rounds."""
+    """The results of one system, as medians of the rounds."""
 
     system: str
     capacity_per_s: float
-    """Of the closed loop."""
+    """Throughput of the closed loop, in clips per second."""
     rate_per_s: float
     """The highest rate at which the 95th percentile met the target; 0 if none did."""
     is_least: bool
-    """Every rate of the median round met the target: a higher one may, too."""
+    """Whether every rate of the median round met the target, so that a higher rate may meet it, too."""
     rates_per_s: list[float]
-    """The highest rate of each round."""
+    """The highest rate of each round at which the target was met; 0 if none did."""
     latency_ms: tuple[float, float, float] | None
-    """50th, 95th, 99th percentile at that rate, in the round that was the median."""
+    """50th, 95th and 99th percentile of latency at `rate_per_s`, in the median round; None if none met it."""
     mean_batch: float
     """Clips per execution of the acoustic stage, in the runs of `rates_per_s`; if there are none, in all open loops."""
     batches: dict[int, int]
-    """Size -> executions of the acoustic stage, in the same runs."""
+    """Batch size -> number of executions of the acoustic stage, in the runs of `mean_batch`."""
     padding_ratio: float
-    """Frames that the acoustic network computed for each frame of the clips, in the same runs."""
+    """Frames that the acoustic network computed for each frame of the clips, in the runs of `mean_batch`."""
     cpu_ms_per_clip: float
-    """Of the server and its models, in the closed loops."""
+    """CPU milliseconds of the server and its models per clip, in the closed loops."""
 
 
 def meets(run: Run, target_ms: float) -> bool:
@@ -81,7 +81,7 @@ def meets(run: Run, target_ms: float) -> bool:
 
 
 def summarise(measurement: Measurement) -> list[Summary]:
-    """Sum the runs up, in the order of the systems."""
+    """Summarise the runs of each system, in the order of the systems."""
     return [_summarise(measurement, system) for system in measurement.systems]
 
 

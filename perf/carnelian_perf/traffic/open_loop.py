@@ -16,20 +16,20 @@ from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer, fil
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """The answers and errors of a run."""
 
     answers: list[Answer]
-    """Latencies are from when a clip was due, not from when it was sent."""
+    """Answers; in an open loop, latencies count from when a clip was due, not from when it was sent."""
     errors: list[str]
     wall_s: float
-    """From the first clip that was due to the last answer."""
+    """Seconds from the first clip that was due to the last answer."""
 
 
 def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float]:
-    """Seconds at which clips are due: Poisson arrivals whose number is given, the first at 0.
+    """Draw the seconds at which clips are due: a given number of Poisson arrivals, the first at 0.
 
-    Their gaps and one more are scaled to take `num_requests / rate_per_s`: else a few hundred would come up to a
-    quarter faster or slower than is said.
+    The gaps, with one after the last arrival, are scaled to take `num_requests / rate_per_s`: otherwise a few hundred
+    arrivals would come up to a quarter faster or slower than the given rate.
     """
     rng = random.Random(seed)
     gaps = [rng.expovariate(1.0) for _ in range(num_requests)]
@@ -40,14 +40,14 @@ def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float
 def drive_open(
     client: Any, model: str, clips: Sequence[WavClip], order: Sequence[int], due_s: Sequence[float]
 ) -> Outcome:
-    """Send clips at their times.
+    """Send clips when they are due, without waiting for the answers to earlier ones.
 
     Args:
         client: A `tritonclient.grpc.InferenceServerClient`.
         model: The ensemble that takes an audio file.
-        clips: What there is to send.
+        clips: The clips that requests choose from.
         order: Indices into `clips`, one for each request.
-        due_s: When each request is sent, ascending.
+        due_s: When each request is sent, in seconds from the start, ascending.
     """
     answers: list[Answer] = []
     errors: list[str] = []
@@ -62,7 +62,7 @@ def drive_open(
             else:
                 transcript = result.as_numpy("TRANSCRIPT").item().decode()
                 answers.append(Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item())))
-        except Exception as failure:  # of an answer that is not as it should be: the client's thread would only log it
+        except Exception as failure:  # of a malformed answer: the client's thread would only log it
             errors.append(f"clip {index}: {failure!r}")
         finally:
             done.release()

@@ -3,7 +3,7 @@
 """The shipped feature stage with padding behind it: becomes `dali.py` of a variant's feature stage.
 
 Beside it lie `shipped.py`, the stage as it is shipped, and `padding.json`: the frames of each bucket, in ascending
-order, or none of them to pad to the longest clip of the batch. Either way the frames are equal within a request, as
+order, or no buckets, to pad to the longest clip of the batch. Either way, the frames are equal within a request, as
 Triton requires: they follow from the rows' tensor shape, never from SIGNAL_LENGTH.
 """
 

@@ -1,4 +1,4 @@
-"""A raw file as a Markdown table and as a plot of the batch sizes."""
+"""The raw file of a measurement of batching as a Markdown table and as a plot of the batch sizes."""
 
 from pathlib import Path
 

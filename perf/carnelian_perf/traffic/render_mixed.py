@@ -64,7 +64,7 @@ def draw(measurement: Measurement, path: Path) -> None:
 
 
 def _compare(rates: list[float], others: list[float]) -> str:
-    """The ratio of the rates, over the rounds in which the other met the target at some rate."""
+    """Compare the rates of two systems, over the rounds in which the other one met the target at some rate."""
     pairs = [pair for pair in zip(rates, others, strict=True) if pair[1]]
     return str(Ratio.of(*zip(*pairs, strict=True))) if pairs else "-"
 
