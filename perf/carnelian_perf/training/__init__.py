@@ -1,1 +1,1 @@
-"""Training: steps, loading, Hourglass."""
+"""Measurements of training: its steps, the loading of data, and what an Hourglass saves."""

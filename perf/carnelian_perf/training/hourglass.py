@@ -1,8 +1,8 @@
 """What an Hourglass saves of a training step of wav2vec 2.0, factor by factor, beside the published row.
 
 In: a training configuration. Out: one raw file with every step, and its table. The plain transformer and every factor
-take turns, step by step, so that a machine that is busy is busy for all. A step is the one that `carnelian-train fit`
-takes. CPU seconds, summed over the threads of the process, are kept beside wall seconds.
+take turns, step by step, so that other load on the machine affects all alike. A step is that of `carnelian-train fit`
+itself. CPU seconds, summed over the threads of the process, are kept beside wall seconds.
 """
 
 import copy
@@ -31,10 +31,10 @@ from carnelian_perf.training.step import timed_step
 
 
 def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurement]:
-    """Take the steps.
+    """Time training steps of the plain transformer and of an Hourglass for each factor, in turns.
 
     Yields:
-        After each turn, in which every form has taken a step, what was measured so far.
+        What was measured so far, after each turn, in which every form has taken a step.
 
     Raises:
         ValueError: The configuration is not of wav2vec 2.0.
@@ -85,7 +85,7 @@ class _Taker:
         self.batch = Batch(self.items, noise, torch.full((work.batch,), samples))
 
     def warm_up(self) -> None:
-        """Take a step that is not timed, and see what it keeps."""
+        """Take a step that is not timed, and record the memory that it keeps for its backward pass."""
         own = {parameter.untyped_storage().data_ptr() for parameter in self.state.model.parameters()}
         kept: dict[int, int] = {}
 
@@ -96,7 +96,7 @@ class _Taker:
             return tensor
 
         if self.state.process.device.type == "cuda":
-            self._take()  # the first step of all makes the optimiser's memory, which each form shall count
+            self._take()  # the very first step allocates the optimiser's memory, which each form must count
             torch.cuda.reset_peak_memory_stats()
             self._take()
             self.form.kept_bytes = torch.cuda.max_memory_allocated()
@@ -116,7 +116,7 @@ class _Taker:
 
 
 def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:
-    """Two thirds of the layers pooled, as published: 2, 8 and 2 of Base's twelve; none for factor 1."""
+    """Make the Hourglass that pools two thirds of the layers, as published (8 of Base's 12); None for factor 1."""
     if factor == 1:
         return None
     outer = max(1, model.layers // 6)

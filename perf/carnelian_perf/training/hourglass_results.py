@@ -8,12 +8,12 @@ from carnelian_perf.raw_file import Filled, Record
 
 @dataclass(frozen=True)
 class Work:
-    """What each form does."""
+    """The steps that each form takes."""
 
     batch: int
     duration_s: float
     steps: int
-    """Counted ones, after one more."""
+    """Number of steps that are timed, after those of the warm-up."""
     threads: int = 1
 
 
@@ -25,20 +25,20 @@ class Form:
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     kept_bytes: int = 0
-    """What a step's forward pass keeps for its backward pass, weights not counted; on a GPU the highest use of all."""
+    """Bytes that the forward pass keeps for the backward pass, without weights; on a GPU, the peak of all memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf hourglass`."""
 
     subject: Literal["hourglass"] = "hourglass"
     others_busy_cores: float
-    """By other work, at the end."""
+    """Cores that other processes kept busy at the end of the measurement."""
     accelerator: str
     """The GPU that took the steps, or `none`."""
     precision: str
     objective: str
-    """pre-training, fine-tuning."""
+    """What the steps are part of: `pre-training` or `fine-tuning`."""
     work: Work
     forms: Filled[Form]

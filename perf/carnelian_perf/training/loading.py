@@ -1,4 +1,4 @@
-"""Is the loader ever the bottleneck? Batches are read, and steps trained, on one thread each, in CPU seconds."""
+"""Compare reading with training, in CPU seconds on one thread each, to see whether the loader is a bottleneck."""
 
 import dataclasses
 import time
@@ -25,39 +25,39 @@ from carnelian_perf.raw_file import Record, describe_origin
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What some batches cost."""
+    """The CPU time that some batches cost."""
 
     audio_s: float
-    """Without padding."""
+    """Seconds of audio in the batches, without padding."""
     cpu_s: float
-    """Of all threads together: other processes on the machine do not count."""
+    """CPU seconds of all threads of this process; other processes on the machine do not count."""
     audio_s_per_cpu_s: float
     """Seconds of audio per second of one core."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Cost):
-    """Of reading."""
+    """The CPU time of reading batches."""
 
     batches: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Cost):
-    """Of training."""
+    """The CPU time of training steps."""
 
     steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf loading`."""
 
     subject: Literal["loading"] = "loading"
     augment: dict[str, str]
     """The configuration's augmentation, which is a part of reading."""
     batch_s: float
-    """Seconds of audio in a batch, at most."""
+    """Largest number of seconds of audio in a batch."""
     loading: Loading
     training: Training
 
@@ -79,7 +79,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
         )
     loaded: list[Batch] = []
     reader = load(plan, config.features, 1, skip=Limits.of(config))
-    loaded.append(next(reader))  # the pipeline is built and has begun the next batches, as it has at the end
+    loaded.append(next(reader))  # the pipeline is now built and reads ahead, as it does at the end
 
     def read() -> float:
         loaded.extend(islice(reader, batches))
@@ -101,7 +101,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
 
 
 def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
-    """What takes a step with each batch but the first, which it takes here, to warm up."""
+    """Make a function that trains on all batches except the first, which is trained on here, to warm up."""
     model = checkpoint.build_model(config).train()
     optimizer = build_optimizer(config, model, Process(torch.device("cpu")))
 
@@ -121,7 +121,7 @@ def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
 
 
 def _cost(work: Callable[[], float]) -> dict[str, float]:
-    """The fields of :class:`Cost`."""
+    """Call `work`, which returns seconds of audio; return the fields of :class:`Cost`."""
     started = time.process_time()
     audio_s = work()
     cpu_s = time.process_time() - started

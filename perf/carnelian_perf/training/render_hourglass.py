@@ -8,7 +8,7 @@ from carnelian_perf.yardsticks.published import read_hourglass
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
-    """The Markdown page."""
+    """The Markdown page: a row for each form, with the published numbers beside it."""
     on_gpu = measurement.accelerator != "none"
     work, machine, forms = measurement.work, measurement.machine, measurement.forms
     medians = [statistics.median(form.wall_s if on_gpu else form.cpu_s) for form in forms]

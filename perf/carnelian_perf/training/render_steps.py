@@ -48,7 +48,7 @@ def _published(model: str, objective: str) -> list[str]:
 
 
 def ratios(results: list[Result]) -> dict[tuple[str, int], tuple[float, float]]:
-    """How many times as fast as the baseline ours is, by precision and batch: by CPU seconds, and by the wall."""
+    """Compare ours with the baseline: (precision, batch) -> times as fast by CPU seconds, and by wall seconds."""
     alone = [result for result in results if not result.not_run and result.cell.processes == 1]
     by_form = {
         form: {(r.cell.precision, r.cell.batch): r for r in alone if r.cell.form == form} for form in (OURS, PLAIN)
@@ -81,7 +81,7 @@ def _row(result: Result, measurement: Measurement) -> list[str]:
 
 
 def _scaling(result: Result, results: list[Result]) -> str:
-    """The rate of many processes over as many times the rate of one: by the wall, and by CPU seconds."""
+    """Divide the rate of many processes by as many times the rate of one: by wall seconds, and by CPU seconds."""
     alone = [
         other
         for other in results
@@ -104,7 +104,7 @@ def _ratios(measurement: Measurement) -> list[str]:
 
 
 def _amp(results: list[Result]) -> list[str]:
-    """What half precision is against TF32, where both ran."""
+    """Say how many times as fast as TF32 half precision is, where both ran."""
     rates = {
         (r.cell.precision, r.cell.batch, r.cell.processes): r.utterances_per_s()
         for r in results

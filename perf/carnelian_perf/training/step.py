@@ -12,13 +12,13 @@ from carnelian_training.loop.train import optimise
 
 
 def timed_step(state: State, items: list[Item], batch: Batch, config: Config) -> tuple[float, float, float]:
-    """Take a step.
+    """Take one training step and time it.
 
     Args:
-        state: What it changes.
-        items: Of all processes.
-        batch: Those of this process.
-        config: The model's.
+        state: The training's state, which the step changes.
+        items: The clips of all processes.
+        batch: The features of this process's clips.
+        config: The training's configuration.
 
     Returns:
         Wall seconds, CPU seconds of this process, and the loss.

@@ -2,10 +2,10 @@
 
 In: a training configuration. Out: one raw file with every step of every cell, and its table with the published rows.
 A step is the one that `carnelian-train fit` takes (:func:`carnelian_training.loop.train.optimise`): masks, forward,
-loss (CTC, or what wav2vec 2.0 is pre-trained by), backward, gradient norm, optimiser. Clips have one length and are
-features already. Ours and the baseline take turns, step by step, so that a machine that is busy is busy for both. CPU
-seconds, summed over the threads of a process, are kept beside wall seconds: with one thread they are what the wall
-would show on an idle machine.
+loss (CTC, or that of wav2vec 2.0's pre-training), backward, gradient norm, optimiser. Clips have one length, and their
+features are ready-made. Ours and the baseline take turns, step by step, so that other load on the machine affects both
+alike. CPU seconds, summed over the threads of a process, are kept beside wall seconds: with one thread, they are what a
+wall clock would show on an idle machine.
 """
 
 import gc
@@ -41,14 +41,14 @@ from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Floor, Meas
 from carnelian_perf.yardsticks.floors import count_frames, find_floor, measure_bandwidth, measure_peak
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 
-CHARACTERS_PER_S = 14  # of read English
+CHARACTERS_PER_S = 14  # in read English
 OUT_OF_MEMORY = "not run: out of memory"
 GPU_PRECISIONS = ("tf32", "fp16")
-"""A CPU has no TF32, and is slower in float16 than in float32."""
+"""Precisions that are measured on a GPU only: a CPU has no TF32, and is slower in float16 than in float32."""
 
 
 def why_not(cell: Cell) -> str | None:
-    """What keeps a cell from running here, if anything does."""
+    """Say why a cell cannot run on this machine; None if it can."""
     has_gpu = torch.cuda.is_available()
     if cell.precision in GPU_PRECISIONS and not has_gpu:
         return "not run: no GPU"
@@ -58,7 +58,7 @@ def why_not(cell: Cell) -> str | None:
 
 
 def grid(batches: list[int], precisions: list[str], processes: list[int], *, has_baseline: bool = True) -> list[Cell]:
-    """All combinations of ours, each with the baseline's beside it where there is one process."""
+    """List the cells of all combinations; after each cell with one process comes the baseline's, if there is one."""
     cells = []
     for precision, batch, count in itertools.product(precisions, batches, processes):
         cells.append(Cell(form=OURS, precision=precision, batch=batch, processes=count))
@@ -68,10 +68,10 @@ def grid(batches: list[int], precisions: list[str], processes: list[int], *, has
 
 
 def time_cells(config: Config, cells: list[Cell], work: Work) -> Iterator[list[Result]]:
-    """Time the steps of each cell; cells that differ in form alone take turns.
+    """Time the steps of each cell; cells that differ only in their form take turns, step by step.
 
     Yields:
-        After each turn, of the cells in their order, those that are done or cannot be run.
+        The results so far, in the order of the cells, with those that cannot run, after each group that takes turns.
     """
     results = [Result(cell=cell, not_run=why_not(cell)) for cell in cells]
     runnable = [result for result in results if result.not_run is None]
@@ -83,7 +83,7 @@ def time_cells(config: Config, cells: list[Cell], work: Work) -> Iterator[list[R
         if processes == 1:
             _take_turns(config, list(group), work)
             gc.collect()
-            torch.cuda.empty_cache()  # or this process would keep it from the next cell's, which share the GPU
+            torch.cuda.empty_cache()  # else this process would keep memory that the next cell's processes need
         else:
             for result in group:
                 _take_together(config, result, work)
@@ -121,9 +121,10 @@ def _take_together(config: Config, result: Result, work: Work) -> None:
     arguments = (config, result.cell, work, address, queue)
     processes = start_processes(  # type: ignore[no-untyped-call]
         _run_process, arguments, result.cell.processes, join=False, daemon=True, start_method="spawn"
-    )  # daemons end with this process, as at SIGTERM
+    )  # daemons end with this process, even at SIGTERM
     try:
-        # Before they end: what many steps took does not fit into the pipe. What one raises, `join` raises.
+        # Read the queue before the processes end: the times of many steps do not fit into its pipe. `join` raises what
+        # a process raises.
         while queue.empty() and not processes.join(timeout=0.1):
             pass
         result.wall_s, result.cpu_s, result.losses = queue.get()
@@ -152,9 +153,9 @@ def _run_process(rank: int, config: Config, cell: Cell, work: Work, address: str
 
 
 def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iterator[tuple[float, float, float]]:
-    """Take a step at each `next`, without end: wall seconds, CPU seconds of this process, loss per character."""
+    """Take a step at each `next`, without end; yield wall seconds, CPU seconds of this process, and the loss."""
     config = replace(config, loop=replace(config.loop, precision=cell.precision))  # type: ignore[arg-type]
-    config = replace(config, augment=replace(config.augment, consistency=0.0))  # floors are of one view of a clip
+    config = replace(config, augment=replace(config.augment, consistency=0.0))  # floors count one view of a clip
     if isinstance(config.model, Wav2Vec2Config):  # all steps do the same work
         config = replace(config, model=replace(config.model, layer_drop=0.0))
     state = build_state(config, cell.form, process)
@@ -169,18 +170,18 @@ def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iter
 
 
 def build_state(config: Config, form: str, process: Process) -> State:
-    """The state before the first step: the same weights in both forms."""
+    """Build the training's state before the first step; both forms have the same weights."""
     state = new_state(config, process)
     if form == OURS:
         return state
     assert isinstance(state.model, QuartzNet)
     plain = PlainQuartzNet.of(state.model).to(process.device)
-    # All that a step asks of a network is what this one has as well.
+    # The plain network has all that a step uses of a `CtcNetwork`.
     return State(cast("CtcNetwork", plain), build_optimizer(config, plain, process), state.scaler, None, process)
 
 
 def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
-    """Clips of random text for all processes, the same in each of them."""
+    """Draw clips with random texts for all processes; each process draws the same ones."""
     rng = random.Random(1)
     count, characters = cell.batch * cell.processes, round(duration_s * CHARACTERS_PER_S)
     texts = ["".join(rng.choices(config.labels, k=characters)) for _ in range(count)]
@@ -188,10 +189,10 @@ def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
 
 
 def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
-    """Measure the cells.
+    """Measure this machine's best rates, then the cells.
 
     Yields:
-        What was measured so far, as :func:`time_cells` does.
+        What was measured so far, whenever :func:`time_cells` yields.
     """
     on_gpu = torch.cuda.is_available()
     origin = describe_origin(torch.cuda.get_device_name() if on_gpu else "none")

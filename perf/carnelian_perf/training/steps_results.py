@@ -12,52 +12,52 @@ OURS = "Carnelian"
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number of the table."""
+    """One row of the table: what its steps are taken with."""
 
     form: str
-    """`OURS` or `PLAIN`."""
+    """The implementation: :data:`OURS` or :data:`PLAIN`, the baseline."""
     precision: str
     """One of :data:`carnelian_perf.options.PRECISIONS`."""
     batch: int
-    """Clips per process."""
+    """Number of clips per process."""
     processes: int = 1
 
 
 @dataclass(kw_only=True)
 class Result:
-    """What became of a cell."""
+    """The steps of a cell, or why it did not run."""
 
     cell: Cell
     not_run: str | None = None
     wall_s: list[float] = field(default_factory=list)
-    """Of each counted step, in the first process."""
+    """Wall seconds of each counted step, in the first process."""
     cpu_s: list[float] = field(default_factory=list)
-    """Of the same steps."""
+    """CPU seconds of each counted step, in the first process."""
     losses: list[float] = field(default_factory=list)
-    """Of the same steps, per character, in pre-training per hidden frame: ours and the baseline's fall alike, for they
-    are the same network on the same clips."""
+    """Loss of each counted step, per character or, in pre-training, per hidden frame. Ours and the baseline's fall
+    alike, because they are the same network on the same clips."""
 
     def utterances_per_s(self) -> float:
-        """All processes together, by the median step's wall time."""
+        """Return the throughput of all processes together, by the median step's wall time."""
         return self.cell.batch * self.cell.processes / statistics.median(self.wall_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What each cell does."""
+    """The steps that each cell takes."""
 
     duration_s: float
-    """Of every clip."""
+    """Duration of every clip, in seconds."""
     steps: int
-    """Counted ones, after `warm_up`."""
+    """Number of counted steps, after those of `warm_up`."""
     warm_up: int = 1
     threads: int = 1
-    """Of the CPU, where there is one process; several have one each."""
+    """Number of CPU threads of a single process; several processes have one each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """What a step of a precision and batch takes at least, as :mod:`carnelian_perf.yardsticks.floors` counts it."""
+    """The least work of a step, by precision and batch, as :mod:`carnelian_perf.yardsticks.floors` counts it."""
 
     precision: str
     batch: int
@@ -67,18 +67,18 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A raw file."""
+    """The raw file of `carnelian-perf training`."""
 
     subject: Literal["training"] = "training"
     objective: str = "transcription"
-    """transcription, pre-training."""
+    """What the steps train: `transcription` or `pre-training`."""
     others_busy_cores: float
-    """Before the first step."""
+    """Cores that other processes kept busy before the first step."""
     compiled: bool
     work: Work
     gflop_per_s: dict[str, float]
-    """Precision -> the best rate of a 1x1 convolution on this machine."""
+    """Precision -> the best rate of a 1x1 convolution on this machine, in GFLOP/s."""
     gbyte_per_s: float
-    """The best rate of a copy."""
+    """The best rate of a copy in memory, in GB/s read and written."""
     floors: list[Floor]
     results: Filled[Result]
