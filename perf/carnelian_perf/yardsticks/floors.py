@@ -1,4 +1,4 @@
-"""What a training step or an inference cannot do without, and how fast this machine could at best do it."""
+"""The least work of a training step or an inference, and the best rates at which this machine can do it."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 TRIED_S = 0.3
-"""How long a kernel is repeated for its best time."""
+"""Seconds for which a kernel is repeated to find its best time."""
 
 
 def find_floor(config: Config, duration_s: float, batch: int, precision: str) -> dict[str, float]:
@@ -47,7 +47,7 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
     ) -> None:
         nonlocal operations, elements
         result = result[0] if isinstance(result, tuple) else result
-        if isinstance(module, Attention):  # between frames; what it multiplies with weights are linear layers
+        if isinstance(module, Attention):  # products between frames; those with weights are linear layers
             operations += passes * 4 * result.numel() * result.shape[1]
             return
         weight: Tensor = module.direction if isinstance(module, PositionalConv) else module.weight  # type: ignore[assignment]
@@ -67,7 +67,7 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
 
 
 def count_operations(config: Config, duration_s: float) -> int:
-    """What the convolutions and matrix products of a network take for one clip, going forward.
+    """Count the operations of a network's convolutions and matrix products in the forward pass of one clip.
 
     A multiplication and an addition are two operations.
     """
@@ -77,7 +77,7 @@ def count_operations(config: Config, duration_s: float) -> int:
 
 
 def count_frames(config: Config, duration_s: float) -> int:
-    """Frames that go into the network, or samples into one that takes a waveform."""
+    """Count the frames that go into the network, or the samples if it takes a waveform."""
     return round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
 
 
@@ -92,9 +92,9 @@ def _go_forward(network: CtcNetwork, config: Config, duration_s: float) -> None:
 
 
 def measure_peak(precision: str) -> float:
-    """The best rate of a 1x1 convolution, GFLOP/s: what most of a step's operations are.
+    """Measure the best rate of a 1x1 convolution in GFLOP/s: most of a step's operations are such.
 
-    The best, not the median: it stands for what the machine can do when nothing disturbs it.
+    It is the best rate, not the median, because it stands for what the machine can do when nothing disturbs it.
     """
     device = find_device()
     batch, channels = (512, 2048) if device.type == "cuda" else (64, 512)
@@ -106,7 +106,7 @@ def measure_peak(precision: str) -> float:
 
 
 def measure_onnx_peak(threads: int) -> float:
-    """The same of a convolution of QuartzNet in ONNX Runtime on the CPU, float32, whose kernels are not PyTorch's."""
+    """Measure the best rate of a 1x1 convolution of QuartzNet in ONNX Runtime on the CPU, in float32 GFLOP/s."""
     channels, frames = 512, 835
     weight = numpy_helper.from_array(np.ones((channels, channels, 1, 1), np.float32), "weight")
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, 1, frames]) for name in "xy")
@@ -121,7 +121,7 @@ def measure_onnx_peak(threads: int) -> float:
 
 
 def measure_bandwidth() -> float:
-    """The best rate of copying far more than caches hold, GB/s read and written."""
+    """Measure the best rate of copying far more than caches hold, in GB/s read and written."""
     device = find_device()
     source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
@@ -142,6 +142,6 @@ def _clock_s(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()
-    # CPU time leaves out what others take of the core. That of several threads is not counted to the end at once, so
-    # that the best of many comes out at half of what it was.
+    # CPU time leaves out what other processes take of the core. With several threads it is counted late, so that the
+    # best of many times would come out at half of the true one.
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()

@@ -1,8 +1,8 @@
-"""QuartzNet as one first writes it in PyTorch: `Conv1d` over [batch, channels, frames]. A baseline to be faster than.
+"""QuartzNet in its usual PyTorch form, `Conv1d` over [batch, channels, frames]: the baseline of benchmarks.
 
-It is no straw man: the same parameters by the same names, the same masks, batch statistics over real frames alone, the
-same loss to float32 rounding; only the form is that of the DeepLearningExamples and NeMo code. A test holds outputs
-and gradients to those of `carnelian_training.models.quartznet`.
+It is a fair baseline: the same parameters by the same names, the same masks, batch statistics over real frames alone,
+the same loss to float32 rounding; only the form is that of the DeepLearningExamples and NeMo code. A test compares its
+outputs and gradients with those of `carnelian_training.models.quartznet`.
 """
 
 import torch
@@ -56,7 +56,7 @@ class MaskedBatchNorm1d(nn.BatchNorm1d):
 
 
 class PlainSubBlock(nn.Module):
-    """As `SubBlock`."""
+    """The plain form of :class:`carnelian_training.models.blocks.SubBlock`."""
 
     def __init__(self, in_channels: int, stage: StageConfig, stride: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PlainSubBlock(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    """As `Block`."""
+    """The plain form of :class:`carnelian_training.models.blocks.Block`."""
 
     def __init__(self, in_channels: int, stage: StageConfig) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainQuartzNet(nn.Module):
-    """As `QuartzNet`: the same parameters by the same names, without the axis of height 1."""
+    """The plain form of `QuartzNet`: the same parameters by the same names, without the axis of height 1."""
 
     def __init__(self, config: StackConfig, num_labels: int) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ class PlainQuartzNet(nn.Module):
 
     @classmethod
     def of(cls, network: QuartzNet) -> "PlainQuartzNet":
-        """The same network in this form, with the same weights, on the CPU."""
+        """Convert a QuartzNet to this form, with the same weights, on the CPU."""
         plain = cls(network.config, network.head.out_channels // network.config.head_frames)
         plain.load_state_dict({name: w.squeeze(2) if w.ndim == 4 else w for name, w in network.state_dict().items()})
         return plain
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """As `QuartzNet.forward`: [batch, mels, frames] -> [batch, frames', labels] log-probabilities."""
+        """Compute log-probabilities [batch, frames', labels] and their lengths from features [batch, mels, frames]."""
         real = torch.arange(features.shape[2], device=lengths.device) < lengths[:, None]
         x = features.masked_fill(~real[:, None, :], 0.0)
         mask = None if bool(real.all()) else real

@@ -23,15 +23,15 @@ class PublishedLatency:
 
     @property
     def title(self) -> str:
-        """Whose numbers they are."""
+        """The published table's model, hardware and precision, in words."""
         return f"{self.model}, {self.hardware}, {self.precision}"
 
 
 def read_published() -> list[PublishedLatency]:
-    """All published latencies by batch and duration, but for a column that contradicts its own throughput.
+    """Read all published latencies by batch and duration, except a column that contradicts its own throughput.
 
-    That is ONNX Runtime's of the Triton table. wav2vec 2.0's are over clips of many lengths; the duration is their
-    mean.
+    That column is ONNX Runtime's in the Triton table. Latencies of wav2vec 2.0 are over clips of many lengths; the
+    duration is their mean.
     """
     rows = [
         PublishedLatency(
@@ -39,7 +39,7 @@ def read_published() -> list[PublishedLatency]:
             row["hardware"],
             row["precision"],
             int(row["batch"]),
-            float(row["duration_s"].removesuffix(" s")),  # so marked where it is a mean
+            float(row["duration_s"].removesuffix(" s")),  # a mean ends in " s"
             _percentile(row["p90"]),
             _percentile(row["p95"]),
             _percentile(row["p99"]),
@@ -65,12 +65,12 @@ def read_published() -> list[PublishedLatency]:
 
 
 def choose(model: str, hardware: str, precision: str) -> dict[tuple[float, int], PublishedLatency]:
-    """The rows of one published table, by duration and batch.
+    """Choose one published table: (duration, batch) -> its row.
 
     Args:
-        model: As published.
-        hardware: A part of its name, in any case: "a100", "t4 (triton".
-        precision: As published.
+        model: Name of the model, as published.
+        hardware: Part of the hardware's name, in any case: "a100", "t4 (triton".
+        precision: Precision, as published.
 
     Raises:
         ValueError: no table or several fit; the message lists what there is.
@@ -91,13 +91,13 @@ def choose(model: str, hardware: str, precision: str) -> dict[tuple[float, int],
 
 
 def read_throughput(model: str) -> list[dict[str, str]]:
-    """The published rows of a model's training that hold a number."""
+    """Read the published rows of a model's training that hold a number."""
     rows = _read_table("training_throughput.csv")
     return [row for row in rows if row["model"] == model and row["throughput"][:1].isdigit()]
 
 
 def read_hourglass() -> dict[int, tuple[str, str]]:
-    """Factor -> times as fast as the plain transformer, and the share of its memory, as they are published."""
+    """Read what is published of an Hourglass: factor -> times as fast as the plain transformer, share of its memory."""
     return {int(row["factor"]): (row["times_as_fast"], row["memory"]) for row in _read_table("hourglass.csv")}
 
 
