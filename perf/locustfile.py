@@ -29,7 +29,7 @@ LOGGER = logging.getLogger("carnelian_perf")
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: Any) -> None:
-    """Options beside Locust's own; its web page asks for those that can change from one test to the next."""
+    """Add options to Locust's own; its web page offers those that can change from one test to the next."""
     parser.add_argument("--model", default="quartznet_demo", help="Name of the model.")
     parser.add_argument(
         "--manifest", default="", help="Clips to send whole; without, the demo's, cut.", include_in_web_ui=False
@@ -40,7 +40,7 @@ def add_options(parser: Any) -> None:
 
 
 class Totals:
-    """What all users of this process were answered."""
+    """What all users of this process share: the clips, and the audio that was answered since the test began."""
 
     audio_s = 0.0
     began = 0.0
@@ -49,12 +49,12 @@ class Totals:
 
 @events.init.add_listener
 def make_clips(environment: Any, **_: Any) -> None:
-    """Once, before the time of the test runs."""
+    """Make the clips and check the options, once, before the time of the test begins."""
     manifest = environment.parsed_options.manifest
     try:
         Totals.clips = load_clips(Path(manifest)) if manifest else cut_clips(DEMO_MANIFEST)
     except (ValueError, OSError, RuntimeError) as error:
-        sys.exit(f"--manifest: {error}")  # of other errors Locust shows the traceback, and goes on without clips
+        sys.exit(f"--manifest: {error}")  # on another exception, Locust shows a traceback and goes on without clips
     if not 0 <= (pause := environment.parsed_options.pause) < math.inf:
         sys.exit(f"--pause must be seconds, 0 or more, but is {pause}")
     if environment.host:
@@ -62,44 +62,44 @@ def make_clips(environment: Any, **_: Any) -> None:
             CarnelianClient(_endpoint(environment.host)).close()
         except ValueError as error:
             sys.exit(f"--host: {error}")
-    gevent.get_hub().loop.update_now()  # `--run-time` counts from when gevent last looked at the clock
+    gevent.get_hub().loop.update_now()  # otherwise `--run-time` counts from gevent's last look at the clock
 
 
 @events.test_start.add_listener
 def start(**_: Any) -> None:
-    """Begin to count."""
+    """Reset the totals when a test starts."""
     Totals.audio_s, Totals.began = 0.0, time.perf_counter()
 
 
 @events.test_stop.add_listener
 def stop(**_: Any) -> None:
-    """Say what a table of requests does not: seconds of audio."""
+    """Log the seconds of audio that were answered, which Locust's table of requests does not show."""
     rate = Totals.audio_s / (time.perf_counter() - Totals.began)
     LOGGER.info("%.0f s of audio answered, %.1f audio seconds per second", Totals.audio_s, rate)
 
 
 class Speaker(User):  # type: ignore[misc]
-    """Sends clips one after the other."""
+    """A user who sends clips one after the other."""
 
     host = "localhost:8001"
     _client: CarnelianClient | None = None
 
     def wait_time(self) -> float:
-        """Exponential pauses."""
+        """Draw the pause before the next clip, in seconds: exponentially distributed, with the mean `--pause`."""
         pause: float = self.environment.parsed_options.pause
-        return random.expovariate(1 / pause) if 0 < pause < math.inf else 0.0  # whatever the web page was given
+        return random.expovariate(1 / pause) if 0 < pause < math.inf else 0.0  # the web page takes any number
 
     def on_start(self) -> None:
-        """Open a connection of one's own."""
+        """Open this user's own connection."""
         options = self.environment.parsed_options
         try:
             self._client = CarnelianClient(_endpoint(self.host), model=options.model, retry=RetryPolicy(num_attempts=1))
-        except ValueError as error:  # of a host that the web page was given, which shows failed requests
+        except ValueError as error:  # a wrong host from the web page, which shows failed requests
             self._report("no connection", error)
             raise StopUser from error
 
     def on_stop(self) -> None:
-        """Close it: a process whose channels stay open does not end."""
+        """Close the user's connection: a process whose channels stay open does not end."""
         if self._client is not None:
             self._client.close()
 
@@ -131,5 +131,5 @@ class Speaker(User):  # type: ignore[misc]
 
 
 def _endpoint(host: str) -> str:
-    """The target of a host, of which Locust's own examples make a URL."""
+    """Reduce a host to host:port: Locust's own examples write it as a URL."""
     return host.removeprefix("http://").rstrip("/")

@@ -2,4 +2,5 @@
 
 import os
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before onnxruntime, whose wheels report to Microsoft from 1.30 on
+# Set before onnxruntime is imported: from 1.30 on, its wheels send telemetry to Microsoft.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,4 +1,4 @@
-"""`carnelian-perf`: measurements, each with its raw file and what is rendered from it."""
+"""The command line of `carnelian-perf`: it joins the commands of all subpackages."""
 
 import logging
 import os
@@ -25,15 +25,15 @@ def carnelian_perf() -> None:
 
 
 def main() -> None:
-    """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
+    """Run the command; exit with status 0 if it succeeded, 1 if it failed, 2 if the command line itself is wrong."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("carnelian_perf").setLevel(logging.INFO)
-    # gRPC, that of perf_analyzer too, would ask a proxy for this machine's own addresses.
+    # Otherwise gRPC, also in perf_analyzer, would use a proxy even for this machine's own addresses.
     exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if exceptions != "*":
         os.environ["no_proxy"] = ",".join(filter(None, [exceptions, "127.0.0.1,localhost,::1"]))
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the servers are stopped on the way out
-        if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has SIGHUP
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit normally, so that servers are stopped
+        if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
             signal.signal(number, lambda *_: sys.exit(1))
     try:
         app()

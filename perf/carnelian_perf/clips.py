@@ -23,28 +23,28 @@ NUM_CLIPS = 64
 SEED = 2026
 MEDIAN_S = 5.0
 SIGMA = 0.6
-"""Of the logarithm of the duration: two thirds of the clips lie within 2.7 and 9.1 s."""
+"""Standard deviation of the natural logarithm of the duration: two thirds of the clips last 2.7 to 9.1 s."""
 SHORTEST_S, LONGEST_S = 1.0, 16.0
 LIMIT_S = 60.0
-"""Longest clip that is served."""
+"""The longest clip that is served, in seconds."""
 SHORTEST_CUT_S = 0.1
-"""Shortest clip that is cut to an exact length."""
+"""The shortest clip that is cut to an exact length, in seconds."""
 MOST_CUTS = 1024
-"""Clips of one length, at most: of 60 s they are 4 GB."""
+"""The largest number of clips that are cut to one length: at 60 s each, their samples take 4 GB."""
 
 
 @dataclass(frozen=True)
 class WavClip:
-    """A clip as a request sends it."""
+    """A clip as a WAV file in memory, as a request sends it."""
 
     wav: bytes
     duration_s: float
     frames: int
-    """Feature frames of its samples."""
+    """Number of feature frames of the clip; silence that a client adds is not counted."""
 
 
 def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
-    """Make clips whose durations are drawn log-normally, of the manifest's clips one after the other.
+    """Join a manifest's clips and cut them into clips whose durations are drawn from a log-normal distribution.
 
     Raises:
         ValueError: the manifest has no clips.
@@ -61,7 +61,7 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
 
 
 def load_clips(manifest: Path) -> list[WavClip]:
-    """Take clips of a manifest whole: its own durations, :data:`NUM_CLIPS` of them drawn by a fixed seed.
+    """Load :data:`NUM_CLIPS` whole clips of a manifest (all, if it has fewer), drawn with a fixed seed.
 
     Raises:
         ValueError: the manifest has no clips of at most 60 s.
@@ -72,7 +72,7 @@ def load_clips(manifest: Path) -> list[WavClip]:
 
 
 def read_speech(manifest: Path, enough_s: float = math.inf) -> npt.NDArray[np.float32]:
-    """The clips of a manifest, one after the other, as [samples], 16 kHz mono; no more of them than are `enough_s`.
+    """Read and join the clips of a manifest, as [samples], 16 kHz mono; stop once they last `enough_s` seconds.
 
     Raises:
         ValueError: the manifest has no clips of at most 60 s, or those have no samples.
@@ -88,14 +88,14 @@ def read_speech(manifest: Path, enough_s: float = math.inf) -> npt.NDArray[np.fl
 
 
 def read_clip(file: Path | BinaryIO) -> npt.NDArray[np.float32]:
-    """One clip as [samples], 16 kHz mono."""
+    """Read a sound file as [samples], 16 kHz mono."""
     samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
     mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), rate, SAMPLE_RATE_HZ)
     return mono
 
 
 def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:
-    """Which clip each request of a round sends: every clip equally often, shuffled."""
+    """Return the index of the clip that each request of a round sends: every clip equally often, shuffled."""
     order = [index % num_clips for index in range(num_requests)]
     random.Random(SEED + round_number).shuffle(order)
     return order

@@ -20,15 +20,15 @@ class Cut:
     """A clip of an exact length, as samples and as a file of the same samples."""
 
     samples: npt.NDArray[np.float32]
-    """[samples], 16 kHz mono, of 16-bit values: what a decoder makes of the file."""
+    """[samples], 16 kHz mono, rounded to 16 bits: exactly what a decoder reads from `file`."""
     file: bytes
 
 
 def cut_equal(manifest: Path, duration_s: float, num_clips: int, file_format: str) -> list[Cut]:
-    """Cut `num_clips` distinct clips, each `duration_s` long, of a manifest's first speech that is long enough for all.
+    """Cut `num_clips` distinct clips of `duration_s` seconds from the beginning of a manifest's speech.
 
-    Where the speech is shorter than all clips together they overlap, but no two begin alike; past its end the speech
-    begins again.
+    If the speech is shorter than all clips together, they overlap, but no two begin at the same place. A clip that
+    reaches past the end of the speech goes on at its beginning. `file_format` is flac or wav.
 
     Raises:
         ValueError: the manifest has no clips.
@@ -52,7 +52,7 @@ def write_pcm(path: Path, cuts: Sequence[Cut]) -> None:
 
 
 def write_files(path: Path, cuts: Sequence[Cut], transcripts: Sequence[str] | None) -> None:
-    """Write perf_analyzer's JSON for `<model>`, with the transcripts that it is to check if they are given."""
+    """Write perf_analyzer's JSON for `<model>`; if `transcripts` are given, it checks the answers against them."""
     rows = [{"AUDIO": {"content": _base64(cut.file), "shape": [len(cut.file)]}} for cut in cuts]
     content: dict[str, Any] = {"data": rows}
     if transcripts is not None:

@@ -1,6 +1,6 @@
 """Closed-loop load on a running server: a number of clients, each of which sends its next clip once it has an answer.
 
-And what the server's stages did meanwhile, by Triton's own statistics.
+The module also reads what the server's stages did meanwhile, from Triton's own statistics.
 """
 
 import threading
@@ -23,15 +23,16 @@ REQUEST_TIMEOUT_S = 120.0
 POLL_S = 0.005
 """Between two looks at what is to come: looking takes time of the server."""
 NUM_CONNECTIONS = 16
-"""To an address, to see if one server answers all. Of two that share them evenly, one gets all 1 time in 30,000."""
+"""Number of connections to an address that check whether one server answers them all. If two servers share them evenly,
+all reach the same one with a probability of 1 in 30,000."""
 PROCESSED_FRAMES = "PROCESSED_FRAMES"
 """An output of the acoustic graphs of :mod:`carnelian_perf.traffic.graph`, float32 [rows, 1]: the frames that the first
-convolution of the batch went over, shared out equally among its rows. Summed over clips it is the work done, padding
-included, however the batches were put together."""
+convolution processed for the batch, divided equally among its rows. The sum over all clips is the work done, padding
+included, whatever batches were formed."""
 
 T = TypeVar("T")
 Inputs: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""Of a request, by name."""
+"""The inputs of a request: name -> array."""
 
 
 class LoadError(RuntimeError):
@@ -40,7 +41,7 @@ class LoadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one request."""
+    """The server's answer to one request."""
 
     clip: int
     latency_s: float
@@ -50,19 +51,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Work:
-    """Requests, or executions, of a stage together."""
+    """A number of requests, or of executions, of a stage and the time that they took in all."""
 
     count: int
     spent_ns: tuple[int, int, int, int]
-    """In all: queue, input, infer, output."""
+    """Total nanoseconds in queue, input, infer and output."""
 
     def since(self, earlier: "Work") -> "Work":
-        """What came after `earlier`."""
+        """Return what was added since the `earlier` reading."""
         spent_ns = tuple(now - before for now, before in zip(self.spent_ns, earlier.spent_ns, strict=True))
         return Work(self.count - earlier.count, spent_ns)  # type: ignore[arg-type]
 
     def mean(self) -> Split:
-        """Of each, to a tenth of a microsecond; there must be one."""
+        """Return the mean of one request or execution, rounded to a tenth of a microsecond; `count` must not be 0."""
         return Split(*(round(spent_ns / self.count / 1e6, 4) for spent_ns in self.spent_ns))
 
 
@@ -74,34 +75,34 @@ class StageStatistics:
     """What a stage has done since the server started, or between two readings."""
 
     requests: Work
-    """Those that were answered; each has the whole time of the batch that it was in."""
+    """The requests that were answered; each counts the whole time of the batch that it was in."""
     executions: dict[int, Work]
-    """By batch size, ascending; a batch does not queue, its requests do."""
+    """Batch size -> executions, ascending. Their queue time is 0: requests wait in a queue, batches do not."""
     answered_ns: int
-    """From arrival to answer, all requests together: of an ensemble its stages and what lies between them."""
+    """Nanoseconds from arrival to answer, summed over requests; for an ensemble, with the time between its stages."""
 
     @property
     def batches(self) -> dict[int, int]:
-        """Batch size -> executions."""
+        """Batch size -> number of executions."""
         return {size: work.count for size, work in self.executions.items()}
 
     @property
     def compute_s(self) -> float:
-        """Of all executions."""
+        """The time that all executions together spent in `infer`, in seconds."""
         return sum(work.spent_ns[2] for work in self.executions.values()) / 1e9
 
     def since(self, earlier: "StageStatistics") -> "StageStatistics":
-        """What was done after `earlier`."""
+        """Return the statistics of what was done since the `earlier` reading."""
         executions = {size: work.since(earlier.executions.get(size, NOTHING)) for size, work in self.executions.items()}
         done = {size: work for size, work in executions.items() if work.count}
         return StageStatistics(self.requests.since(earlier.requests), done, self.answered_ns - earlier.answered_ns)
 
 
 def read_statistics(client: Any, model: str) -> StageStatistics:
-    """Ask the server what a stage has done.
+    """Read Triton's statistics of a stage or an ensemble from the server.
 
     Raises:
-        LoadError: It does not tell.
+        LoadError: The server does not give them.
     """
     (stage,) = _ask_statistics(client, model).model_stats
 
@@ -117,18 +118,19 @@ def read_statistics(client: Any, model: str) -> StageStatistics:
 
 
 def is_one_server(url: str, model: str) -> bool:
-    """Do new connections to an address all reach the same server? Statistics are of one; an address may have several.
+    """Check whether new connections to an address all reach one server: several would each have their own statistics.
 
     Args:
         url: host:port of the gRPC endpoint.
-        model: One that has answered requests: its count never falls, and stands still only with the time of the last.
+        model: A model that has answered requests. On one server, its number of requests either grows from reading to
+            reading or stays the same together with the time of the last request.
 
     Raises:
-        LoadError: It does not tell.
+        LoadError: The server does not give its statistics.
     """
     seen: list[tuple[int, int]] = []
     for _ in range(NUM_CONNECTIONS):
-        # Channels to one address would share a connection.
+        # By default, channels to one address share a connection.
         with grpc.InferenceServerClient(url, channel_args=[("grpc.use_local_subchannel_pool", 1)]) as client:
             (stage,) = _ask_statistics(client, model).model_stats
         seen.append((stage.inference_stats.success.count, stage.last_inference))
@@ -136,10 +138,10 @@ def is_one_server(url: str, model: str) -> bool:
 
 
 def await_statistics(client: Any, model: str, before: StageStatistics, num_requests: int = 1) -> StageStatistics:
-    """Ask again until a stage has counted so many requests more than `before`: Triton counts one after its answer.
+    """Read a stage's statistics until they have `num_requests` more than `before`: Triton answers first, then counts.
 
     Raises:
-        LoadError: It has not counted them in all the time that a request may take.
+        LoadError: The requests are not counted within :data:`REQUEST_TIMEOUT_S`.
     """
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -159,20 +161,20 @@ def _ask_statistics(client: Any, model: str) -> Any:
 def drive(
     client: Any, model: str, clips: Sequence[WavClip], order: Sequence[int], concurrency: int
 ) -> tuple[list[Answer], float]:
-    """Send clips in an order, `concurrency` at a time.
+    """Send clips in a given order, `concurrency` at a time.
 
     Args:
         client: A `tritonclient.grpc.InferenceServerClient`; threads share it.
         model: The ensemble that takes an audio file.
-        clips: What there is to send.
+        clips: The clips that requests choose from.
         order: Indices into `clips`, one for each request.
-        concurrency: Clients.
+        concurrency: Number of clients.
 
     Returns:
         The answers, and the seconds from the first request to the last answer.
 
     Raises:
-        LoadError: a request failed; no more were sent after it.
+        LoadError: A request failed; no more were sent after it.
     """
     return send_all(lambda index: _send(client, model, clips[index], index), order, concurrency)
 
@@ -181,7 +183,8 @@ def send_all(send: Callable[[int], T], order: Sequence[int], concurrency: int) -
     """Call `send` with each entry of an order, `concurrency` at a time.
 
     Returns:
-        What it gave, and the seconds from the first call to the last return. No more are called after one that raised.
+        The results, grouped by thread, and the seconds from the first call to the last return. After a call that
+        raises, no more calls are made.
     """
     pending, lock, failed = iter(order), threading.Lock(), threading.Event()
 
@@ -205,7 +208,7 @@ def send_all(send: Callable[[int], T], order: Sequence[int], concurrency: int) -
         try:
             workers = [pool.submit(work) for _ in range(concurrency)]
             answers = [answer for worker in workers for answer in worker.result()]
-        except BaseException:  # Ctrl-C, for which the pool would send all that is left
+        except BaseException:  # also Ctrl-C: the pool would first send all that is left
             failed.set()
             raise
     return answers, time.perf_counter() - started
@@ -216,16 +219,16 @@ def ask(client: Any, model: str, inputs: Inputs, outputs: Sequence[str], of_what
 
     Args:
         client: A `tritonclient.grpc.InferenceServerClient`.
-        model: Whose inputs and outputs these are.
-        inputs: By name.
-        outputs: Names of those wanted.
-        of_what: What was sent, for the error.
+        model: Name of the model.
+        inputs: The model's inputs, by name.
+        outputs: Names of the outputs to ask for.
+        of_what: What is sent, in words, for the error message.
 
     Returns:
         The client's answer, and the seconds that it took.
 
     Raises:
-        LoadError: There was no answer.
+        LoadError: The server answered with an error, or not in time.
     """
     tensors = make_tensors(inputs)
     wanted = [grpc.InferRequestedOutput(name) for name in outputs]
@@ -238,17 +241,17 @@ def ask(client: Any, model: str, inputs: Inputs, outputs: Sequence[str], of_what
 
 
 def file_inputs(file: bytes) -> Inputs:
-    """What `<model>` takes: one clip as a file."""
+    """Make the inputs of `<model>` from one clip as a file."""
     return {"AUDIO": np.frombuffer(file, np.uint8)[np.newaxis]}
 
 
 def pcm_inputs(signals: npt.NDArray[np.float32]) -> Inputs:
-    """What `<model>_pcm` takes: clips of one length, as [rows, samples]."""
+    """Make the inputs of `<model>_pcm` from clips of one length, [rows, samples]."""
     return {"SIGNAL": signals, "SIGNAL_LENGTH": np.full((len(signals), 1), signals.shape[1], np.int32)}
 
 
 def make_tensors(inputs: Inputs) -> list[Any]:
-    """Inputs as the client sends them."""
+    """Convert inputs to the `InferInput` tensors that the client sends."""
     tensors = []
     for name, array in inputs.items():
         tensors.append(grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))

@@ -1,4 +1,4 @@
-"""What a measurement ran on, and who else was there."""
+"""The machine that a measurement runs on: hardware, versions, and how busy it is."""
 
 import contextlib
 import importlib.metadata
@@ -29,11 +29,11 @@ VECTORS = {
     "avx_vnni": "AVX2 VNNI",
     "avx2": "AVX2",
 }
-"""Instructions for vectors, the fastest first, by their flags in Linux's /proc/cpuinfo (x86)."""
+"""Flag in Linux's /proc/cpuinfo (x86) -> name of the vector instructions, the fastest first."""
 
 
 def describe_machine() -> dict[str, str | int]:
-    """Name the CPU and count the cores that this process may use."""
+    """Describe the machine: its CPU, the number of cores that this process may use, its GPUs and its system."""
     return {
         "cpu": name_cpu(Path("/proc/cpuinfo").read_text()),
         "cores": len(os.sched_getaffinity(0)),
@@ -45,7 +45,7 @@ def describe_machine() -> dict[str, str | int]:
 def name_cpu(cpuinfo: str) -> str:
     """Name the first CPU of /proc/cpuinfo and its widest vectors: "AMD EPYC (AVX2)".
 
-    Clouds call CPUs of several generations by one name, and a network takes six times as long on one as on another.
+    Clouds give CPUs of several generations the same name, but a network may take six times as long on one of them.
     """
     cpu: dict[str, str] = {}
     for line in cpuinfo.splitlines():
@@ -72,13 +72,13 @@ def find_versions() -> dict[str, str]:
     """Versions of Python and of the packages that the numbers depend on."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a remote server's are not here
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed here
             versions[name] = importlib.metadata.version(name)
     return versions
 
 
 def find_commit() -> str | None:
-    """The commit of this package's checkout, marked if there are changes on top; None outside one."""
+    """Return the commit of this package's checkout, marked `-dirty` if files are changed; None outside a checkout."""
     here = Path(__file__)
     git = ["git", "-C", str(here.parent)]
     describe = [*git, "describe", "--always", "--dirty", "--abbrev=12"]
@@ -92,7 +92,7 @@ def find_commit() -> str | None:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let PyTorch use `count` threads, and as many as before afterwards."""
+    """Let PyTorch use `count` CPU threads inside the context; restore the previous number afterwards."""
     import torch
 
     before = torch.get_num_threads()
@@ -104,18 +104,18 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def measure_busy_cores(seconds: float = 1.0) -> float:
-    """How many cores are at work now; asked while nothing of ours runs, it tells what others take."""
+    """Measure how many cores are busy: the use by other processes, if nothing of the measurement runs meanwhile."""
     before = _busy_jiffies()
     time.sleep(seconds)
     return (_busy_jiffies() - before) / _JIFFIES_PER_S / seconds
 
 
 def measure_cpu_s(process_group: int) -> float:
-    """CPU time that the living processes of a group have taken so far, in seconds of one core."""
+    """Sum the CPU time that the living processes of a process group have used so far, in seconds of one core."""
     total = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The command's name, in brackets, may hold anything.
+            # The command's name stands in brackets and may itself contain spaces and brackets.
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # ended meanwhile
             continue
@@ -125,6 +125,6 @@ def measure_cpu_s(process_group: int) -> float:
 
 
 def _busy_jiffies() -> int:
-    """Of all cores since boot: user, nice, system, irq, softirq, steal (not idle, iowait, guest)."""
+    """Clock ticks that all cores were busy since boot: user, nice, system, irq, softirq, steal (not idle, iowait)."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return user + nice + system + irq + softirq + steal

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUNDING_S = 0.05
-"""How much longer than its `duration` a whole file may be."""
+"""How many seconds longer than its `duration` a file may be and still count as whole."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Utterance:
 
 
 def read_manifest(path: Path, *, with_texts: bool) -> list[Utterance]:
-    """Read a NeMo manifest as training does: relative audio paths are taken from its own folder, `~` is the user's.
+    """Read a NeMo manifest as training does: relative audio paths start at its own folder, `~` is the user's home.
 
     Raises:
-        ValueError: The file cannot be read, or a line is not a clip or is one of a part of a file; the message names
-            the file, the line and what was found.
+        ValueError: The file cannot be read, or a line is not a clip, or its clip is only a part of a file; the message
+            names the file, the line and what was found.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -55,7 +55,7 @@ def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utte
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
     file = Path(audio)
     file = folder / (file.expanduser() if file.parts[:1] == ("~",) else file)
-    # With an offset of 0, too, training takes a clip for a stretch of its file.
+    # Training takes a clip with an offset, even of 0, as a part of its file.
     if offset or (offset is not None and _lasts_longer(file, duration)):
         raise ValueError(
             f"{where}: a clip must be a whole file, but is {duration:g} s that begin {offset} s into one (`offset`); "
@@ -65,9 +65,9 @@ def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utte
 
 
 def _lasts_longer(file: Path, duration_s: float) -> bool:
-    """By more than a rounded duration; False of a file that cannot be read here."""
+    """Whether a file is longer than a duration by more than rounding; False if the file cannot be read here."""
     try:
-        import soundfile  # which `accuracy` does without
+        import soundfile  # `accuracy` works without it
 
         return bool(soundfile.info(file).duration > duration_s + ROUNDING_S)
     except (ImportError, OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Networks to measure: a checkpoint's, or one that nobody has trained. Its speed is the same."""
+"""Networks to measure: from a checkpoint, or with random weights, which do not change the speed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, C
 
 
 def export_random(sources: Mapping[str, Path], repository: Path) -> None:
-    """Export training YAMLs' networks with random weights, each under its name."""
+    """Export networks with random weights into a repository; `sources` is name of the model -> training YAML."""
     from carnelian_export.repository import write_model
 
     for name, source in sources.items():

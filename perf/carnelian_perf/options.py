@@ -1,4 +1,4 @@
-"""Options of the commands: lists, words and files, checked before anything heavy is imported; and what they write."""
+"""Options that commands share, checked before anything heavy is imported; and how commands write their results."""
 
 import contextlib
 import dataclasses
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-MOST_TARGET_MS = 3_600_000  # an hour; without a limit, infinity would be a target
-MOST_THREADS = 1024  # more than CPUs have; for a hundred thousand, libraries run out of memory and crash
+MOST_TARGET_MS = 3_600_000  # one hour; the limit also refuses infinity
+MOST_THREADS = 1024  # more than CPUs have; with a hundred thousand, libraries run out of memory and crash
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
@@ -41,17 +41,17 @@ SpeechManifest = Annotated[Path, typer.Option(help="Manifest of the speech that 
 
 
 def raw_file_option(name: str, description: str) -> Any:
-    """The option `--out` of a command whose raw file is `name` unless told otherwise."""
+    """Make the option `--out` of a command whose raw file is called `name` by default."""
     return typer.Option(callback=check_raw_file, help=description, show_default=f"perf/results/{name}")
 
 
 def render_option(pages: str) -> Any:
-    """The option `--render` of a command that makes such pages of a raw file."""
+    """Make the option `--render` of a command; `pages` says in its help what is made of a raw file."""
     return typer.Option("--render", help=f"Measure nothing: make {pages} of this raw file.")
 
 
 def counts_of(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them, each once."""
+    """Parse whole numbers with commas between them; drop repeated ones."""
     from carnelian_perf.clips import MOST_CUTS
 
     counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
@@ -63,7 +63,7 @@ def counts_of(option: str, text: str) -> list[int]:
 
 
 def numbers_of(option: str, text: str) -> list[float]:
-    """Numbers with commas between them."""
+    """Parse numbers with commas between them."""
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
@@ -71,7 +71,7 @@ def numbers_of(option: str, text: str) -> list[float]:
 
 
 def durations_of(text: str) -> list[float]:
-    """Seconds of clips to cut, with commas between them, of `--durations`; each once."""
+    """Parse `--durations`: lengths of clips in seconds, with commas between them; drop repeated ones."""
     from carnelian_perf.clips import LIMIT_S, SHORTEST_CUT_S
 
     durations = numbers_of("--durations", text)
@@ -83,7 +83,7 @@ def durations_of(text: str) -> list[float]:
 
 
 def published_table(model: str | None, machine: str | None, precision: str | None) -> dict[str, str]:
-    """The published table that the options choose, as arguments of `choose`; empty without any of them."""
+    """Return the arguments of `yardsticks.published.choose` for the table that the options name; empty without them."""
     if model is None:
         if machine or precision:
             raise typer.BadParameter(
@@ -95,31 +95,31 @@ def published_table(model: str | None, machine: str | None, precision: str | Non
 
 
 def folder(path: str) -> Path:
-    """A folder to write. Not "", a variable of a shell that is not set: to Path it is the working directory."""
+    """Parse a folder to write. Refuse "", as an unset shell variable gives: Path takes it for the working directory."""
     if not path:
         raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
     return Path(path)
 
 
 def check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse words that are not known."""
+    """Refuse words of an option that are not among the `known` ones."""
     if wrong := set(words) - set(known):
         raise typer.BadParameter(f"{option} must be of {', '.join(known)}, but has {', '.join(sorted(wrong))}")
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse what is no file."""
+    """Refuse the path of an option unless it is a file that exists."""
     if not path.is_file():
         raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
 
 
 def check_render(context: typer.Context, raw: Path, *read: str) -> None:
-    """Refuse a raw file that is not there, and beside it what rendering would not read.
+    """Refuse a raw file that is not there, and options that rendering does not use.
 
     Args:
-        context: Of the command.
-        raw: What `--render` names.
-        read: Other options that rendering reads.
+        context: Context of the command.
+        raw: The raw file that `--render` names.
+        read: Names of the other options that rendering uses.
     """
     check_file("--render", raw)
     sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
@@ -130,21 +130,21 @@ def check_render(context: typer.Context, raw: Path, *read: str) -> None:
 
 
 def check_raw_file(path: Path | None) -> Path | None:
-    """Refuse a name that a page or a plot, which are written beside the raw file, would overwrite; or nothing could."""
+    """Refuse a raw file that cannot be written, or that does not end in .json: its page or plot could overwrite it."""
     if path is not None and path.suffix != ".json":
         raise typer.BadParameter(f"a raw file must end in .json, for pages and plots go beside it, but is {path}")
     return check_writable(path)
 
 
 def raw_file_path(out: Path | None, name: str) -> Path:
-    """`--out`, or its default, which must be writable as well."""
+    """Return the path of the raw file: `--out`, or by default `name` in perf/results; refuse what cannot be written."""
     path = out or Path("perf/results") / name
     check_raw_file(path)
     return path
 
 
 def check_writable(path: Path | None) -> Path | None:
-    """Refuse, before anything is measured, what could not be written afterwards."""
+    """Refuse, before anything is measured, a file that could not be written afterwards; None is accepted."""
     if path is not None:
         there = next(place for place in (path, *path.resolve().parents) if place.exists())
         if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
@@ -153,7 +153,7 @@ def check_writable(path: Path | None) -> Path | None:
 
 
 def check_apart(target: Path | None, *sources: Path | None) -> None:
-    """Refuse to write over a file what is measured with it; None stands for one that was not given."""
+    """Refuse a target that would overwrite one of the files that are read; None stands for a file that is not given."""
     for source in sources:
         if target is not None and source is not None and source.resolve() == target.resolve():
             raise typer.BadParameter(f"the target must be another file than {source}, which would be lost")
@@ -171,14 +171,14 @@ def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -
 
 
 def describe_clips(manifest: Path | None) -> str:
-    """Where clips are from, in words."""
+    """Say in words where clips come from: a manifest or, by default, the demo."""
     return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
 
 
 def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
-    """Write each, so that it is not lost if a later part fails, as unfinished; then the last one.
+    """Write each measurement, marked as unfinished, so that a later failure loses nothing; then write the last one.
 
-    Where a finished raw file is there, it stays until then, and the unfinished ones go beside it.
+    If `path` is a finished raw file, it stays until then, and unfinished ones are written beside it.
 
     Returns:
         The last one.
@@ -193,7 +193,7 @@ def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
 
 
 def _is_finished(path: Path) -> bool:
-    """Whether a file is there that is not known to be unfinished."""
+    """Whether a file exists that is not marked as unfinished."""
     try:
         return path.is_file() and bool(json.loads(path.read_bytes()).get("finished", True))
     except (ValueError, AttributeError):  # no raw file
@@ -206,15 +206,13 @@ def show_page(
     render_page: Callable[[Measured, str], str],
     draw: Callable[[Measured, Path], None] | None = None,
 ) -> Measured:
-    """Write, beside a raw file, the page that `render_page` makes of it and its name, and the plot that `draw` makes.
-
-    The page is printed.
+    """Write a raw file's page and, if there is a `draw`, its plot beside it; print the page.
 
     Returns:
-        What the raw file holds.
+        The measurement that the raw file holds.
 
     Raises:
-        RawFileError: It is none, or a page cannot be made of it.
+        RawFileError: The file is not a raw file of this kind, or a page cannot be made of it.
     """
     from carnelian_perf.pages import rendering, write_page
 
@@ -233,9 +231,9 @@ def show_page(
 def served_repository(
     repository: Path, model: str, random_weights: Path | None, manifest: Path | None
 ) -> Iterator[tuple[Path, str]]:
-    """The repository and the recogniser under test: those given, or an export of a network that nobody has trained.
+    """Yield the repository and the recogniser under test: the given ones, or an export with random weights.
 
-    What is not there is refused first, as is a manifest: an export takes minutes.
+    Files that do not exist are refused first, the manifest included, because an export takes minutes.
     """
     if random_weights is None:
         check_model_and_clips(repository, model, manifest)

@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUMBER = re.compile(r"[*+-]*\d[\d.,]*(?![\d.,]| [a-z]{3})")
-"""How a cell with a number begins, a bold one too, but not one of words ("16 clients")."""
+"""Matches the beginning of a table cell that holds a number, also a bold one, but not words ("16 clients")."""
 
 
 def page(title: str, measurement: RawFile, parts: Iterable[str], notes: Sequence[str] = ()) -> str:
-    """A Markdown page, which says so if the command did not run to its end.
+    """Make a Markdown page; it says so if the command did not run to its end.
 
     Args:
-        title: Its first line.
-        measurement: What it is of.
-        parts: Tables and paragraphs, each with a line's end.
-        notes: The list at its end.
+        title: The heading of the page.
+        measurement: The raw file that the page shows.
+        parts: Tables and paragraphs, each ending with a newline.
+        notes: Entries of the list at the end of the page.
     """
     content = [*parts, *(["".join(f"- {note}\n" for note in notes)] if notes else [])]
     return f"# {title}\n\n{measurement.say_unfinished()}" + "\n".join(content)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, of rows that may be short; columns with numbers are aligned right."""
+    """Make a Markdown table; short rows are filled with empty cells, columns with numbers are aligned right."""
     lines = [[*row, *[""] * (len(head) - len(row))] for row in rows]
     columns = [[line[place] for line in lines] for place in range(len(head))]
     rulers = ["--:" if any(map(NUMBER.match, column)) else "---" for column in columns]
@@ -41,23 +41,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def show_plot(words: str, raw_name: str) -> str:
-    """The plot beside a raw file, in a page beside both.
+    """Make the Markdown line that shows a raw file's plot in its page; all three lie in one folder.
 
     Args:
-        words: What it shows.
+        words: What the plot shows.
         raw_name: The raw file's name.
     """
     return f"![{words}]({quote(Path(raw_name).with_suffix('.png').name)})\n"
 
 
 def say_busy(cores: Iterable[float]) -> str:
-    """In words, how many cores other processes kept busy, at several times."""
+    """Say in words how many cores other processes kept busy: least, most and median of several readings."""
     ordered = sorted(cores)
     return f"kept {ordered[0]:.1f} to {ordered[-1]:.1f} cores (median {ordered[len(ordered) // 2]:.1f}) busy"
 
 
 def scale_milliseconds(axes: "Axes") -> None:
-    """Give an axis of times a logarithmic scale, with plain numbers on it however short it is."""
+    """Give a y axis of times a logarithmic scale, labelled with plain numbers even if its range is small."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes.set_yscale("log")
@@ -67,7 +67,7 @@ def scale_milliseconds(axes: "Axes") -> None:
 
 
 def write_plot(path: Path, figure: "Figure") -> None:
-    """Write a PNG file as :func:`write_whole` does, the same one for the same figure."""
+    """Write a figure as a PNG file as :func:`write_whole` does; the same figure gives the same file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
     write_whole(path, content.getvalue())
@@ -75,10 +75,10 @@ def write_plot(path: Path, figure: "Figure") -> None:
 
 @contextlib.contextmanager
 def rendering(raw_path: Path) -> Iterator[None]:
-    """Name a raw file whose parts, each right by itself, do not fit one another.
+    """Turn an error while a page is made into one that names the raw file: its valid parts may not fit together.
 
     Raises:
-        RawFileError: A page cannot be made of it.
+        RawFileError: A page cannot be made of the raw file.
     """
     try:
         yield

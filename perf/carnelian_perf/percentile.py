@@ -1,4 +1,4 @@
-"""Percentiles of latencies, all of one definition."""
+"""Percentiles of latencies, by the same definition everywhere."""
 
 from collections.abc import Sequence
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def percentile(latencies: Sequence[float], percent: float) -> float:
-    """The least of the latencies that `percent` % of them do not exceed; never one between two of them."""
+    """Return the least of the latencies that `percent` % of them do not exceed; it never interpolates between two."""
     return float(np.percentile(latencies, percent, method="inverted_cdf"))

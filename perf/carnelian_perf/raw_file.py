@@ -1,4 +1,4 @@
-"""Raw files: how each measurement says where it is from, how it is written and read."""
+"""Raw files: what all of them say about their origin, and how they are written and read."""
 
 import codecs
 import datetime
@@ -25,7 +25,7 @@ STRICT = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
 """A list that is never empty in a raw file."""
 MACHINE = ("cpu", "cores", "accelerator")
-"""What pages say of every machine."""
+"""Keys of :attr:`RawFile.machine` that every page shows."""
 _CODE = re.compile(r"((?<!`)`[^`|]+`(?!`))")
 _MARKUP = re.compile(r"[\\\[*|]|<(?=[a-zA-Z/!?])")
 
@@ -40,16 +40,16 @@ class Traffic:
     """The clips that requests sent."""
 
     source: str
-    """Where they are from, in words."""
+    """Where the clips come from, in words."""
     durations_s: list[float]
 
     @classmethod
     def of(cls, source: str, durations_s: Iterable[float]) -> "Traffic":
-        """Durations are rounded to what a page can show."""
+        """Describe clips by their source and their durations, which are rounded to 0.01 s."""
         return cls(source=source, durations_s=[round(duration_s, 2) for duration_s in durations_s])
 
     def __str__(self) -> str:
-        """In words."""
+        """Describe the clips in words: source, number, shortest, longest and median duration."""
         durations = sorted(self.durations_s)
         return (
             f"{self.source}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
@@ -60,13 +60,13 @@ class Traffic:
 @STRICT
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """What is cut to the durations."""
+    """The speech that is cut into clips of exact durations."""
 
     manifest: str
     format: str
-    """Of the files that are sent."""
+    """Format of the audio files that are sent: flac or wav."""
     clips: int
-    """Distinct ones of each duration."""
+    """Number of distinct clips of each duration."""
 
 
 @dataclass(frozen=True)
@@ -80,75 +80,75 @@ class Split:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of the four parts, in milliseconds."""
         return self.queue + self.input + self.infer + self.output
 
     @classmethod
     def median(cls, splits: Sequence["Split"]) -> "Split":
-        """Part by part."""
+        """Return the median of each part over several splits."""
         return cls(*(statistics.median(getattr(split, part.name) for split in splits) for part in fields(cls)))
 
     def __str__(self) -> str:
-        """As the tables show it, in Markdown."""
+        """Format the parts in Markdown, as in the tables: "0.1 + 0.2 + **3.0** + 0.1"."""
         return f"{self.queue:.1f} + {self.input:.1f} + **{self.infer:.1f}** + {self.output:.1f}"
 
 
 @STRICT
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """What a command measured, and where it is from, as :func:`describe_origin` tells."""
+    """The base of all raw files: the origin of a measurement, as :func:`describe_origin` gives it."""
 
     subject: str = ""
-    """The command; each has its own."""
+    """Name of the command that wrote the file; each kind of raw file has its own."""
     date: str
-    """UTC, ISO 8601."""
+    """Date and time of the measurement, UTC, ISO 8601."""
     command: str
     commit: str | None
     machine: dict[str, Any]
-    """CPU, cores, accelerator, system."""
+    """The machine: at least the keys of :data:`MACHINE`."""
     versions: dict[str, str]
     finished: bool = True
-    """Not in the file of a command that ran to its end."""
+    """Whether the command ran to its end; the file has this key only if it did not."""
 
     def __post_init__(self) -> None:
-        """Refuse a machine of which pages could not say what they say of every one."""
+        """Refuse a machine that lacks a key of :data:`MACHINE`."""
         if missing := set(MACHINE) - self.machine.keys():
             raise ValueError(f"machine lacks {', '.join(sorted(missing))}")
 
     def as_text(self: Own) -> Own:
-        """For pages: strings, which anyone may have written, as Markdown that shows them and does nothing else."""
+        """Escape all strings for Markdown pages: anyone may have written them, and a page must only show them."""
         command = " ".join(self.command.splitlines()).replace("`", "'")  # pages have it in a code span
         shown: Own = replace(_as_text(self), command=command)
         return shown
 
     def write(self, path: Path) -> None:
-        """Write the raw file."""
-        # By alias: a key may be a word that Python keeps for itself.
+        """Write the raw file as JSON."""
+        # By alias: a key may be a keyword of Python, such as `from`.
         content = TypeAdapter(type(self)).dump_python(self, by_alias=True, warnings=False)
         write(path, {key: value for key, value in content.items() if (key, value) != ("finished", True)})
 
     def say_machine(self) -> str:
-        """What it was measured on, in words."""
+        """Describe the machine in words."""
         machine = self.machine
         return f"{machine['cpu']}, {machine['cores']} cores, accelerator: {machine['accelerator']}"
 
     def say_versions(self) -> str:
-        """In words."""
+        """List the versions in words."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
     def say_commit(self) -> str:
-        """In words; none of what was installed outside a checkout."""
+        """Name the commit in words; "commit none" if the package was installed outside a checkout."""
         return f"commit {self.commit or 'none'}"
 
     def say_sources(self, raw_name: str) -> list[str]:
-        """The last notes of a page: versions, and which raw file it is of."""
+        """Make the last notes of a page: the versions, and a link to the raw file with its date, commit and command."""
         return [
             f"Versions: {self.say_versions()}.",
             f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, {self.say_commit()}, by `{self.command}`.",
         ]
 
     def say_unfinished(self) -> str:
-        """What a page says below its title; nothing if the command ran to its end."""
+        """Return the warning below a page's title; empty if the command ran to its end."""
         return "" if self.finished else "**Not finished.** The command was interrupted: runs are missing.\n\n"
 
     @classmethod
@@ -163,13 +163,13 @@ class RawFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(RawFile):
-    """Of one model."""
+    """The base of raw files about one model."""
 
     model: str
 
 
 def as_text(words: str) -> str:
-    """Words as Markdown that shows them, code in backticks included: no images, links, HTML or cells of a table."""
+    """Escape words for Markdown: no images, links, HTML or table cells; code in backticks stays."""
     parts = _CODE.split(" ".join(words.splitlines()))
     return "".join(
         part if place % 2 else _MARKUP.sub(r"\\\g<0>", part.replace("`", "'")) for place, part in enumerate(parts)
@@ -189,22 +189,22 @@ def _as_text(value: Any) -> Any:
 
 
 def utc_now() -> str:
-    """UTC, ISO 8601, to the second."""
+    """Return the current time in UTC, as ISO 8601, to the second."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def command_line() -> str:
-    """The command that runs, to be given again."""
+    """Return the command line of this process, quoted so that a shell can run it again."""
     return shlex.join(["carnelian-perf", *sys.argv[1:]])
 
 
 def describe_origin(accelerator: str | None = None) -> dict[str, Any]:
-    """When, by which command, from what, on what and with what something was measured.
+    """Collect a measurement's origin for its raw file: date, command, commit, machine and versions.
 
-    To be asked before anything is measured: the checkout may change meanwhile, by a raw file that is checked in, too.
+    Call this before anything is measured: the checkout may change meanwhile, if only by a tracked raw file.
 
     Args:
-        accelerator: What was used of the machine's, where that is chosen.
+        accelerator: The accelerator that is used, if the command chooses one; by default all that the machine has.
     """
     return {
         "date": utc_now(),
@@ -221,7 +221,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
-    """Read what the command `subject` wrote, by its own `parse`, which is pydantic's.
+    """Read the raw file that the command `subject` wrote; `parse` is pydantic's validation of its JSON.
 
     Raises:
         RawFileError: The file is no raw file of that command.

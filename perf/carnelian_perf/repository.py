@@ -1,4 +1,4 @@
-"""A Triton model repository under test: is the recogniser there, and copies of it whose configurations are changed."""
+"""A Triton model repository under test: check that it has a recogniser, copy it, and change its configurations."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ def check_model(repository: Path, model: str) -> None:
 
 
 def copy_model(shipped: Path, target: Path, model: str) -> pb.ModelConfig:
-    """Copy a recogniser that takes files into a new repository; return its ensemble's configuration."""
+    """Copy a recogniser's ensemble for files and its stages into a new repository; return the ensemble's config."""
     ensemble = read_config(shipped / model)
     target.mkdir(parents=True)
     for folder in (model, *(step.model_name for step in ensemble.ensemble_scheduling.step)):
@@ -39,7 +39,7 @@ def read_config(folder: Path) -> pb.ModelConfig:
     """Parse a model folder's `config.pbtxt`.
 
     Raises:
-        WrongModelError: It is none.
+        WrongModelError: The file is not a model's configuration.
     """
     path = folder / "config.pbtxt"
     try:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, whole or not at all, and its folder where that is missing; to what is no file, such as /dev/stdout.
+    """Write a file whole or not at all, and make its folder if needed; append to a device such as /dev/stdout.
 
     Raises:
-        OSError: It could not be written; the message names it, and it is as it was before.
+        OSError: The file could not be written, and is as it was before; the message names it.
     """
     content = content.encode() if isinstance(content, str) else content
-    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):  # /dev/stdout may be a file by now
+    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):  # /dev/stdout may be a file
         with path.open("ab") as stream:
             stream.write(content)
         return
