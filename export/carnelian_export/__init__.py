@@ -1,4 +1,4 @@
-"""Checkpoint to ONNX to a Triton model repository."""
+"""Export a checkpoint to ONNX or TensorRT, as models of a Triton model repository."""
 
 import os
 

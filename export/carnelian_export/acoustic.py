@@ -1,4 +1,4 @@
-"""The file of the `<model>_acoustic` stage, written and compared with the network before it can be served."""
+"""Write the model file of the `<model>_acoustic` stage, and compare it with the network before it can be served."""
 
 import shutil
 import tempfile
@@ -19,18 +19,25 @@ from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles, shapes_of
 from carnelian_export.target import Target, TargetError
 
 MOST_BYTES = 2**31 - 2**24
-"""Of weights in an ONNX file: it is a message of protobuf, of less than 2 GiB with the nodes."""
+"""The most bytes of weights in one ONNX file: it is a protobuf message, which must be below 2 GiB with its nodes."""
 
 
 def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Target, max_batch_size: int) -> float:
-    """Write `model.onnx` or `model.plan`; see :func:`save`.
+    """Export a network as `model.onnx` (see :func:`save`) or `model.plan`, and compare the file with the network.
+
+    Args:
+        folder: The version folder of the stage; the file is written into it.
+        network: In evaluation mode, in float32.
+        config: The network's configuration.
+        target: The format and precision of the file, and what runs it.
+        max_batch_size: The largest number of rows in a batch.
 
     Returns:
-        The largest difference between its log-probabilities and the network's; of int8, the mean distance between the
-        labels' distributions, 0 to 2.
+        The largest difference between log-probabilities of the file and of the network; for int8, the mean distance
+        between their distributions over the labels, 0 to 2.
 
     Raises:
-        ParityError: They differ by more than the precision explains.
+        ParityError: The file and the network differ by more than the precision explains.
         EngineError: TensorRT is not installed, or does not build the engine.
         QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
         TargetError: The network is too large for TensorRT, or for int8, in this precision.
@@ -53,25 +60,25 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
 
 
 def save(graph: onnx.ModelProto, path: Path) -> None:
-    """Write a graph as a file, or, where its weights are over :data:`MOST_BYTES`, with them in `<path>.data` beside it.
+    """Write a graph to a file; weights of over :data:`MOST_BYTES` go into a second file beside it, `<path>.data`.
 
     Args:
-        graph: It loses the weights that are written beside it.
-        path: In a folder where neither file is.
+        graph: The graph to write. It loses the weights that go into the second file.
+        path: The first file. Neither file may exist.
     """
     weights = path.with_name(f"{path.name}.data")
     is_large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > MOST_BYTES
     onnx.save(graph, path, save_as_external_data=is_large, location=weights.name)
     if is_large:
-        shutil.copymode(path, weights)  # onnx 1.23 makes it for its owner alone, and a server may be another user
+        shutil.copymode(path, weights)  # onnx 1.23 lets only the owner read it; a server may run as another user
 
 
 def _check_size(network: CtcNetwork, target: Target) -> None:
-    """Refuse what tracing, which takes minutes, would end in an error about: not all can read two files."""
+    """Refuse a network over 2 GiB for targets that need all weights in one file, before it is traced for minutes."""
     if target.format == "onnx" and target.provider != "tensorrt" and target.precision != "int8":
         return
     number = sum(parameter.numel() for parameter in network.parameters())
-    # Graphs of the other precisions are made out of one in float32, or compared in it first.
+    # For the other precisions, a graph in float32 is made first: to convert it, or to compare it with the network.
     kept, size = ("fp16", 2) if target.precision == "fp16" else ("fp32", 4)
     if number * size > MOST_BYTES:
         advice = "; export with `--precision fp16`" if size > 2 and number * 2 <= MOST_BYTES else ""

@@ -1,4 +1,4 @@
-"""`carnelian-export`: a checkpoint into a Triton model repository."""
+"""The command `carnelian-export`: write the model of a checkpoint into a Triton model repository."""
 
 import logging
 import os
@@ -118,7 +118,7 @@ def export(
 
 
 def _check_openable(path: Path) -> None:
-    """Refuse, before any work, a path that ONNX Runtime does not open: it takes UTF-8 alone."""
+    """Refuse a path that is not UTF-8 before any work is done: ONNX Runtime could not open it."""
     try:
         str(path.resolve()).encode()
     except UnicodeEncodeError as error:
@@ -150,10 +150,10 @@ def _export_language_model(source: Path, name: str | None, out: Path) -> None:
 
 
 def main() -> None:
-    """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
+    """Run the command. The exit status is 0 for success, 1 for a failure, 2 for a wrong command line."""
     logging.basicConfig(format="%(message)s")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # what was written so far is removed on the way out
-        if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has SIGHUP
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that unfinished files are removed on the way out
+        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under `nohup`
             signal.signal(number, lambda *_: sys.exit(1))
     try:
         app()

@@ -1,8 +1,9 @@
-"""A TensorRT engine built from the shaped graph: optimisation profiles, timing cache and, on a GPU, running it.
+"""Build a TensorRT engine from the shaped graph, with optimisation profiles and a timing cache, and run it on a GPU.
 
-`tensorrt` builds what Triton's backend loads, on the GPU that will serve it, and of the version in that container.
-`tensorrt_rtx` has the same API and builds on machines without a GPU: it shows that the graph is parsed, the profiles
-are accepted and an engine comes out, but Triton cannot load what it builds.
+The package `tensorrt` builds engines that Triton's backend loads. It must run on the GPU that will serve the engine,
+and have the version of TensorRT in Triton's container. `tensorrt_rtx` has the same API and builds on machines without
+a GPU: it shows that the graph is parsed, the profiles are accepted and an engine comes out, but Triton cannot load that
+engine.
 """
 
 import importlib
@@ -22,18 +23,18 @@ from carnelian_export.profiles import Shapes
 logger = logging.getLogger(__name__)
 
 SERVABLE, PORTABLE = "tensorrt", "tensorrt_rtx"
-"""The packages, in the order in which they are tried."""
+"""The names of TensorRT's Python packages, in the order in which they are tried."""
 
 
 class EngineError(RuntimeError):
-    """An engine cannot run here: TensorRT is not installed, say, or refuses the graph; the message says why."""
+    """An engine cannot be built or run here, for example because TensorRT is not installed; the message says why."""
 
 
 def load_tensorrt() -> Any:
-    """The TensorRT package that is installed, `tensorrt` before `tensorrt_rtx`.
+    """Import the TensorRT package that is installed: `tensorrt`, or else `tensorrt_rtx`.
 
     Raises:
-        EngineError: Neither is.
+        EngineError: Neither package is installed.
     """
     for name in (SERVABLE, PORTABLE):
         try:
@@ -50,22 +51,23 @@ def load_tensorrt() -> Any:
 def build_engine(
     graph: onnx.ModelProto, profiles: Sequence[Shapes], cache: Path | None = None, tf32: bool = False
 ) -> bytes:
-    """Build an engine with these profiles.
+    """Build an engine of a graph with optimisation profiles, and return it serialised.
 
     Args:
-        graph: The shaped one. Its types are kept as they are (a strongly typed network).
-        profiles: At least one, as :func:`carnelian_export.profiles.shapes_of` gives them.
-        cache: Timings of kernels, read if it is there and written; of the same GPU and version. TensorRT-RTX has none.
-        tf32: Whether float32 may be multiplied in the eleven bits of float16.
+        graph: The shaped graph. Its types are kept as they are (a strongly typed network).
+        profiles: At least one profile, as :func:`carnelian_export.profiles.shapes_of` gives them.
+        cache: The file of kernel timings, read if it exists, and written. It is for one GPU and one version of
+            TensorRT. TensorRT-RTX does not use it.
+        tf32: Whether float32 numbers may be multiplied in TensorFloat-32, with 11 bits of precision as in float16.
 
     Raises:
-        EngineError: TensorRT is not installed, or does not build it.
+        EngineError: TensorRT is not installed, or does not build the engine.
     """
     trt = load_tensorrt()
     log = _log_of(trt)
     try:
         builder = trt.Builder(log)
-    except TypeError as error:  # what its binding makes of a null pointer
+    except TypeError as error:  # the binding raises it where TensorRT returns a null pointer
         said = "; ".join(log.errors) or error
         raise EngineError(
             f"{trt.__name__} {trt.__version__} must find a GPU and its driver, but says: {said}"
@@ -87,7 +89,7 @@ def build_engine(
         if not torch.cuda.is_available():
             config.num_compute_capabilities = 1
             config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-    elif cache is not None:  # TensorRT-RTX has none, and asks for a GPU if told of one
+    elif cache is not None:  # TensorRT-RTX has no timing cache, and asks for a GPU if given one
         timings = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
         if not config.set_timing_cache(timings, False):
             raise EngineError(
@@ -112,7 +114,7 @@ _logs: dict[str, Any] = {}
 
 
 def _log_of(trt: Any) -> Any:
-    """One logger for each package, for it keeps the first one that it is given."""
+    """Return the only logger of a TensorRT package, without errors: a package keeps the first logger that it gets."""
     if trt.__name__ not in _logs:
 
         class Log(trt.ILogger):  # type: ignore[misc]
@@ -130,7 +132,7 @@ def _log_of(trt: Any) -> Any:
 
 
 class EngineRun:
-    """A built engine on a GPU: tensors by name in, tensors by name out. Not run yet by anybody."""
+    """A built engine that runs on a GPU when called: tensors by name -> tensors by name. Nobody has run it yet."""
 
     def __init__(self, plan: bytes) -> None:
         self._trt = load_tensorrt()
@@ -142,7 +144,7 @@ class EngineRun:
         self._context = self._engine.create_execution_context()
 
     def __call__(self, inputs: dict[str, Tensor], profile: int) -> dict[str, Tensor]:
-        """Run one batch in one of the profiles."""
+        """Run one batch with the optimisation profile at index `profile`; the results are on the CPU."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._context.set_optimization_profile_async(profile, stream.cuda_stream)
         tensors = {name: value.cuda().contiguous() for name, value in inputs.items()}

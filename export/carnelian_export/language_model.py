@@ -1,7 +1,7 @@
-"""A language model as one ONNX file for rescoring: rows of tokens in, the log-probability of each row's sentence out.
+"""Export a language model as one ONNX file for rescoring: rows of tokens in, the log-probability of each sentence out.
 
-The file describes itself: its `metadata_props` hold the tokenizer and what the tensors below are. Weights are float16,
-tensors and sums float32.
+The file describes itself: its `metadata_props` hold the format, the model's name, the tokenizer and the case of its
+text. Weights are stored in float16; computation is in float32.
 """
 
 import base64
@@ -31,12 +31,12 @@ from carnelian_export.parity import SEED, Tolerance, open_graph
 INPUTS = ("TOKENS", "TOKEN_LENGTH")
 OUTPUT = "LOG_PROB"
 TOLERANCE = Tolerance(0.02, 0.005)
-"""How far the log-probability of a sentence may be from PyTorch's in float32, over its tokens and its end. Weights in
-float16 keep 11 bits; a wrong mask or a wrong distance shows as 0.1 and more."""
+"""How far the log-probability of a sentence may be from PyTorch's in float32, divided by the number of its tokens, its
+end included. Weights in float16 keep 11 bits; a wrong mask or a wrong distance shows as 0.1 and more."""
 
 
 class SentenceRater(nn.Module):
-    """The network with the tensors of the file.
+    """The language model with the input and output tensors of the ONNX file.
 
     Args:
         network: In evaluation mode.
@@ -50,7 +50,7 @@ class SentenceRater(nn.Module):
         """Rate sentences; a row's answer depends on its own tokens alone.
 
         Args:
-            tokens: [rows, time] int64, without the end; whatever is in the padding.
+            tokens: [rows, time] int64, without the end; the padding may have any values.
             lengths: [rows] int64, 0 for the empty sentence.
 
         Returns:
@@ -69,19 +69,19 @@ class SentenceRater(nn.Module):
 
 
 def write_language_model(path: Path, name: str, config: LanguageModelConfig, network: TransformerXl) -> float:
-    """Write the file, once it agrees with PyTorch.
+    """Write a language model as an ONNX file, if the file agrees with PyTorch.
 
     Args:
-        path: Of the file; an older one is replaced.
-        name: Of the model, for those who find the file.
+        path: The file to write; an older one is replaced.
+        name: The model's name, kept in the file's metadata.
         config: The network's configuration.
         network: In evaluation mode, in float32.
 
     Returns:
-        The largest difference of a log-probability, by token.
+        The largest difference between a sentence's log-probabilities of the file and of PyTorch, per token.
 
     Raises:
-        ParityError: They disagree; nothing was written.
+        ParityError: The file and PyTorch disagree; nothing was written.
         WriteError: The disk has no room; nothing was written.
     """
     graph = export_language_model(network)
@@ -94,7 +94,7 @@ def write_language_model(path: Path, name: str, config: LanguageModelConfig, net
 
 
 def export_language_model(network: TransformerXl) -> onnx.ModelProto:
-    """The graph, with :data:`INPUTS` and :data:`OUTPUT`, weights rounded to float16."""
+    """Export the graph of a language model, with :data:`INPUTS` and :data:`OUTPUT`; weights are rounded to float16."""
     rounded = copy.deepcopy(network).half().float().eval()
     inputs = (torch.full((2, 3), END), torch.tensor([3, 1]))
     buffer = io.BytesIO()
@@ -117,13 +117,18 @@ def export_language_model(network: TransformerXl) -> onnx.ModelProto:
 
 
 def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
-    """Compare the file, run by ONNX Runtime, with the network, which reads in segments, on random sentences.
+    """Compare the file in ONNX Runtime with the network in PyTorch on random sentences.
+
+    Args:
+        path: The ONNX file.
+        network: In evaluation mode, in float32.
+        segment: The number of tokens that the network reads at a time.
 
     Returns:
-        The largest difference of a log-probability, by token.
+        The largest difference between a sentence's log-probabilities of the file and of PyTorch, per token.
 
     Raises:
-        ParityError: It is over :data:`TOLERANCE`.
+        ParityError: The differences are over :data:`TOLERANCE`.
     """
     session = open_graph(path)
     vocabulary, memory = network.embedding.num_embeddings, network.config.memory
@@ -145,7 +150,7 @@ def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
 def run(
     session: onnxruntime.InferenceSession, rows: Sequence[Sequence[int]], padding: int = 0
 ) -> npt.NDArray[np.float32]:
-    """The log-probability of each row's sentence, [rows] float32."""
+    """Run the file in ONNX Runtime: return the log-probability of each row's sentence, [rows] float32."""
     tokens = np.full((len(rows), max(map(len, rows))), padding, np.int64)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row

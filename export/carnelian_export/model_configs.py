@@ -14,14 +14,16 @@ from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, apply_tuning
 
 WARMUPS = {"features": ((2, 1), (20, 4)), "acoustic": ((2, 1), (2, 4), (20, 1))}
-"""Seconds and clips: what is small, what comes in batches, and what needs room. DALI keeps room for each of the rows
-that `carnelian-serve` runs at once, four: all have met a long clip before the server is ready."""
+"""The warm-up batches of a stage, as (seconds, clips): a short clip, several clips, and long clips, which need memory.
+DALI keeps memory for each of the four rows that `carnelian-serve` runs at once, so each of them gets a long clip before
+the server is ready."""
 MAX_PENDING_REQUESTS = 128
-"""Before the stages behind the features: as many clips as four batches, or some seconds of work on two cores."""
-ENGINE_CACHE = "/tmp/tensorrt_engines"  # one that ONNX Runtime can make in a container with a read-only root
+"""The most requests that may wait for the stages after the features stage: as many clips as four batches have, or some
+seconds of work on two cores."""
+ENGINE_CACHE = "/tmp/tensorrt_engines"  # ONNX Runtime can make it, even in a container with a read-only root
 ENGINE_PREFIX = "trt_engine_cache_prefix"
 SOURCES = Path(__file__).parent / "models"
-AUDIO_DECODE = "audio_decode"  # one for all recognisers
+AUDIO_DECODE = "audio_decode"  # all recognisers share this stage
 
 STAGES = ("features", "acoustic", "ctc")
 SUFFIXES = ("", "_pcm", *(f"_{stage}" for stage in STAGES))
@@ -31,13 +33,14 @@ _HEADER = "# Written by carnelian-export. A variant is a change of the parsed me
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSizes:
-    """The sizes that differ from model to model."""
+    """The sizes of a recogniser's tensors that differ from model to model."""
 
     features: tuple[int, ...]
     """Dimensions of FEATURES: [num_mels, -1], or [-1] of a waveform."""
     hop_samples: int
-    """The samples from one frame of features to the next."""
+    """The number of samples from one frame of features to the next."""
     max_batch_size: int
+    """The largest number of rows in a batch."""
     vocabulary: int
     """The number of labels, with the blank."""
 
@@ -48,10 +51,10 @@ def build_configs(
     """Build the five configurations of a recogniser, by folder name.
 
     Args:
-        name: of the public ensemble.
-        sizes: of its tensors.
-        decoding: parameters of its `_ctc` stage.
-        target: what its `_acoustic` stage is exported for.
+        name: The public ensemble's name.
+        sizes: The sizes of the recogniser's tensors.
+        decoding: The parameters of the `_ctc` stage.
+        target: The format, precision and provider of the `_acoustic` stage, and the tuning of all stages.
     """
     acoustic = build_acoustic(f"{name}_acoustic", sizes)
     if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
@@ -99,7 +102,10 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
 
 
 def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
-    """FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded; the graph gets their shapes."""
+    """Configure the acoustic stage, FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded.
+
+    The graph gets the shapes of the clips as another input.
+    """
     return pb.ModelConfig(
         name=name,
         backend="onnxruntime",
@@ -136,7 +142,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
 def use_tensorrt_provider(config: pb.ModelConfig, hop_samples: int) -> None:
     """Set ONNX Runtime's TensorRT provider up for the shaped graph, in place; without a GPU it runs on the CPU.
 
-    One profile for all batches: shapes outside it would have an engine built while clients wait.
+    One profile covers all batches: for shapes outside it, an engine would be built while clients wait.
     """
     _add_shapes(config)
     profile = Profile(rows=1, seconds=7.0, most_s=config.max_batch_size * MAX_AUDIO_S)
@@ -155,17 +161,17 @@ def use_tensorrt_provider(config: pb.ModelConfig, hop_samples: int) -> None:
 
 
 def name_cached_engines(config: pb.ModelConfig, graph: bytes) -> None:
-    """Have ONNX Runtime keep the engines of this graph under a name of their own, in place.
+    """Make ONNX Runtime cache the engines of this graph under a name of their own; changes `config` in place.
 
-    Its own names are of the graph's structure: another network's engine, with the same layers, would be taken for this
-    one's (microsoft/onnxruntime#6455).
+    ONNX Runtime's own names depend only on the graph's structure: it would take the engine of another network with the
+    same layers for this one's (microsoft/onnxruntime#6455).
     """
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         accelerator.parameters[ENGINE_PREFIX] = f"{config.name}_{hashlib.sha256(graph).hexdigest()[:16]}"
 
 
 def use_tensorrt_engine(config: pb.ModelConfig, num_profiles: int) -> None:
-    """Make the acoustic stage an engine of the shaped graph, in place."""
+    """Make the acoustic stage run a TensorRT engine of the shaped graph; changes `config` in place."""
     config.backend = "tensorrt"
     config.parameters.clear()  # they are ONNX Runtime's
     # Triton's backend compares the flat tensor's only dimension with the first one here.
@@ -177,7 +183,7 @@ def use_tensorrt_engine(config: pb.ModelConfig, num_profiles: int) -> None:
 
 
 def _add_shapes(config: pb.ModelConfig) -> None:
-    """The inputs that the shaped graph has beside the ragged one's."""
+    """Add the inputs that the shaped graph has in addition to those of the ragged graph."""
     batch_input = config.batch_input[0]
     for target, kind, data_type in (
         ("REQUEST_SIZES", pb.BatchInput.BATCH_ELEMENT_COUNT, pb.TYPE_INT32),
@@ -189,7 +195,10 @@ def _add_shapes(config: pb.ModelConfig) -> None:
 
 
 def build_ctc(name: str, sizes: TensorSizes, parameters: Mapping[str, str]) -> pb.ModelConfig:
-    """LOG_PROBS -> TRANSCRIPT and RESULT, by the decoder's options that the parameters are."""
+    """Configure the decoder stage, LOG_PROBS -> TRANSCRIPT and RESULT.
+
+    `parameters` are the default options of the decoder and the file names of its language models.
+    """
     return pb.ModelConfig(
         name=name,
         backend="python",
@@ -228,7 +237,7 @@ def build_ensemble(name: str, stages: list[pb.ModelConfig], max_batch_size: int)
 
 
 def to_text(config: pb.ModelConfig) -> str:
-    """The text of a `config.pbtxt`."""
+    """Return a configuration as the text of a `config.pbtxt`."""
     text: str = text_format.MessageToString(config)
     return _HEADER + text
 
@@ -237,7 +246,7 @@ def read_config(path: Path) -> pb.ModelConfig:
     """Parse a `config.pbtxt`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The file is not a model's configuration.
     """
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
@@ -246,13 +255,16 @@ def read_config(path: Path) -> pb.ModelConfig:
 
 
 def warmup_lengths(hop_samples: int) -> dict[str, int]:
-    """Files in a stage's `warmup` and the length that each holds, in hops; one of zero would warm nothing up."""
+    """Return the length, in hops, that each file in a stage's `warmup` folder holds; by file name.
+
+    Triton can fill warm-up inputs with zeros, but a length of zero would warm nothing up.
+    """
     durations_s = sorted({seconds for clips in WARMUPS.values() for seconds, _ in clips})
     return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds in durations_s}
 
 
 def _warm_up(stage: str, name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
-    """Batches of silent clips of one length, which an instance runs before it is ready, twice: DALI has two buffers."""
+    """Return batches of silent clips that an instance runs before it is ready, twice because DALI has two buffers."""
     sample = pb.ModelWarmup.Input
     sizes = warmup_lengths(hop_samples)
     return [

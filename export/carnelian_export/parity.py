@@ -1,4 +1,4 @@
-"""Whether an exported graph gives the network's log-probabilities, for clips alone and in a ragged batch."""
+"""Check that an exported graph gives the network's log-probabilities, for clips alone and in a ragged batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,14 @@ from carnelian_export.profiles import SHAPED_INPUTS
 ClipFeatures = npt.NDArray[np.float32]
 """The FEATURES of one clip: [num_mels, frames], or [samples] of a waveform; float32."""
 Scores = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
+"""LOG_PROBS [rows, frames, labels] float32 and LOG_PROB_LENGTH [rows, 1] int32 of a batch."""
 Scorer = Callable[[list[ClipFeatures], list[int]], Scores]
-"""A form of the network: from clips and FEATURE_LENGTH to LOG_PROBS and LOG_PROB_LENGTH."""
+"""A function that runs some form of the network on a batch: clips and their FEATURE_LENGTH -> scores."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far log-probabilities may be from PyTorch's in float32."""
+    """How far the log-probabilities of an export may be from PyTorch's in float32."""
 
     worst: float
     """The largest allowed difference of any label in any frame."""
@@ -33,16 +34,16 @@ class Tolerance:
     """The largest allowed mean difference over all labels and frames."""
 
     def check(self, differences: npt.NDArray[np.float32], what: str, where: str, advice: str = "") -> float:
-        """Return the largest of differences.
+        """Return the largest difference, if all are within this tolerance.
 
         Args:
-            differences: Of any shape.
-            what: What was compared, in words, for the error.
-            where: On which inputs, in words.
-            advice: The end of the error.
+            differences: The absolute differences, of any shape.
+            what: The name of what was compared, for the error message.
+            where: The inputs on which it was compared, for the error message.
+            advice: The end of the error message.
 
         Raises:
-            ParityError: They are over this.
+            ParityError: The differences are over this tolerance.
         """
         worst, mean = float(differences.max()), float(differences.mean())
         # "not <=", so that NaN is refused as well
@@ -55,18 +56,19 @@ class Tolerance:
 
 
 TOLERANCES = {"fp32": Tolerance(1e-3, 1e-4), "fp16": Tolerance(0.2, 0.05), "bf16": Tolerance(2.0, 0.1)}
-"""By precision. Kernels sum float32 in different orders: 1e-5 was seen on trained networks, where a wrong mask or a
-wrong weight shows as 0.1 and more, and 0.02 and more in the mean. float16 keeps 11 bits and bfloat16 8: of labels down
-to :data:`UNLIKELY`, 0.09 and 0.005 were seen in float16, 1.1 and 0.05 in bfloat16, on the demo model. Deeper networks
-are further off in float16: 0.0131 in the mean of a QuartzNet of 19 blocks, 0.0101 to 0.0254 of wav2vec 2.0 and HuBERT,
-which is as far as `.half()` of `transformers`, 0.0127 to 0.0262 on speech. There the best label was the same in 98.9
-to 99.5 % of the frames, and distributions were within 0.015, where int8 may have :data:`MEAN_DISTANCE`. So in float16
-it is the worst that finds a wrong mask (0.5 and more)."""
+"""The tolerance of each precision. Kernels sum float32 in different orders: differences of 1e-5 were seen on trained
+networks, where a wrong mask or a wrong weight shows as 0.1 and more, and 0.02 and more in the mean. float16 keeps 11
+bits and bfloat16 8. On the demo model, for labels down to :data:`UNLIKELY`, differences in float16 were up to 0.09,
+with a mean of 0.005, and in bfloat16 up to 1.1, with a mean of 0.05. Deeper networks differ more in float16: the mean
+was 0.0131 for a QuartzNet of 19 blocks, and 0.0101 to 0.0254 for wav2vec 2.0 and HuBERT, as much as with `.half()` of
+`transformers`, 0.0127 to 0.0262 on speech. There the best label was the same in 98.9 to 99.5 % of the frames, and
+distributions were within 0.015, where int8 may have :data:`MEAN_DISTANCE`. So in float16 it is the largest difference,
+not the mean, that shows a wrong mask (0.5 and more)."""
 
 UNLIKELY = -50.0
-"""Of labels below this log-probability the tolerances are relative, for the steps of a float grow with its size: on
-speech the demo model gives labels -447, where float16 was 0.55 off and bfloat16 5.8, with the best label the same in
-every frame."""
+"""The log-probability below which tolerances are relative, because the steps between floats grow with their size. On
+speech the demo model gives some labels -447, where float16 was 0.55 off and bfloat16 5.8, with the best label the same
+in every frame."""
 
 MEAN_DISTANCE = 0.1
 """The limit for int8: absolute differences of the labels' probabilities, summed over a frame's labels, averaged over
@@ -76,7 +78,7 @@ on the demo model, where the best label was the same in 98.5 % of the frames, an
 # (frames, FEATURE_LENGTH): a single frame, no samples, a tensor longer than its clip, a length beyond its tensor, ...
 SHAPES = ((1, 1), (40, 40), (3, 0), (250, 120), (60, 90), (333, 333))
 LONG = 5
-"""The position in :data:`SHAPES` of a clip that is also scored on both sides of one that is as loud as can be."""
+"""The position in :data:`SHAPES` of the clip that is also scored before and after a clip as loud as :data:`LOUDEST`."""
 SEED = 1
 
 
@@ -85,7 +87,7 @@ class ParityError(ValueError):
 
 
 def open_graph(path: Path) -> onnxruntime.InferenceSession:
-    """A graph in ONNX Runtime on the CPU, with as many threads as PyTorch has."""
+    """Open a graph in ONNX Runtime on the CPU, with as many threads as PyTorch has."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -98,13 +100,13 @@ def check_parity(path: Path, network: CtcNetwork, precision: str = "fp32") -> fl
 
 
 def check_distributions(path: Path, network: CtcNetwork, clips: Sequence[ClipFeatures]) -> float:
-    """Compare a graph in integers with its network on real clips.
+    """Compare an int8 graph, run by ONNX Runtime, with its network in PyTorch, on real clips.
 
     Returns:
-        The mean distance of the distributions over the labels, 0 to 2.
+        The mean distance between the distributions over the labels, 0 to 2.
 
     Raises:
-        ParityError: It is over :data:`MEAN_DISTANCE`.
+        ParityError: The distance is over :data:`MEAN_DISTANCE`.
     """
     session = open_graph(path)
     distances = []
@@ -125,13 +127,13 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
     """Compare an exported network with the original, on random features.
 
     Args:
-        scorer: Runs the exported one.
+        scorer: The function that runs the exported network.
         network: The original, in float32.
-        precision: Of the exported one; it selects the tolerance.
-        what: The exported one's name in errors.
+        precision: The exported network's precision, which selects the tolerance.
+        what: The exported network's name in error messages.
 
     Returns:
-        The largest difference of a log-probability.
+        The largest difference between log-probabilities.
 
     Raises:
         ParityError: Differences are over one of :data:`TOLERANCES`, or a length is wrong.
@@ -139,7 +141,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
     rng = np.random.default_rng(SEED)
     clips, lengths = [], []
     for frames, length in SHAPES:
-        if isinstance(network, Wav2Vec2):  # a clip with as many hops of 10 ms, and its first output frame
+        if isinstance(network, Wav2Vec2):  # as many samples as hops of 10 ms have, and those of a first output frame
             hop, more = network.config.stride // 2, network.config.window - network.config.stride // 2
             clips.append(rng.standard_normal(frames * hop + more, np.float32))
             lengths.append(length * hop + more if length else 0)
@@ -176,7 +178,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
 
 @torch.inference_mode()
 def score(network: CtcNetwork, clip: ClipFeatures, length: int) -> tuple[npt.NDArray[np.float32], int]:
-    """One clip alone in PyTorch: its FEATURES -> log-probabilities [frames', labels], and frames'."""
+    """Score one clip alone in PyTorch: its FEATURES -> log-probabilities [frames', labels], and frames'."""
     if length == 0:
         return np.zeros((0, 1), np.float32), 0
     features = torch.from_numpy(clip).view(1, network.config.feature_channels, -1)
@@ -186,7 +188,7 @@ def score(network: CtcNetwork, clip: ClipFeatures, length: int) -> tuple[npt.NDA
 
 
 def run(session: onnxruntime.InferenceSession, clips: list[ClipFeatures], lengths: list[int]) -> Scores:
-    """A ragged batch in ONNX Runtime: clips [num_mels, frames] or [samples] -> LOG_PROBS and LOG_PROB_LENGTH."""
+    """Run a ragged batch in ONNX Runtime: clips [num_mels, frames] or [samples] -> LOG_PROBS and LOG_PROB_LENGTH."""
     wanted = {tensor.name for tensor in session.get_inputs()}
     feeds = {name: value for name, value in make_inputs(clips, lengths).items() if name in wanted}
     log_probs, log_prob_lengths = session.run(list(OUTPUTS), feeds)
@@ -194,7 +196,7 @@ def run(session: onnxruntime.InferenceSession, clips: list[ClipFeatures], length
 
 
 def make_inputs(clips: list[ClipFeatures], lengths: list[int]) -> dict[str, npt.NDArray[Any]]:
-    """The tensors that Triton makes of clips that came in a request each: those of :data:`SHAPED_INPUTS`."""
+    """Make :data:`SHAPED_INPUTS` as Triton makes them of clips that come in one request each."""
     sizes = [clip.size for clip in clips]
     values = (
         np.concatenate([clip.ravel() for clip in clips]),

@@ -18,10 +18,11 @@ class Profile:
     """The shapes that an engine is tuned for, and their limits. Triton takes the nearest profile that fits a batch."""
 
     rows: int
+    """The number of rows that the engine is tuned for."""
     seconds: float
-    """The length of each row that the engine is tuned for."""
+    """The length of each row that the engine is tuned for, in seconds."""
     most_s: float
-    """The largest total length of all rows."""
+    """The largest total length of all rows, in seconds."""
 
 
 def choose_profiles(max_batch_size: int) -> list[Profile]:
@@ -36,15 +37,15 @@ def choose_profiles(max_batch_size: int) -> list[Profile]:
 
 
 def shapes_of(profile: Profile, max_batch_size: int, num_mels: int | None, hop_samples: int) -> Shapes:
-    """A profile in shapes.
+    """Convert a profile to the smallest, the tuned and the largest shape of each input.
 
-    Rows go to `max_batch_size` in every profile, for Triton compares that with the configuration.
+    Every profile allows up to `max_batch_size` rows, because Triton compares that with the configuration.
 
     Args:
-        profile: What is tuned for.
-        max_batch_size: Of the configuration.
-        num_mels: Of the features; None of a waveform.
-        hop_samples: Between two frames of them; 1 of a waveform.
+        profile: The profile to convert.
+        max_batch_size: The largest number of rows, as in the model's configuration.
+        num_mels: The mel bands of the features; None for a waveform.
+        hop_samples: The samples from one frame of features to the next; 1 for a waveform.
     """
     channels, axes = (1, 1) if num_mels is None else (num_mels, 2)
     rate = SAMPLE_RATE_HZ / hop_samples

@@ -1,4 +1,4 @@
-"""A recogniser's folders put into a Triton repository: whole or not at all, and never over another release."""
+"""Put a recogniser's folders into a Triton repository: whole or not at all, and never over another release."""
 
 import fcntl
 import logging
@@ -30,7 +30,7 @@ from carnelian_export.target import Target
 
 logger = logging.getLogger(__name__)
 
-# What makes two exports the same release: a server that serves one may find the other in its place.
+# The files that are equal in two exports of the same release: a server may find one export in place of the other.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
 EDIT = "an edit of config.pbtxt or another version of carnelian-export"
 OPTIONS = {
@@ -42,9 +42,9 @@ OPTIONS = {
     "dynamic_batching": "--tuning or an edit of config.pbtxt",
     **dict.fromkeys(("optimization", "batch_input"), "--execution-provider or an edit of config.pbtxt"),
 }
-"""What sets a parameter or field of a stage's configuration; of `_ctc`, --option and --lm-weights set the other
-parameters."""
-SHOWN = 160  # characters of a value; a warm-up has thousands
+"""The command-line options that set each parameter or field of a stage's configuration. The other parameters of `_ctc`
+are set by --option and --lm-weights."""
+SHOWN = 160  # the most characters of a value in a message; a warm-up has thousands
 
 
 def write_model(
@@ -61,28 +61,28 @@ def write_model(
     version that its stages' configurations choose, so beside a second version an old one calls new stages.
 
     Args:
-        repository: Made if it is not there. Other models in it stay as they are.
+        repository: The folder that tritonserver loads, made if it does not exist. Other models in it stay as they are.
         name: The public ensemble's name.
         config: The network's configuration.
         network: In evaluation mode.
-        decoding: Greedy without a language model if None.
+        decoding: How the model decodes by default; greedily, without a language model, if None.
         target: Format, precision and provider of the acoustic stage, and the tuning of all; ONNX in float32 if None.
-            A tuning of `decode` replaces the `audio_decode` of all models; else one that is there stays.
+            A tuning of `decode` replaces the `audio_decode` of all models; without one, an existing one stays.
 
     Returns:
-        How far what was exported is from the network, see :func:`carnelian_export.acoustic.write_acoustic`.
+        The difference between the export and the network, see :func:`carnelian_export.acoustic.write_acoustic`.
 
     Raises:
         RepositoryError: The repository is no folder, or a model's own; the name cannot name a model, or is that of a
-            model with other labels, features or format; or a language model's file is called as another file of the
-            model, or not in ASCII.
-        ParityError: What was exported and the network disagree; nothing was written.
-        EngineError: TensorRT is not there, or does not build the engine; nothing was written.
+            model with other labels, features or format; or a language model's file is damaged, has the name of
+            another file of the model, or has a name that is not ASCII.
+        ParityError: The export and the network disagree; nothing was written.
+        EngineError: TensorRT is not installed, or does not build the engine; nothing was written.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the network's labels;
             nothing was written.
         TargetError: The network is too large for its format in this precision; nothing was written.
-        TuningError: A stage has no such setting; nothing was written.
-        WriteError: The disk has no room, or a folder that is there may not be moved; nothing was written.
+        TuningError: A stage has no such setting, or must not have this value; nothing was written.
+        WriteError: The disk has no room, or an existing folder may not be moved; nothing was written.
     """
     _check_name(name)
     _check_repository(repository)
@@ -114,7 +114,7 @@ def write_model(
 
 @contextmanager
 def _held(repository: Path) -> Iterator[None]:
-    """Have other exports on this machine wait. The folder itself is locked, so that no file is left in it."""
+    """Make other exports on this machine wait. The folder itself is locked, so that no lock file is left in it."""
     handle = os.open(repository, os.O_RDONLY)
     try:
         try:
@@ -128,7 +128,7 @@ def _held(repository: Path) -> Iterator[None]:
 
 @contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
-    """A folder that goes with this context, also when another user's files came into it with a replaced model."""
+    """Make a temporary folder and delete it at the end; warn if another user's files cannot be deleted from it."""
     scratch = Path(tempfile.mkdtemp("", ".carnelian-export-", place))
     try:
         yield scratch
@@ -139,7 +139,7 @@ def _scratch(place: Path) -> Iterator[Path]:
 
 
 def _put_in_place(repository: Path, folders: Sequence[Path], replaced: Path) -> None:
-    """Exchange all folders, or none: another user's may not be moved, for example."""
+    """Replace all folders or none: moving one may fail, for example because it belongs to another user."""
     replaced.mkdir()
     with Interruption(), ExitStack() as undo:  # a signal would leave a name without its folder; this takes no time
         for folder in folders:
@@ -153,7 +153,7 @@ def _put_in_place(repository: Path, folders: Sequence[Path], replaced: Path) -> 
 
 
 def _flush(folder: Path) -> None:
-    """Have the disk hold all files, or a power cut could leave a model's name on empty ones."""
+    """Flush all files to the disk: otherwise a power cut could leave empty files under a model's name."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -161,11 +161,12 @@ def _flush(folder: Path) -> None:
 
 
 def _scratch_place(repository: Path, stages: set[str]) -> Path:
-    """Beside the repository, where no server looks; inside it if it is a mounted volume, or all that may be written to.
+    """Choose where to make the temporary folder: beside the repository, where no server looks, or else inside it.
 
-    Folders do not move from one file system to another. Triton takes each folder of a repository for a model, a hidden
-    one too, and starts with none of them if that cannot be loaded; but in a model's folder it passes over all that are
-    no number. So it is one of these, of a model that stays, where there is one.
+    Folders cannot be moved from one file system to another, so it is inside if the repository is a mounted volume, or
+    if the folder around it may not be written to. Triton takes each folder of a repository for a model, even a hidden
+    one, and starts without any model if one cannot be loaded. But in a model's folder it ignores all folders whose name
+    is no number. So inside the repository, the folder of a model that stays is chosen, if there is one.
     """
     repository = repository.resolve()
     staying = [path.parent for path in sorted(repository.glob("*/config.pbtxt")) if path.parent.name not in stages]
@@ -196,7 +197,7 @@ def _check_repository(repository: Path) -> None:
 
 
 def _check_release(repository: Path, staged: Path, name: str) -> None:
-    """Refuse what would change a released model into another one."""
+    """Refuse an export that would turn a released model into another one."""
     for stage, files in RELEASE_FILES.items():
         for file in files:
             there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
@@ -216,12 +217,12 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
 
 
 def _same_text(there: Path, new: Path) -> bool:
-    """Whether the file is there and has these lines; Git on Windows gives them other ends."""
+    """Whether the file `there` exists and has the lines of `new`; Git on Windows may have changed the line ends."""
     return there.exists() and there.read_bytes().splitlines() == new.read_bytes().splitlines()
 
 
 def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
-    """Name what folders that will be replaced were deployed with, or edited to, and the new ones have otherwise."""
+    """Warn of settings of folders that will be replaced, by options or by edits, that differ in the new folders."""
     changes = []
     for new in folders:
         there = repository / new.name
@@ -243,7 +244,7 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
 
 
 def _warn_of_kept_decode(repository: Path, staged: Path) -> None:
-    """Say that an `audio_decode` of another version stays. What is tuned or edited is not its program."""
+    """Warn if an `audio_decode` with another program stays. Tuning and edits change only its configuration."""
     there, new = (root / AUDIO_DECODE / VERSION / "dali.py" for root in (repository, staged))
     if not _same_text(there, new):
         logger.warning(
@@ -254,7 +255,7 @@ def _warn_of_kept_decode(repository: Path, staged: Path) -> None:
 
 
 def _settings(model: Path) -> dict[str, str]:
-    """What a stage was deployed with, by name: parameters, and the fields that are not part of its interface."""
+    """Return a stage's settings by name: its parameters, and the fields that are not part of its interface."""
     config = read_config(model / "config.pbtxt")
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         accelerator.parameters.pop(ENGINE_PREFIX, None)  # it follows from the weights
@@ -268,7 +269,7 @@ def _settings(model: Path) -> dict[str, str]:
 
 
 def _shorten(*values: str) -> list[str]:
-    """What is shown of values, around the first place where they differ."""
+    """Cut long values to the part that a message shows, around the first place where they differ."""
     pairs = enumerate(zip(*values, strict=False))
     differ = next((place for place, pair in pairs if len(set(pair)) > 1), min(map(len, values)))
     start = max(0, differ - SHOWN // 2)
@@ -281,7 +282,7 @@ def _shorten(*values: str) -> list[str]:
 
 
 def _interface(model: Path) -> str:
-    """What other models and clients rely on, in words."""
+    """Describe the parts of a model's configuration that other models and clients rely on."""
     if not (model / "config.pbtxt").is_file():
         return "no config.pbtxt"
     config = read_config(model / "config.pbtxt")

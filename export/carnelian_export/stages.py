@@ -1,4 +1,4 @@
-"""A recogniser's folders: two ensembles, three stages, the shared audio_decode; not what the acoustic stage runs."""
+"""Write a recogniser's folders, without the acoustic model: two ensembles, three stages, the shared audio_decode."""
 
 import json
 import shutil
@@ -33,7 +33,8 @@ from carnelian_export.tuning import apply_tuning
 
 MAX_BATCH_SIZE = 32
 MAX_ATTENDING = 8
-"""Rows of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each head."""
+"""The largest number of rows in a batch of wav2vec 2.0: attention over a clip of 60 s holds 9 million numbers for each
+head."""
 
 VERSION = "1"
 CALIBRATION = "calibration.json"
@@ -90,25 +91,26 @@ _OF_DAMAGE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, sign
 
 
 def _check_undamaged(path: Path) -> None:
-    """Have another process load n-grams first: where a binary of KenLM is damaged, reading it can end the process."""
-    with suppress(OSError), path.open("rb") as file:  # the decoder says what it is that is not there
+    """Load a binary of KenLM in another process first: if the file is damaged, reading it can end the process."""
+    with suppress(OSError), path.open("rb") as file:  # the decoder reports a file that does not exist
         if file.read(len(_KENLM_BINARY)) != _KENLM_BINARY:
             return
     load = "import os, sys, kenlm; kenlm.Model(os.fsencode(sys.argv[1]))"
     ended = subprocess.run([sys.executable, "-c", load, path], capture_output=True, check=False).returncode
-    if -ended in _OF_DAMAGE:  # SIGKILL is one of too little memory
+    if -ended in _OF_DAMAGE:  # not SIGKILL, which comes of too little memory
         raise RepositoryError(
             f"{path} is damaged: KenLM ended with {signal.Signals(-ended).name} as it loaded it; make it anew"
         )
 
 
 def write_stages(folder: Path, name: str, config: Config, decoding: Decoding, target: Target) -> None:
-    """Write the folders into an empty one.
+    """Write a recogniser's folders into the empty folder `folder`, without the file of the acoustic stage.
 
     Raises:
-        RepositoryError: A language model's file is damaged, or called as another file of the model, or not in ASCII.
+        RepositoryError: A language model's file is damaged, has the name of another file of the model, or has a name
+            that is not ASCII.
         LanguageModelError, NeuralLanguageModelError, OptionError: The decoding does not fit the labels.
-        TuningError: A stage has no such setting.
+        TuningError: A stage has no such setting, or must not have this value.
     """
     rows = () if isinstance(config.features, WaveformSettings) else (config.features.num_mels,)
     sizes = TensorSizes(

@@ -24,15 +24,17 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class StageTuning:
-    """What differs from machine to machine; None leaves a setting as it is."""
+    """The settings of one stage that differ from machine to machine; None leaves a setting as it is."""
 
     instances: int | None = None
+    """The number of the stage's model instances."""
     threads: int | None = None
     """The threads of each instance; 0 lets the library choose: one for each core."""
     preferred_batch: int | None = None
     """Triton's `preferred_batch_size`: the batch that the dynamic batcher forms if it can and, without a queue delay,
     does not exceed; 0 for none. `max_batch_size` is part of the model's interface, not a setting."""
     queue_delay_ms: float | None = None
+    """The time for which the dynamic batcher waits for more requests, in milliseconds; 0 does not wait."""
 
     def __post_init__(self) -> None:
         for name, least in (("instances", 1), ("threads", 0), ("preferred_batch", 0), ("queue_delay_ms", 0)):
@@ -81,7 +83,7 @@ def apply_tuning(config: pb.ModelConfig, tuning: StageTuning) -> None:
     """Change a stage's configuration, in place.
 
     Raises:
-        TuningError: Its backend has no such setting.
+        TuningError: The stage's backend has no such setting, or `preferred_batch` is over its `max_batch_size`.
     """
     if tuning.instances is not None:
         for group in config.instance_group:
@@ -108,7 +110,7 @@ def apply_tuning(config: pb.ModelConfig, tuning: StageTuning) -> None:
 
 
 def describe_tuning(config: pb.ModelConfig) -> StageTuning:
-    """The settings that a stage's configuration has."""
+    """Return the settings that a stage's configuration has."""
     parameter = _THREADS_OF.get(config.backend)
     threads = None
     if parameter is not None:

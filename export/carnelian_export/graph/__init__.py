@@ -1,1 +1,1 @@
-"""Networks as ONNX graphs: ragged batches in, log-probabilities out, in float32, float16 and int8."""
+"""Networks as ONNX graphs: ragged batches in, log-probabilities out, in float32, float16, bfloat16 and int8."""

@@ -1,8 +1,8 @@
-"""Jasper and QuartzNet as they need to be for one pass forward: no batch norms, and a mask only where it matters.
+"""Prepare Jasper and QuartzNet for inference: fold batch norms into convolutions, and mask only where it matters.
 
 A batch norm in evaluation is a scale and a shift, which the convolution before it can do. Only convolutions over
-several frames look at a clip's neighbours, so only they need the gaps zeroed; ReLU then stands right after its
-convolution, where runtimes fuse the two, and so does the residual sum.
+several frames look at a clip's neighbours, so only their inputs need zeros in the gaps. ReLU and the residual sum then
+come right after a convolution, and runtimes fuse them with it.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 
 class FoldedSubBlock(nn.Module):
-    """A sub-block whose batch norm is in its convolution; its result is not zero in the padding."""
+    """A sub-block whose batch norm is folded into its convolution; its output is not zero in the padding."""
 
     def __init__(self, sub_block: SubBlock) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class FoldedSubBlock(nn.Module):
         self.pointwise = fold(sub_block.pointwise, sub_block.norm)
 
     def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
-        """Transform `x` [batch, in_channels, 1, frames], whatever is in its padding."""
+        """Transform `x` [batch, in_channels, 1, frames], whose padding may have any values."""
         for conv in (self.depthwise, self.pointwise):
             if conv is not None:
                 x = conv(mask.apply(x) if conv.kernel_size[1] > 1 else x)
@@ -35,7 +35,7 @@ class FoldedSubBlock(nn.Module):
 
 
 class Folded(nn.Module):
-    """Stands in the place of a batch norm that has been folded into its convolution."""
+    """A placeholder for a batch norm that has been folded into its convolution."""
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Return `x` unchanged."""
@@ -54,7 +54,7 @@ def fold(conv: MaskedConv, norm: MaskedBatchNorm) -> nn.Conv2d:
 
 
 def fold_batch_norms(network: StackNetwork) -> StackNetwork:
-    """Copy a network with its batch norms folded: the same results, to float32 rounding."""
+    """Return a copy of a network with its batch norms folded; results are the same up to float32 rounding."""
     network = copy.deepcopy(network).eval()
     for module in list(network.modules()):
         if isinstance(module, Block):

@@ -1,10 +1,10 @@
-"""Clips kept apart on one time axis in the form that ONNX Runtime's float32 kernels on CPUs are fastest with.
+"""Keep clips apart on one time axis in the form that is fastest with ONNX Runtime's float32 kernels on CPUs.
 
-Gaps have to be zero before every convolution over several frames. A `Where` after each convolution does that on one
+Gaps must be zero before every convolution over several frames. A `Where` after each convolution does that on one
 thread, and takes tensors out of the blocked layout of the convolutions and back. Here a huge negative number is added
-in the gaps, of which ReLU makes zero. The runtime does both inside the convolution, if it can tell that the summands
-have one shape. It knows that of what convolutions and concatenations along the channels make of the result of one
-convolution; so that is where the numbers come from.
+in the gaps, which ReLU turns into zero. The runtime does both inside the convolution if it can tell that the two
+summands have the same shape. It can tell if both come from the result of one convolution, through convolutions and
+concatenations along the channels only. So the numbers to add are computed in that way.
 """
 
 import copy
@@ -21,22 +21,24 @@ from torch.jit import TracerWarning  # type: ignore[attr-defined]
 from torch.nn import functional as F
 
 LOUDEST = 1e3
-"""No features are beyond this: normalised ones are at most the root of their number of frames, 78 in 60 s, and
-logarithms of float32 less than that. Activations that become infinite would pass the gaps; exports are compared with
-a neighbour at this level."""
+"""The largest magnitude of usable features. Normalised features are at most the square root of their number of frames,
+78 in 60 s, and logarithms of float32 numbers are below the limit too. Activations that become infinite would pass the
+gaps. Exports are compared with the network on a clip beside a neighbour at this level."""
 SILENCE = -3e38
-"""Near the lowest of float32: no activation added to it is above zero. Infinite in float16, so for float32 alone."""
+"""The number that is added in the gaps, near the lowest of float32: its sum with an activation is never above zero. It
+would be infinite in float16, so this module is for float32 only."""
 GAP_CHANNELS = 16
-"""One block of the runtime's layout with AVX-512, two with AVX2 (`MlasNchwcGetBlockSize`)."""
+"""The channels of the tensor that marks the gaps: one block of ONNX Runtime's layout with AVX-512, two with AVX2
+(`MlasNchwcGetBlockSize`)."""
 
 
 class Gaps(Mask):
-    """A mask that is applied to the features first, and after that only to what goes through ReLU next.
+    """A mask that is applied to the features first, and after that only to inputs of ReLU.
 
-    So it is for networks of :func:`silence_once`, not for those of `folding.py`, which mask what a convolution takes.
+    So it is for networks of :func:`silence_once`, not for those of `folding.py`, which mask the inputs of convolutions.
 
     Args:
-        valid: [1, 1, 1, frames] bool.
+        valid: [1, 1, 1, frames] bool, False in the gaps.
     """
 
     def __init__(self, valid: Tensor) -> None:
@@ -45,7 +47,10 @@ class Gaps(Mask):
         self._silences: dict[int, Tensor] = {}  # [1, channels, 1, frames], by channels
 
     def apply(self, x: Tensor) -> Tensor:
-        """Features [1, num_mels, 1, frames], zero in the gaps, as they are; of anything else its sum with silence."""
+        """Add :data:`SILENCE` to `x` [1, channels, 1, frames] in the gaps.
+
+        The first `x` must be the features, which are zero in the gaps: they are returned as they are.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TracerWarning)  # the number of channels is constant
             channels = int(x.shape[1])
@@ -62,7 +67,7 @@ class Gaps(Mask):
         return x + self._silences[channels]
 
     def strided(self, stride: int) -> "Gaps":
-        """The mask after a "same" convolution with this stride; every clip must start at a multiple of it."""
+        """Return the mask after a "same" convolution with this stride; every clip must start at a multiple of it."""
         assert self._gaps is not None
         mask = Gaps(super().strided(stride).valid)
         mask._gaps = F.conv2d(self._gaps, _constant(np.eye(GAP_CHANNELS)), stride=(1, stride))
@@ -70,22 +75,22 @@ class Gaps(Mask):
 
 
 def _constant(weight: npt.NDArray[np.float64]) -> Tensor:
-    """The weight [out, in] of a 1x1 convolution, a constant of the graph."""
+    """Return the weight [out, in, 1, 1] of a 1x1 convolution, from [out, in], as a constant of the graph."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TracerWarning)  # that it is a constant
+        warnings.simplefilter("ignore", TracerWarning)  # it warns that this is a constant
         return torch.from_numpy(weight.astype(np.float32)[:, :, None, None])
 
 
 class UnmaskedNorm(MaskedBatchNorm):
-    """A batch norm in evaluation whose result is added to one that has silence in the gaps."""
+    """A batch norm in evaluation without a mask: its result is added to a tensor that has silence in the gaps."""
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:  # type: ignore[override]
-        """Normalise `x` [batch, channels, 1, frames], whatever is in its gaps."""
+        """Normalise `x` [batch, channels, 1, frames], whose gaps may have any values."""
         return nn.BatchNorm2d.forward(self, x)
 
 
 def silence_once(network: StackNetwork) -> StackNetwork:
-    """A copy in which only one of the summands of a residual sum has its gaps masked."""
+    """Return a copy of a network in which only one of the summands of each residual sum is masked."""
     network = copy.deepcopy(network)
     for module in network.modules():
         if isinstance(module, Block) and module.projection_norm is not None:

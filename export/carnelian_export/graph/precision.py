@@ -1,4 +1,4 @@
-"""A network that computes in float16 or bfloat16, but for what their precision would spoil."""
+"""Convert a network to float16 or bfloat16, except for modules that need the precision of float32."""
 
 import copy
 
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from carnelian_export.graph.folding import fold_batch_norms
 
 SENSITIVE = (nn.LayerNorm, ClipNorm, PositionalConv)
-"""What sums squares over many numbers. Batch norms are folded in float32 first; log-softmax is in float32 always."""
+"""The modules that stay in float32, because they sum squares over many numbers. Batch norms are folded in float32
+before the conversion; log-softmax is always in float32."""
 
 
 def lower(network: CtcNetwork, dtype: torch.dtype) -> CtcNetwork:
-    """A copy whose parameters and activations are of `dtype`, but for :data:`SENSITIVE` modules."""
+    """Return a copy of a network whose parameters and activations have `dtype`, except in :data:`SENSITIVE` modules."""
     network = fold_batch_norms(network) if isinstance(network, StackNetwork) else copy.deepcopy(network)
     network.to(dtype)
     for module in network.modules():

@@ -1,9 +1,9 @@
-"""int8 for CPUs: the graph with its convolutions in integers, with scales that are measured on calibration clips.
+"""Quantise a graph to int8 for CPUs: its convolutions compute in integers, with scales measured on calibration clips.
 
 The scales are constants of the graph. Scales computed from each batch as it comes would be simpler, but then a clip's
 transcript would depend on its neighbours.
 
-Weights take 7 of their 8 bits: x86 CPUs without VNNI add two products in 16 bits, where those of 8 bits overflow.
+Weights use 7 of their 8 bits: x86 CPUs without VNNI add two products in 16 bits, which 8-bit weights would overflow.
 """
 
 import logging
@@ -31,13 +31,14 @@ from carnelian_export.parity import ClipFeatures, make_inputs
 MOST_CLIPS = 64
 """The largest number of clips to calibrate on: with more, the ranges hardly grow."""
 LEAST_S = 5.0
-"""The least sound to calibrate on, in seconds. Scales of less sound fit that sound alone: with those of 1 s of speech,
-the distributions over the labels of other clips were 0.1 off, with those of 0.3 s or of silence 1.0; 2 is the most."""
+"""The least sound to calibrate on, in seconds. Scales measured on less fit only that sound: with scales of 1 s of
+speech, the distance between distributions over the labels was 0.1 on other clips, and with scales of 0.3 s or of
+silence 1.0, where 2 is the maximum."""
 PIECE_FRAMES = 500
-"""The least length of the pieces whose ranges are averaged. So one loud moment widens the range of its own piece alone
-instead of making the steps of all clips coarse."""
+"""The least length, in frames, of the pieces of features whose activation ranges are averaged. So one loud moment
+widens only the range of its own piece, instead of making the quantisation steps coarse for all clips."""
 BODY = "/blocks."
-"""The beginning of the names of the blocks' nodes. The head and log-softmax stay in float32."""
+"""The prefix of the names of the blocks' nodes, which are quantised. The head and log-softmax stay in float32."""
 KINDS = ("Conv", "Relu", "Add", "Where")
 
 
@@ -46,19 +47,20 @@ class QuantisationError(ValueError):
 
 
 class Int8Clips(NamedTuple):
-    """FEATURES of clips, [num_mels, frames] each."""
+    """The features of the clips that int8 needs, [num_mels, frames] float32 each."""
 
     calibration: list[ClipFeatures]
     """The clips to measure the activations' ranges on: those that are not silent."""
     comparison: list[ClipFeatures]
-    """The clips to compare the int8 graph with the network on; others, if there are more than :data:`MOST_CLIPS`."""
+    """The clips to compare the int8 graph with the network on. They differ from those of `calibration` if the manifest
+    has more than :data:`MOST_CLIPS`."""
 
 
 def check_quantisable(network: CtcNetwork) -> StackNetwork:
     """Return the network if int8 supports it.
 
     Raises:
-        QuantisationError: It is neither Jasper nor QuartzNet.
+        QuantisationError: The network is neither Jasper nor QuartzNet.
     """
     if not isinstance(network, StackNetwork):
         raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
@@ -69,8 +71,8 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     """Choose up to :data:`MOST_CLIPS` clips for each use, spread over a manifest, and compute their features.
 
     Raises:
-        QuantisationError: It names no clips, or those to calibrate on hold less than :data:`LEAST_S` of sound.
-        RuntimeError: One of them cannot be read.
+        QuantisationError: The manifest has no clips, or those to calibrate on hold less than :data:`LEAST_S` of sound.
+        RuntimeError: A clip cannot be read.
     """
     clips = read_manifest(manifest)
     if not clips:
@@ -83,7 +85,7 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
         ]
         for start in (0, step // 2)
     )
-    # Each band of a clip has variance 1, but for those that are constant.
+    # Features are normalised: each band of a clip has variance 1, except bands that are constant, as in silence.
     audible = [clip for clip in features if clip.std() > 0.5]
     heard = sum(clip.shape[1] for clip in audible) * config.features.hop_samples / SAMPLE_RATE_HZ
     if heard < LEAST_S:
@@ -95,11 +97,11 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
 
 
 def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
-    """The ragged graph with 8-bit weights, a scale for each channel, and 8-bit activations, a scale for each tensor.
+    """Export the ragged graph with 8-bit weights, one scale per channel, and 8-bit activations, one scale per tensor.
 
     Args:
         network: Jasper or QuartzNet in evaluation mode.
-        clips: At least one, of sound; to measure the activations' ranges on.
+        clips: The clips to measure the activations' ranges on; at least one, and not silent.
     """
     module = RaggedAcoustic(fold_batch_norms(network))
     graph = trace_ragged(module, (network.config.num_mels, 40))
@@ -119,7 +121,7 @@ def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.Model
                 quant_format=QuantFormat.QDQ,
                 nodes_to_quantize=body,
                 per_channel=True,
-                activation_type=QuantType.QUInt8,  # with VNNI and signed weights ONNX Runtime's fastest kernels
+                activation_type=QuantType.QUInt8,  # with signed weights, ONNX Runtime's fastest kernels on VNNI
                 weight_type=QuantType.QInt8,
                 reduce_range=True,  # see the module's docstring
                 extra_options={"CalibMovingAverage": True},  # the mean of the pieces' ranges
@@ -132,7 +134,7 @@ def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.Model
 
 
 def _unshare(graph: onnx.GraphProto) -> None:
-    """Give every layer weights of its own: the exporter stores equal ones once, which the quantiser does not follow."""
+    """Give every layer its own weights: the exporter stores equal ones once, which the quantiser does not support."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in [node for node in graph.node if node.op_type == "Identity" and node.input[0] in stored]:
         copied = graph.initializer.add()
@@ -142,17 +144,18 @@ def _unshare(graph: onnx.GraphProto) -> None:
 
 
 def _mask_integers(graph: onnx.GraphProto) -> None:
-    """Let masks choose between a layer's integers and their zero, in place of numbers that are quantised once more.
+    """Apply masks to a layer's integers (and their zero point), not to numbers that are then quantised once more.
 
-    It gives the same integers, for clips are calibrated on alone, without gaps, so that both have one range. ONNX
-    Runtime's kernel for it takes a third of the time of the one for quantised numbers, and takes tensors in the layout
-    of the convolutions, which are transposed before and after the other.
+    The resulting integers are the same: calibration runs on single clips, without gaps, so the numbers before and after
+    a mask have the same range. ONNX Runtime's kernel for integers takes a third of the time of its kernel for quantised
+    numbers. It also works in the layout of the convolutions; for the other one, tensors are transposed before and
+    after.
     """
     makers = {output: node for node in graph.node for output in node.output}
     takers = {name: node for node in graph.node for name in node.input}
     for where in [node for node in graph.node if node.op_type == "Where" and node.name.startswith(BODY)]:
         dequantise, quantise = makers[where.input[1]], takers[where.output[0]]
-        if dequantise.op_type != "DequantizeLinear":  # features
+        if dequantise.op_type != "DequantizeLinear":  # this mask is of the features
             continue
         integers, scale, zero = dequantise.input
         where.input[1:] = [integers, zero]
@@ -167,12 +170,12 @@ def _mask_integers(graph: onnx.GraphProto) -> None:
 
 
 def _is_not_preprocessing_advice(record: logging.LogRecord) -> bool:
-    """A logging filter against ONNX Runtime's advice to pre-process the model: what that folds is folded here."""
+    """Filter ONNX Runtime's advice to pre-process the model out of a log: what that would fold is folded here."""
     return "pre-processing before quantization" not in record.getMessage()
 
 
 class _Pieces(CalibrationDataReader):  # type: ignore[misc]
-    """Pieces one by one, as ONNX Runtime's calibration asks for them."""
+    """The reader through which ONNX Runtime's calibration gets the pieces of features, one by one."""
 
     def __init__(self, pieces: Sequence[ClipFeatures]) -> None:
         self._pieces: Iterator[ClipFeatures] = iter(pieces)

@@ -1,8 +1,8 @@
 """The ragged graph for TensorRT, in which every size follows from the inputs' shapes and none from their values.
 
-TensorRT plans memory and kernels from shapes. A length that is read out of a tensor would have to come back to the CPU
-first, and its kernels could not be tuned for it. So the time axis has room for all features that came and for the
-widest gap after each clip, and Triton tells the longest clip by the shape of a tensor without content
+TensorRT plans memory and kernels from shapes. A length that is read from a tensor's values would have to be copied to
+the CPU first, and kernels could not be tuned for it. So the time axis has room for all features of the batch and for
+the widest gap after each clip, and Triton tells the length of the longest clip by the shape of a tensor without content
 (`BATCH_MAX_ELEMENT_COUNT_AS_SHAPE`).
 """
 
@@ -23,7 +23,7 @@ MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLE_RATE_HZ)
 
 
 class ShapedAcoustic(nn.Module):
-    """:class:`carnelian_export.graph.to_onnx.RaggedAcoustic` with two more inputs, of which only the shapes count."""
+    """:class:`carnelian_export.graph.to_onnx.RaggedAcoustic` with two more inputs, of which only the shapes matter."""
 
     def __init__(self, network: StackNetwork, most_frames: int) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class ShapedAcoustic(nn.Module):
             features: [total] float32; the rows' [num_mels, frames] tensors, flat, in order.
             shapes: [rows, 2] int32, (num_mels, frames) of each row.
             lengths: [rows, 1] int32, the clip's frames as its sender counts them, which may exceed `frames`.
-            request_sizes: [requests], of any values: how many requests the rows came in.
-            longest_request: [elements], of any values: as many as the largest request has features.
+            request_sizes: [requests], with any values; as many elements as the batch has requests.
+            longest_request: [elements], with any values; as many elements as the largest request has features.
 
         Returns:
-            As RaggedAcoustic, but features that are not finite pass through the network, and in a batch of several
-            requests that have several rows each, rows are as long as if one of them had all the features of its
+            What RaggedAcoustic returns, but features that are not finite pass through the network, and in a batch of
+            several requests that have several rows each, rows are padded as if one row had all the features of its
             request.
         """
         config = self.network.config
@@ -63,7 +63,7 @@ class ShapedAcoustic(nn.Module):
         body = packed.to(next(self.network.parameters()).dtype)
         with moved_apart(self.network, self.spacing, starts, starts_apart, real, time_apart, Mask):
             log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
-        # No row is longer than a clip may be, so TensorRT need not find room for a batch that is one row.
+        # No row is longer than a clip may be. So TensorRT need not reserve memory for one row as long as a whole batch.
         longest = min_of(longest_row(longest_request, request_sizes, rows) // mels, self.most_frames)
         longest = strided(longest, config.stride)  # type: ignore[arg-type, assignment]
         ends, first = strided(real, config.stride), starts_apart // config.stride
@@ -84,35 +84,38 @@ class ShapedWaveforms(nn.Module):
         """Score a ragged batch, as :class:`ShapedAcoustic` does; `features` are samples and `shapes` [rows, 1]."""
         samples = shapes[:, 0].long()
         counted, real = count(lengths, samples)
-        longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)  # as above
+        # The limit saves memory, as in ShapedAcoustic.
+        longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)
         time = torch.arange(longest)
         inside = time < real[:, None]
         index = torch.where(inside, sum_before(samples)[:, None] + time, features.shape[0])
-        waveforms = torch.cat([features, torch.zeros(1)])[index]  # what is past a clip's end reads the zero
+        waveforms = torch.cat([features, torch.zeros(1)])[index]  # positions past a clip's end read the zero
         log_probs, ends = self.network(waveforms[:, None].to(self.network.head.weight.dtype), real)
         inside = torch.arange(log_probs.shape[1]) < ends[:, None]
         return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(counted).int()
 
 
 def longest_row(longest_request: Tensor, request_sizes: Tensor, rows: int) -> int:
-    """Elements of the longest row; where several requests have several rows each, of all rows of the largest request.
+    """Return the number of elements in the longest row, or, where requests have several rows each, an upper limit.
 
-    All rows of a request have one shape.
+    All rows of a request have the same shape. For one request the number is exact; for several, the limit is the number
+    of elements in all rows of the largest request.
     """
-    # All rows if there is one request, else one. ONNX Runtime makes `a * (1 // b)` an `a // b`, of integers too.
+    # `rows` if there is one request, else 1. It is not written with `1 // request_sizes.shape[0]`, because ONNX Runtime
+    # turns `a * (1 // b)` into `a // b`, even for integers.
     rows_of_longest = 1 + (rows - 1) * (2 // (request_sizes.shape[0] + 1))
     return longest_request.shape[0] // rows_of_longest
 
 
 def min_of(size: int, most: int) -> int:
-    """The smaller of two sizes, of which the first is a number on its way through a graph when it is exported."""
+    """Return the smaller of two sizes; during an export, `size` is a traced tensor and not an int."""
     if isinstance(size, Tensor):
         return size.clamp(max=most)
     return min(size, most)
 
 
 def sum_before(sizes: Tensor) -> Tensor:
-    """The sum of all entries before each one, [rows] -> [rows]. TensorRT 10.5 has no cumulative sum of integers."""
+    """Sum all entries before each one, [rows] -> [rows]. TensorRT 10.5 has no cumulative sum of integers."""
     rows = torch.arange(sizes.shape[0])
     return (sizes * (rows < rows[:, None]).long()).sum(1)
 
@@ -132,9 +135,10 @@ def pack(
 
 
 def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> nn.Module:
-    """The network as a module with :data:`SHAPED_INPUTS` that computes in `dtype`.
+    """Wrap a network in a module that takes :data:`SHAPED_INPUTS` and computes in `dtype`.
 
-    `hop_samples` lie between two frames of its features; rows have room for the frames of :data:`MAX_AUDIO_S`.
+    `hop_samples` is the number of samples from one frame of features to the next. It sets how many frames a row has at
+    most: those of :data:`MAX_AUDIO_S`.
     """
     lowered = lower(network, dtype)
     if isinstance(lowered, StackNetwork):
@@ -144,7 +148,7 @@ def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) 
 
 
 def export_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> onnx.ModelProto:
-    """The graph of a TensorRT `<model>_acoustic` stage, see :func:`build_shaped`."""
+    """Export the graph of a TensorRT `<model>_acoustic` stage, see :func:`build_shaped`."""
     if isinstance(network, StackNetwork):
         mels = network.config.num_mels
         shapes = torch.tensor([[mels, 40], [mels, 64]], dtype=torch.int32)

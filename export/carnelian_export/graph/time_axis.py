@@ -1,8 +1,8 @@
-"""Where the clips of a batch lie on one time axis, with gaps as wide as convolutions look to either side.
+"""Choose where the clips of a batch lie on one time axis, with gaps as wide as convolutions look to either side.
 
-Most convolutions of QuartzNet look up to 37 frames to either side, and one of its last looks 86. Were all gaps as wide
-as that one needs, eight clips of two seconds would be 1,410 frames, 602 of them in gaps. So clips lie close at first,
-and are moved apart right before the block that looks further.
+Most convolutions of QuartzNet look up to 37 frames to either side, and one of its last looks 86. If all gaps were as
+wide as that one needs, eight clips of two seconds would take 1,410 frames, 602 of them in gaps. So clips lie close
+together at first, and are moved apart right before the block that looks further.
 """
 
 from collections.abc import Iterator
@@ -17,23 +17,26 @@ from carnelian_training.models.network import StackNetwork
 from torch import Tensor, nn
 
 WORTH_MOVING = 0.1
-"""Of the work in gaps, a move saves at least so much: it is a pass over the activations."""
+"""The least fraction of the work in gaps that moving clips apart must save, for it is a pass over the activations."""
 
 
 @dataclass(frozen=True)
 class Spacing:
-    """Feature frames between clips: how many before a block, and how many from it on."""
+    """The width of the gaps between clips, in feature frames: one before a certain block, and another from it on."""
 
     near: int
+    """The least number of feature frames between two clips before `block`."""
     far: int
+    """The least number of feature frames between two clips from `block` on."""
     block: int | None
-    """Before which the clips are moved apart; None if they never are."""
+    """The index of the block before which the clips are moved apart; None if they never are."""
 
 
 def find_spacing(network: StackNetwork) -> Spacing:
-    """Choose the block before which clips are moved apart: that with the least work in gaps, by its weights.
+    """Choose the block before which clips are moved apart so that the least work is done in gaps.
 
-    After it no block strides, or adds what an earlier one took.
+    The work of a block is estimated as its number of weights, times the width of the gaps. From the chosen block on, no
+    block has a stride or adds the input of an earlier block.
     """
     reaches, stages = network.config.reaches, [stage for _, stage in network.config.blocks()]
     sizes = [sum(weights.numel() for weights in block.parameters()) for block in network.blocks]
@@ -44,7 +47,7 @@ def find_spacing(network: StackNetwork) -> Spacing:
         assert isinstance(block, Block)
         if len(block.earlier) or stages[i].stride > 1:
             break
-        near = max(network.config.body_stride, *reaches[:i])  # at least a frame for each gap
+        near = max(network.config.body_stride, *reaches[:i])  # at least one frame after the strides
         work = near * sum(sizes[:i]) + widest * sum(sizes[i:])
         if work < least:
             best, least = Spacing(near, widest, i), work
@@ -61,16 +64,16 @@ def moved_apart(
     time: int | Tensor,
     mask: type[Mask],
 ) -> Iterator[None]:
-    """Within it, `network` moves clips apart before the block that `spacing` names, if it names one.
+    """Make `network`, within this context, move clips apart before the block that `spacing` names, if it names one.
 
     Args:
-        network: What scores the clips.
-        spacing: Those gaps.
-        starts: [rows] int64, the feature frame at which each clip starts at first.
-        starts_apart: [rows] int64, the feature frame at which it starts afterwards.
-        lengths: [rows] int64, feature frames of each.
-        time: Feature frames of all, afterwards.
-        mask: What keeps clips apart.
+        network: The network that scores the clips.
+        spacing: The gaps, as :func:`find_spacing` chose them for this network.
+        starts: [rows] int64, the feature frame at which each clip starts before the move.
+        starts_apart: [rows] int64, the feature frame at which each clip starts after the move.
+        lengths: [rows] int64, the feature frames of each clip.
+        time: The feature frames of the whole time axis after the move.
+        mask: The class of masks that keep clips apart.
     """
     if spacing.block is None:
         yield
@@ -80,7 +83,7 @@ def moved_apart(
     position = torch.arange((time + stride - 1) // stride)  # type: ignore[arg-type]
     row = (position[:, None] >= starts_apart // stride).long().sum(1) - 1
     since_start = position - (starts_apart // stride)[row]
-    # The last frame of a clip's slot is in the gap after it.
+    # All positions of a wider gap read the last frame of the clip's slot, which is in the gap before the move too.
     index = (starts // stride)[row] + torch.minimum(since_start, slots[row] - 1)
     moved = mask((since_start < strided(lengths, stride)[row])[None, None, None])
 

@@ -1,8 +1,8 @@
-"""A network as an ONNX graph that takes a ragged batch: clips of any lengths, one after the other, unpadded.
+"""Export a network as an ONNX graph that takes a ragged batch: clips of any lengths, one after the other, unpadded.
 
-In: what Triton gives a model whose input allows ragged batches: all rows in one flat tensor, and their shapes. The
-graph lays the clips out along one time axis, with gaps that keep them apart, so that a batch costs what its clips cost,
-however different their lengths; it answers as a padded batch.
+The inputs are what Triton gives a model whose input allows ragged batches: all rows in one flat tensor, and their
+shapes. The graph lays the clips out along one time axis, with gaps that keep them apart, so that a batch costs what its
+clips cost, however different their lengths. The output is a padded batch.
 """
 
 import copy
@@ -31,11 +31,11 @@ OUTPUTS = ("LOG_PROBS", "LOG_PROB_LENGTH")
 
 
 class RaggedAcoustic(nn.Module):
-    """A network with the tensors of the `<model>_acoustic` stage.
+    """Jasper or QuartzNet with the input and output tensors of the `<model>_acoustic` stage.
 
     Args:
         network: In evaluation mode.
-        mask: What keeps the clips apart.
+        mask: The class of masks that keep the clips apart.
     """
 
     def __init__(self, network: StackNetwork, mask: type[Mask] = Mask) -> None:
@@ -53,8 +53,8 @@ class RaggedAcoustic(nn.Module):
             lengths: [rows, 1] int32, the clip's frames as its sender counts them, which may exceed `frames`.
 
         Returns:
-            LOG_PROBS [rows, frames', labels] float32, zero after a row's own end, which tells a length that claims
-            more than the row has, and NaN where features are not finite or beyond :data:`LOUDEST`; LOG_PROB_LENGTH
+            LOG_PROBS [rows, frames', labels] float32, zero after a row's own end, which shows if a length claims more
+            than the row has, and NaN where features are not finite or beyond :data:`LOUDEST`; LOG_PROB_LENGTH
             [rows, 1] int32, from `lengths` alone.
         """
         config = self.network.config
@@ -62,7 +62,7 @@ class RaggedAcoustic(nn.Module):
         counted, real = count(lengths, frames)
         starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
         packed, valid = pack(features, frames, real, starts, config.num_mels)
-        # What is not finite reaches no convolution, where it could pass a gap or, in int8, become a number.
+        # Features that are not finite must not reach a convolution: they could pass a gap or, in int8, become numbers.
         usable = packed.abs() <= LOUDEST
         body = torch.where(usable, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
         time = (starts_apart[-1] + real[-1]).clamp(min=1)
@@ -79,18 +79,21 @@ class RaggedAcoustic(nn.Module):
 
 
 def count(lengths: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """What rows have as their senders count it, [rows, 1] int64, and of that what there is, [rows] int64.
+    """Return the lengths that the senders claim, [rows, 1] int64, and how much of that each row has, [rows] int64.
 
     Args:
-        lengths: [rows, 1] int32.
-        sizes: [rows] int64, of each row's tensor.
+        lengths: [rows, 1] int32, the lengths that the senders claim; negative ones count as zero.
+        sizes: [rows] int64, the length of each row's tensor.
     """
-    counted = lengths.long().clamp(min=0)  # the largest int32, rounded up, is no int32
+    counted = lengths.long().clamp(min=0)  # the largest int32 would overflow when it is rounded up to a stride
     return counted, torch.minimum(counted[:, 0], sizes)
 
 
 def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
-    """Where each clip starts on one time axis: multiples of `stride`, at least `gap` apart. [rows] -> [rows]."""
+    """Return where each clip starts on one time axis: at multiples of `stride`, at least `gap` behind the clip before.
+
+    `lengths` and the result are [rows] int64, in frames.
+    """
     slots = strided(lengths + gap, stride) * stride
     return slots.cumsum(0) - slots
 
@@ -99,21 +102,22 @@ def pack(features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, num_mel
     """Lay ragged rows out along one time axis.
 
     Args:
-        features: [total] float32.
-        frames: [rows] int64, of each row's tensor.
-        real: [rows] int64, at most `frames`; the others are left out.
-        starts: [rows] int64.
-        num_mels: mel bands of a frame.
+        features: [total] float32; the rows' [num_mels, frames] tensors, flat, in order.
+        frames: [rows] int64, the frames in each row's tensor.
+        real: [rows] int64, how many frames of each row to lay out, at most `frames`.
+        starts: [rows] int64, the position at which each row starts.
+        num_mels: The mel bands of a frame.
 
     Returns:
-        [num_mels, time] float32, zero in the gaps, and [time] bool, false there. `time` is at least 1.
+        The features, [num_mels, time] float32, zero in the gaps; and a mask, [time] bool, False in the gaps. `time` is
+        at least 1.
     """
     position = torch.arange((starts[-1] + real[-1]).clamp(min=1))  # type: ignore[call-overload]
     row = (position[:, None] >= starts).sum(1) - 1  # [time], the row that owns each position and the gap after it
     since_start = position - starts[row]
     valid = since_start < real[row]
     sizes = frames * num_mels
-    first = (sizes.cumsum(0) - sizes)[row] + since_start  # in `features`, of the lowest mel band
+    first = (sizes.cumsum(0) - sizes)[row] + since_start  # the index in `features` of the lowest mel band
     index = first + torch.arange(num_mels)[:, None] * frames[row]  # [num_mels, time]
     # Gaps read a zero of their own, so that NaN stays in its row and a batch of empty rows has something to read.
     padded = torch.cat([features, features.new_zeros(1)])
@@ -121,19 +125,22 @@ def pack(features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, num_mel
 
 
 def unpack(packed: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-    """From one time axis to a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
+    """Turn one time axis into a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
     return to_rows(packed, torch.arange(longest.clamp(min=1)), lengths, starts)  # type: ignore[call-overload]
 
 
 def to_rows(packed: Tensor, time: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-    """:func:`unpack` to rows with the positions `time`, [longest] int64."""
+    """Turn one time axis into a padded batch, as :func:`unpack` does; `time` is 0, 1, ... [longest] int64."""
     inside = time < lengths[:, None]  # [rows, longest]
     index = torch.where(inside, starts[:, None] + time, 0)
     return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
 
 
 class RaggedWaveforms(nn.Module):
-    """wav2vec 2.0 with the tensors of the `<model>_acoustic` stage; attention keeps clips apart in padded rows only."""
+    """wav2vec 2.0 with the input and output tensors of the `<model>_acoustic` stage.
+
+    Clips are padded rows inside it: attention would mix clips that share one time axis.
+    """
 
     def __init__(self, network: Wav2Vec2) -> None:
         super().__init__()
@@ -144,7 +151,7 @@ class RaggedWaveforms(nn.Module):
 
         Args:
             features: [total] float32; the rows' samples, flat, in order.
-            shapes: [rows, 1] int32, samples of each row.
+            shapes: [rows, 1] int32, the samples of each row.
             lengths: [rows, 1] int32, the clip's samples as its sender counts them, which may exceed those of the row.
         """
         samples = shapes[:, 0].long()
@@ -158,7 +165,7 @@ class RaggedWaveforms(nn.Module):
 
 
 class PlainPositions(nn.Module):
-    """The positional convolution with its weight as such, not as magnitude and direction."""
+    """The positional convolution of wav2vec 2.0 with a plain weight, without weight normalisation."""
 
     def __init__(self, positions: PositionalConv) -> None:
         super().__init__()
@@ -166,29 +173,33 @@ class PlainPositions(nn.Module):
         self.weight = nn.Parameter(positions.weight().detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, frames, width] -> the same shape."""
+        """Return the positional embedding of `x` [batch, frames, width], of the same shape."""
         return self.positions.convolve(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 
 class PaddedAcoustic(nn.Module):
-    """A network for batches that somebody else has padded: what buckets and static batches are measured with."""
+    """A network for batches that are padded already; buckets and static batches are measured with it."""
 
     def __init__(self, network: CtcNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score [rows, num_mels, frames] float32, [rows, 1] int32, as :class:`RaggedAcoustic` does."""
+        """Score `features` [rows, num_mels, frames] float32 of `lengths` [rows, 1] int32.
+
+        Returns:
+            LOG_PROBS [rows, frames', labels] float32 and LOG_PROB_LENGTH [rows, 1] int32.
+        """
         log_probs, log_prob_lengths = self.network(features, lengths[:, 0].long())
         return log_probs, log_prob_lengths[:, None].int()
 
 
 def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> onnx.ModelProto:
-    """The graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`.
+    """Export the graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`.
 
     Args:
         network: In evaluation mode.
-        dtype: What the network computes in; the tensors at the interface are float32 in any case.
+        dtype: The type that the network computes in; features and log-probabilities are float32 in any case.
     """
     if dtype != torch.float32:
         network = lower(network, dtype)
@@ -203,14 +214,14 @@ def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> on
 
 
 def trace_ragged(module: nn.Module, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """The graph of a module with the tensors :data:`INPUTS`, on two rows of this shape and of a longer one."""
+    """Trace the graph of a module with :data:`INPUTS`, on a row of this shape and a longer row."""
     shapes = torch.tensor([shape, (*shape[:-1], shape[-1] * 8 // 5)], dtype=torch.int32)
     features = torch.zeros(int(shapes.prod(1).sum()))
     return trace(module, dict(zip(INPUTS, (features, shapes, shapes[:, -1:]), strict=True)))
 
 
 def export_padded(network: CtcNetwork) -> onnx.ModelProto:
-    """The same network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1]."""
+    """Export a network for padded batches, with FEATURES [rows, num_mels, frames] and FEATURE_LENGTH [rows, 1]."""
     features = torch.zeros(2, network.config.feature_channels, 64)
     lengths = torch.tensor([[40], [64]], dtype=torch.int32)
     graph = trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
@@ -219,7 +230,7 @@ def export_padded(network: CtcNetwork) -> onnx.ModelProto:
 
 
 def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
-    """The graph of a module that answers :data:`OUTPUTS`; rows and frames of every tensor may vary."""
+    """Trace the graph of a module that returns :data:`OUTPUTS`; rows and frames of every tensor may vary."""
     module = _with_plain_convolutions(module).eval()
     with torch.inference_mode():
         num_labels = module(*inputs.values())[0].shape[-1]
@@ -231,8 +242,8 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
         path = str(Path(scratch) / "model.onnx")
         # The tracer is deprecated; its successor (torch 2.13) needs onnxscript and writes opset 18 first.
         warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", "Constant folding - Only steps=1")  # of a padding: the runtime folds it
-        # PRESERVE: batch norms are left for the runtime to fold; folded here, the weights leave float16.
+        warnings.filterwarnings("ignore", "Constant folding - Only steps=1")  # it is a padding, which the runtime folds
+        # PRESERVE leaves batch norms for the runtime to fold: folded here, weights would no longer fit float16.
         torch.onnx.export(
             module,
             tuple(inputs.values()),
@@ -250,7 +261,8 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
             do_constant_folding=folds,
             dynamo=False,
         )
-        if all(weights.dtype != torch.bfloat16 for weights in module.parameters()):  # opset 17 lacks what TensorRT has
+        # Opset 17 lacks operators in bfloat16 that TensorRT has, so the checker would refuse such a graph.
+        if all(weights.dtype != torch.bfloat16 for weights in module.parameters()):
             onnx.checker.check_model(path, full_check=True)
         model = onnx.load(path)
     # The exporter gives this dimension a name. Triton's ONNX Runtime backend loads no model whose output differs in any
@@ -260,7 +272,7 @@ def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:
 
 
 def _with_plain_convolutions(network: nn.Module) -> nn.Module:
-    """A copy, with the same weights, without PyTorch's detours around slow convolutions and without weight norm."""
+    """Return a copy that shares the weights, with plain convolutions in place of `MaskedConv` and of weight norm."""
     network = copy.deepcopy(network, {id(weights): weights for weights in network.parameters()})
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
@@ -283,7 +295,10 @@ def _with_plain_convolutions(network: nn.Module) -> nn.Module:
 
 
 def store_as_float16(graph: onnx.GraphProto) -> None:
-    """Halve the file where that loses nothing, as for published checkpoints. Runtimes fold the casts."""
+    """Halve the file: store weights in float16 where that loses nothing, as for published checkpoints.
+
+    The graph is changed in place. Runtimes fold the casts that are added to it.
+    """
     casts = []
     for initializer in graph.initializer:
         if initializer.data_type != onnx.TensorProto.FLOAT or len(initializer.dims) < 2:

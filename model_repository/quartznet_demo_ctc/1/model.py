@@ -1,9 +1,9 @@
-"""The `<model>_ctc` stage: log-probabilities to text, words with times, confidence; or why a clip has none.
+"""The `<model>_ctc` stage: turns log-probabilities into text, words with times and confidences, or an error.
 
 In: LOG_PROBS [rows, frames, labels + 1] and LOG_PROB_LENGTH [rows, 1]. Out: TRANSCRIPT and RESULT (JSON),
 [rows, 1]. The stages before this one let every input pass and send its true length along, so that one bad
 clip fails alone: here. The model's parameters are the defaults of the decoder's options; a request's parameters
-change them for itself.
+change them for this request only.
 """
 
 import asyncio  # noqa: F401  Triton's stub imports it with the first answer, which then takes 50 ms more
@@ -29,14 +29,14 @@ _quote = json.encoder.encode_basestring
 
 
 class TritonPythonModel:
-    """Decodes all rows of all requests at once."""
+    """The model as Triton's Python backend runs it. It decodes all rows of all requests at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the settings beside this file, the model's parameters and the language models."""
         folder = Path(__file__).parent
         try:
             settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        except ValueError as error:  # cut short, say
+        except ValueError as error:  # the file may be cut short
             raise ValueError(f"{folder / SETTINGS_FILE} must be as carnelian-export wrote it, but: {error}") from error
         self._name: str = settings["name"]
         self._version: str = args["model_version"]
@@ -75,9 +75,9 @@ class TritonPythonModel:
         self._metrics.close()
 
     def _load(self, labels: list[str], calibration: Any, models: dict[str, Path]) -> Any:
-        """The decoder, without the language models whose packages are not installed.
+        """Load the decoder, without the language models whose packages are not installed.
 
-        NGC's image has none of these packages. `ngram` and `rescore` are then refused, as a model's default too.
+        NGC's image has none of these packages. `ngram` and `rescore` are then refused, even as a model's default.
         """
         while True:
             try:
@@ -87,13 +87,13 @@ class TritonPythonModel:
                 models = {name: path for name, path in models.items() if path != error.path}
 
     def _warm_up(self, num_labels: int) -> None:
-        """Decode a silent second: a `model_warmup` would be counted as a clip."""
+        """Decode a silent second. Triton's `model_warmup` is not used, because it would be counted as a clip."""
         frames = max(1, round(1 / self._frame_s))
         silence = np.full((frames, num_labels + 1), -1.0, np.float32)
         self._decode([silence], np.array([frames], np.int32), [self._defaults])
 
     def _options(self, request: Any) -> Any:
-        """The options of a request, or what is wrong with them."""
+        """Read the options of a request; return an OptionError in their place if they are wrong."""
         try:
             return self._decoder.read_options(json.loads(request.parameters() or "{}"), self._defaults)
         except ctc.OptionError as error:
@@ -104,7 +104,7 @@ class TritonPythonModel:
     def _decode(
         self, rows: list[npt.NDArray[np.float32]], lengths: npt.NDArray[np.int32], options: list[Any]
     ) -> list[dict[str, Any]]:
-        """RESULT of each row, less its request's id; `rows` hold [frames, labels + 1], with different `frames`."""
+        """Return RESULT of each row, without the request's id. Rows are [frames, labels + 1], of different lengths."""
         errors = [
             f"{WRONG_OPTION}: {wanted}" if isinstance(wanted, ctc.OptionError) else self._error(row, int(length))
             for row, length, wanted in zip(rows, lengths, options, strict=True)
@@ -131,7 +131,7 @@ class TritonPythonModel:
         return results
 
     def _hear(self, clips: list[npt.NDArray[np.float32]], options: list[Any]) -> list[Any]:
-        """The hypothesis of each clip, or a message in its place; an error in one clip does not reach the others."""
+        """Decode clips: return a hypothesis for each, or an error message. An error in one does not fail the others."""
         try:
             return list(self._decoder.decode(clips, options))
         except Exception as error:
@@ -142,7 +142,7 @@ class TritonPythonModel:
         return [self._hear([clip], [wanted])[0] for clip, wanted in zip(clips, options, strict=True)]
 
     def _error(self, row: npt.NDArray[np.float32], length: int) -> str | None:
-        """Why a row has no transcript."""
+        """Return why a row cannot have a transcript, or None if it can."""
         limit = f"a clip must be at most {self._max_audio_s:g} s long"
         if length <= 0 and self._min_samples > 1:
             return (
@@ -176,7 +176,7 @@ class TritonPythonModel:
         errors = [result["error"] for result in results if "error" in result]
         request_id = _id_of(request)
         if len(errors) == len(results):
-            # Of a wrong option the kind alone: the message repeats it, and hot words are the caller's.
+            # The whole message about a wrong option would repeat its value, and hot words are private to the caller.
             reason = errors[0].partition(":")[0] if errors[0].startswith(WRONG_OPTION) else errors[0]
             pb_utils.Logger.log_info(f"[request id: {request_id}] '{self._name}_ctc' refuses: {reason}")
             rows = f" (the first of {len(errors)} rows; all failed)" if len(errors) > 1 else ""
@@ -198,7 +198,7 @@ class TritonPythonModel:
 
 
 def _id_of(request: Any) -> str:
-    """A request's id; empty if it is not UTF-8, which Triton's HTTP server does not check."""
+    """Return a request's id, or an empty string if it is not UTF-8, which Triton's HTTP server does not check."""
     try:
         return str(request.request_id())
     except UnicodeDecodeError:
@@ -206,7 +206,7 @@ def _id_of(request: Any) -> str:
 
 
 class _Spelled(dict[float, str]):
-    """JSON of numbers, each made once. There are few: times are whole frames, confidences have four digits."""
+    """A cache of numbers as JSON. There are few: times are whole frames, and confidences have four digits."""
 
     def __missing__(self, number: float) -> str:
         self[number] = text = repr(number)
@@ -217,7 +217,7 @@ _spelled = _Spelled()
 
 
 def _encode_result(result: dict[str, Any], request_id: str) -> str:
-    """RESULT as text. The words, thousands in a batch, are formatted here; json's encoder takes six times as long."""
+    """Encode RESULT as JSON. The words, thousands in a batch, are formatted here: json takes six times as long."""
     result = {**result, "request_id": request_id}
     words = result.pop("words", None)
     others = json.dumps(result, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What Triton cannot count by itself: seconds of audio, clips by outcome, frames with and without padding.
+"""Metrics that Triton cannot count by itself: seconds of audio, clips by outcome, frames with and without padding.
 
 They appear beside Triton's own metrics, labelled with the model's public name. Nothing of a clip's content is in them.
 """
@@ -20,7 +20,8 @@ HELP = {
     "carnelian_clips_total": "Clips by outcome",
 }
 INTERVAL_S = 0.05
-"""Between two messages about one counter. Each is a round trip to the server, and answers do not wait for it."""
+"""The least time between two updates of a counter, in seconds. An update is a round trip to the server; answers do not
+wait for it."""
 OK = "ok"
 OTHER = "other"
 # The first words of an error -> the outcome that its clip is counted under. Labels must stay few.
@@ -68,8 +69,8 @@ class Metrics:
 
         Args:
             results: RESULT of each clip.
-            scores: Of each request, [rows, frames, labels + 1].
-            lengths: Of each request, [rows], in frames.
+            scores: LOG_PROBS of each request, [rows, frames, labels + 1].
+            lengths: LOG_PROB_LENGTH of each request, [rows], in frames.
         """
         if not self._metrics:
             return
@@ -85,7 +86,7 @@ class Metrics:
         self._counted.set()
 
     def close(self) -> None:
-        """Send what is still to be sent."""
+        """Send the counts that are not sent yet, and end the thread."""
         self._is_open = False
         self._counted.set()
         if self._thread.is_alive():
