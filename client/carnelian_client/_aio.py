@@ -1,4 +1,4 @@
-"""The asyncio client: the names of `_client.py`, awaited."""
+"""The asyncio client: the methods of `_client.py` as coroutines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        from . import _transport  # noqa: F401  (here, for it takes a third of a second that an event loop would miss)
+        from . import _transport  # noqa: F401  (here, because it takes a third of a second, too long for an event loop)
 
         self._settings = Settings(
             url=url,
@@ -76,7 +76,7 @@ class AsyncCarnelianClient:
     ) -> Transcript:
         """Transcribe one clip; see `CarnelianClient.transcribe`. A thread reads and encodes it.
 
-        `asyncio.run` ends when its threads do: on a pipe that nobody writes, never.
+        `asyncio.run` waits for that thread before it ends: for ever, if the clip is a pipe that nobody writes to.
         """
         import tenacity
 
@@ -221,7 +221,7 @@ class AsyncCarnelianClient:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
 
     async def _wait(self, seconds: float) -> None:
-        """Let time pass before another attempt; closing the client ends it."""
+        """Sleep before another attempt; closing the client ends the sleep."""
         closing = asyncio.create_task(self._closed.wait())
         try:
             await asyncio.wait({closing}, timeout=seconds)
@@ -229,7 +229,7 @@ class AsyncCarnelianClient:
             closing.cancel()
 
     def _transport(self) -> AsyncTransport:
-        """The channel, opened by the first call: gRPC ties it to the loop that runs then."""
+        """Return the channel. The first call opens it, because gRPC ties it to the event loop that runs then."""
         from ._transport import AsyncTransport
 
         if self._closed.is_set():

@@ -32,7 +32,7 @@ API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
 
 class OutputFormat(str, Enum):
-    """What is printed of a transcript."""
+    """The formats in which a transcript can be printed."""
 
     TEXT = "text"
     JSON = "json"
@@ -42,7 +42,7 @@ class OutputFormat(str, Enum):
 
 
 def _folder(path: str) -> Path:
-    """Not "", a variable of a shell that is not set: to Path it is the working directory."""
+    """Refuse an empty path, as an unset shell variable gives it: `Path` would take it for the working directory."""
     if not path:
         raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
     return Path(path)
@@ -110,7 +110,7 @@ def transcribe(
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        codecs.register_error("carnelian", _spell)  # what it cannot spell must not cost the other files
+        codecs.register_error("carnelian", _spell)  # a character it cannot encode must not end the command
         sys.stdout.reconfigure(errors="carnelian" if sys.stdout.errors == "surrogateescape" else "backslashreplace")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
@@ -132,14 +132,14 @@ def transcribe(
             name = f"{file}\t" if kind == "text" and len(files) > 1 and target is None else ""
             if failure := _deliver(outcome, kind, file, target, name):
                 num_failed += 1
-                if sys.stderr is not None:  # closed, where `print` would take the standard output
+                if sys.stderr is not None:  # if it is closed, `print` would use the standard output
                     print(f"carnelian-transcribe: {failure}", file=sys.stderr)
     if num_failed:
         raise typer.Exit(1)
 
 
 def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:
-    """Print a transcript after `name`, or write it to `target`; the failure in words, if it is or becomes one."""
+    """Print a transcript after `name`, or write it to `target`; return an error message if that cannot be done."""
     if isinstance(outcome, Exception):
         return _name_once(file, outcome)
     text = render(outcome, kind, file)
@@ -156,11 +156,11 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """Write a file whole or not at all: an earlier transcript stays where the disk has no room for this one."""
+    """Write a file whole or not at all: an earlier transcript stays if the disk has no room for this one."""
     if target.exists() and not target.is_file():  # a pipe, /dev/null
         target.write_bytes(content)
         return
-    target = Path(os.path.realpath(target))  # a link stays one
+    target = Path(os.path.realpath(target))  # a symbolic link stays one
     partial = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with partial.open("wb") as file:
@@ -175,7 +175,7 @@ def _replace(target: Path, content: bytes) -> None:
 
 
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """A character that an encoding cannot spell: a byte of a name that is no text as it is, another as an escape."""
+    """Replace a character that cannot be encoded: a byte of a file's name that is no text stays, others are escaped."""
     assert isinstance(error, UnicodeEncodeError)
     error.end = error.start + 1
     try:
@@ -185,7 +185,7 @@ def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:
-    """The file to write for each one, if any, in a folder that is there from now on."""
+    """Return the file to write for each clip, None for the standard output; make the folder `out`."""
     if out is None:
         if kind == "ctm" and len(set(map(ctm_name, files))) < len(files):
             raise typer.BadParameter("--format ctm must have files of different names, which are its first column")
@@ -206,7 +206,7 @@ def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list
 
 
 def _options(assignments: list[str]) -> DecodingOptions:
-    """`name=value` as options; the server says which are wrong."""
+    """Parse `name=value` assignments as decoding options; the server checks names and values."""
     from ._client import CarnelianClient
 
     methods = (CarnelianClient.transcribe, CarnelianClient.transcribe_many)
@@ -239,6 +239,6 @@ def _read(files: list[str]) -> Iterator[Audio]:
 
 
 def _name_once(file: str, error: Exception) -> str:
-    """Errors of the SDK name a path already; the standard input and the system's own words need it."""
+    """Return an error's message with the file's name before it, unless it begins with that, as the SDK's errors do."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     return text if text.startswith(f"{file}: ") else f"{file}: {text}"

@@ -270,7 +270,7 @@ class CarnelianClient:
     def _request(
         self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
     ) -> Request:
-        """As of the settings; by a thread that can be left to itself where reading may wait for ever, as on a pipe."""
+        """Read a clip and make its request; in a thread that can be left behind if reading may never end (a pipe)."""
         arguments = (audio, model, request_id, options, deadline)
         if not isinstance(audio, (str, PathLike)) or os.path.isfile(audio):  # noqa: PTH113  (no name breaks it)
             return self._settings.request(*arguments)
@@ -293,9 +293,10 @@ class CarnelianClient:
 
 
 class _Workers:
-    """Threads that Python does not wait for when it ends, as it does for those of a ThreadPoolExecutor.
+    """Threads that Python does not wait for when it ends, unlike those of a ThreadPoolExecutor.
 
-    A program would else hang on Ctrl-C for as long as its calls may take, and for ever on a pipe that nobody writes.
+    With an executor, a program would hang on Ctrl-C for as long as its calls may take: for ever, if one reads a pipe
+    that nobody writes to.
     """
 
     def __init__(self, transcribe: Callable[[Audio], Outcome], num_threads: int) -> None:

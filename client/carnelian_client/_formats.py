@@ -12,19 +12,21 @@ from pathlib import Path
 from ._types import Transcript, Word
 
 MAX_LINE_CHARACTERS = 42
-"""Of the two lines of a cue, as broadcasters have it; a longer word is not cut."""
+"""The most characters in each of the two lines of a cue, as is usual in broadcasting; a longer word is not cut."""
 MAX_CUE_S = 6.0
+"""The longest time from the first to the last word of a cue, in seconds; a longer word is not cut."""
 MIN_CUE_S = 1.0
-"""The shortest time that a cue is shown, unless the next cue comes sooner."""
+"""The shortest time that a cue is shown, in seconds, unless the next cue comes sooner."""
 NEW_CUE_GAP_S = 0.8
+"""The longest pause between two words of a cue, in seconds."""
 
 
 def render(transcript: Transcript, kind: str, file: str) -> str:
-    """A transcript as one of the formats, with the end of its last line.
+    """Render a transcript in one of the formats, including the newline of its last line.
 
     Args:
-        transcript: of one clip.
-        kind: text, the text alone; json, the server's RESULT with `file`; ctm, a line a word; srt; or vtt.
+        transcript: the transcript of one clip.
+        kind: text (the text alone), json (the server's RESULT with `file`), ctm (one line per word), srt or vtt.
         file: the clip's name.
     """
     if kind == "text":
@@ -39,7 +41,7 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
         )
     point, text = (",", "") if kind == "srt" else (".", "WEBVTT\n\n")
     cues = list(split_cues(transcript.words))
-    nexts = [*(cue[0].start_s for cue in cues[1:]), math.inf]  # one too many where there is no cue
+    nexts = [*(cue[0].start_s for cue in cues[1:]), math.inf]  # one too many if there is no cue
     for i, (cue, next_s) in enumerate(zip(cues, nexts, strict=False), 1):
         start_s = cue[0].start_s
         end_s = max(cue[-1].end_s, min(start_s + MIN_CUE_S, next_s))
@@ -50,12 +52,12 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
 
 
 def ctm_name(file: str) -> str:
-    """A file's stem as CTM's first column, which white space would end and two semicolons would make a comment."""
+    """Return a file's stem as CTM's first column: white space would end it, and two semicolons begin a comment."""
     return re.sub(r"^;;|\s", "_", Path(file).stem) or "-"
 
 
 def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
-    """Words that are shown together: until a pause, or until two lines or six seconds are full."""
+    """Split words into the cues of subtitles. A cue ends at a pause, or when two lines or six seconds are full."""
     cue: list[Word] = []
     for word in words:
         if cue and (
@@ -71,7 +73,7 @@ def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
 
 
 def _lines(cue: list[Word]) -> str:
-    """One line, or two of about equal length."""
+    """Join the words of a cue to one line, or to two of about equal length."""
     text = " ".join(word.word for word in cue)
     if len(text) <= MAX_LINE_CHARACTERS:
         return text

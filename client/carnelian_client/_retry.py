@@ -70,7 +70,7 @@ class Deadline:
 
 
 def retry_arguments(policy: RetryPolicy, deadline: Deadline) -> dict[str, Any]:
-    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` are called with.
+    """Return the arguments for `tenacity.Retrying` and `tenacity.AsyncRetrying`.
 
     The last error is raised as it is, when waiting would outlast the deadline too.
     """

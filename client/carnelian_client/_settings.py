@@ -1,4 +1,4 @@
-"""What both clients are made with, checked once."""
+"""The settings of both clients, checked once, and the requests that are made with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ DEFAULT_MODEL = "quartznet_demo"
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_CONCURRENCY = 8
 TAKEN_AHEAD = 2
-"""Times the concurrency: what `transcribe_many` takes, so that a slow clip at the front leaves work for the others."""
+"""The clips that `transcribe_many` takes ahead of the outcomes, as a multiple of the concurrency: so a slow clip at the
+front leaves work for the others."""
 
 TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
@@ -28,7 +29,7 @@ TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_st
 _TARGET = re.compile(r"(unix|unix-abstract|vsock|xds):.+|((dns|ipv4|ipv6)://[^/]*/)?[^/]+:\d+", re.IGNORECASE)
 _BARE_IPV6 = re.compile(r"[0-9a-f]*:[0-9a-f.]*:[0-9a-f:.]*", re.IGNORECASE)
 _PORT = re.compile(r":(\d+)$")
-_HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC takes bytes under the others
+_HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC wants bytes for names in -bin
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
@@ -41,7 +42,7 @@ class Settings:
     timeout_s: float
     retry: RetryPolicy
     tls: TLS | None
-    headers: Mapping[str, str] | None = field(repr=False)  # secrets do not belong into logs
+    headers: Mapping[str, str] | None = field(repr=False)  # secrets do not belong in logs
     api_key: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class Settings:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Headers and API key as gRPC wants them: lower-case names."""
+        """Headers and API key as gRPC metadata, whose names must be in lower case."""
         headers = {name.lower(): value for name, value in (self.headers or {}).items()}
         if len(headers) < len(self.headers or {}):
             raise ValueError(
@@ -80,7 +81,7 @@ class Settings:
         return tuple(headers.items())
 
     def choose_model(self, model: str | None) -> str:
-        """The model of one call, by default the client's; ValueError if it is empty or cannot be sent."""
+        """Return the model of one call, by default the client's; raise ValueError if it is empty or cannot be sent."""
         chosen = self.model if model is None else model
         _check_text("model", chosen)
         return chosen
@@ -88,7 +89,7 @@ class Settings:
     def request(
         self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
     ) -> Request:
-        """Read and encode a clip: may wait for the disk, and raises what `encode_audio` raises."""
+        """Read and encode a clip, and make its request: may wait for the disk; raises what `encode_audio` raises."""
         given = request_id
         model = self.choose_model(model)
         request_id = uuid.uuid4().hex if request_id is None else request_id
@@ -106,7 +107,7 @@ class Settings:
     def not_read_in_time(
         self, audio: Audio, model: str | None, request_id: str | None, deadline: Deadline, advice: str = ""
     ) -> DeadlineExceeded:
-        """The error of a clip that is not there when the time is over."""
+        """Return the error for a clip that was not read before the deadline."""
         return DeadlineExceeded(
             f"the clip was not read within {deadline.timeout_s:g} s; allow more (`timeout_s`, `--timeout`){advice}",
             clip=describe_audio(audio),
@@ -115,7 +116,7 @@ class Settings:
         )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
-        """Start the clock of one call."""
+        """Return the deadline of a call that starts now, after `timeout_s` or else the client's time."""
         return Deadline(self.timeout_s if timeout_s is None else timeout_s)
 
 
@@ -131,7 +132,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 def _parameter(name: str, value: object) -> str | int:
-    """Triton 2.51 takes integers and strings to its models; true, false and fractions travel as text."""
+    """Convert an option to a request parameter. Triton 2.51 only passes integers and strings; others become text."""
     if name in TRITONS_OWN:
         advice = "; the time for a call is `timeout_s`" if name == "timeout" else ""
         raise InvalidOption(f"an option must be one of the decoder's, but Triton keeps {name!r} for itself{advice}")
@@ -150,7 +151,7 @@ def _parameter(name: str, value: object) -> str | int:
     if isinstance(value, Real):
         return repr(float(value))
     try:
-        # `transcribe_many` would give the first clip all that an iterator has; of a mapping, keys alone would be sent.
+        # The first clip of `transcribe_many` would use an iterator up; of a mapping, only the keys would be sent.
         if isinstance(value, (Iterator, Mapping)):
             raise TypeError
         return json.dumps(list(value))  # type: ignore[call-overload]
@@ -161,11 +162,11 @@ def _parameter(name: str, value: object) -> str | int:
 
 
 def check_many(clips: object, concurrency: int, options: DecodingOptions) -> None:
-    """Refuse what `transcribe_many` cannot mean.
+    """Refuse arguments of `transcribe_many` that cannot work.
 
     Raises:
-        TypeError: `clips` is a single one, or all would have one request id.
-        ValueError: no request may be in flight.
+        TypeError: `clips` is a single clip, or `options` has a `request_id`, which all clips would share.
+        ValueError: `concurrency` is below 1.
     """
     if isinstance(clips, (str, PathLike, bytes, bytearray, memoryview)):
         raise TypeError(f"`clips` must be an iterable of clips, but is one: {type(clips).__name__}; use `transcribe`.")

@@ -1,6 +1,6 @@
 """Triton's gRPC protocol, and the only module that imports tritonclient.
 
-Of tritonclient it takes the generated messages and stubs. Its client classes would bring a second way to
+It uses only the generated messages and stubs of tritonclient. Its client classes would bring a second way to
 build each request, errors that keep the status as text, and a destructor that can hang when Python ends.
 """
 
@@ -47,15 +47,15 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
 )
 LINGER_S = 30.0
-"""How much longer than its caller a transcription may wait for its answer. Triton up to 2.51 at least ends with a
-segmentation fault, within seconds, where a few clients cancel calls or let them expire while they run
-(triton-inference-server/server#7368): so a call that nobody waits for is left to end by itself."""
+"""How long a transcription may still wait for its answer when its caller has stopped waiting, in seconds. Triton (2.51
+at least) ends with a segmentation fault, within seconds, if a few clients cancel calls or let them expire while they
+run (triton-inference-server/server#7368). So a call that nobody waits for is left to end by itself."""
 CLOCKS_S = 0.05
-"""How far gRPC's clock may be from Python's where a call ends at its deadline."""
+"""How far gRPC's clock may be from Python's when a call ends at its deadline, in seconds."""
 SETTLE_S = 0.1
-"""Time for gRPC to tell the event loop of calls that closing has ended: where it finds the loop closed, it logs an
-error for each, in the next loop."""
-# gRPC would ask the proxy of the environment for this machine's own address, too.
+"""The time in seconds that gRPC gets to tell the event loop which calls were ended by closing the channel. If it finds
+the loop closed, it logs an error for each of these calls, in the next loop."""
+# gRPC would use the proxy of the environment even for this machine's own address.
 _OWN_ADDRESS = re.compile(r"(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE)
 
 
@@ -76,7 +76,7 @@ class Transport:
         """Transcribe one clip, in one attempt.
 
         Raises:
-            CarnelianClientError: the answer was an error, or there was none; so for every method here.
+            CarnelianClientError: the answer was an error, or there was none; as in the methods below.
         """
         message = _infer_message(request, deadline)
         with self._translated_errors(deadline, request):
@@ -105,15 +105,15 @@ class Transport:
     def close(self) -> None:
         """Close the connection; calls in flight end with an error."""
         self._is_closed = True
-        # By a thread, which no Ctrl-C reaches: one within gRPC's close leaves the channel half closed, and its
-        # destructor, like any later close, then waits for ever.
+        # A thread closes it, because Ctrl-C does not reach threads: within gRPC's close, it would leave the channel
+        # half closed, and the channel's destructor, like any later close, would wait for ever.
         closing = threading.Thread(target=self._channel.close)
         if sys.is_finalizing():  # before 3.12, a thread would never run then, and never be ready
             self._channel.close()
             return
         try:
             closing.start()
-        except RuntimeError:  # from 3.12 on none starts at exit
+        except RuntimeError:  # from 3.12 on, no thread starts at exit
             self._channel.close()
         else:
             closing.join()
@@ -130,14 +130,14 @@ class Transport:
             raise _late(deadline, request) from error
         except grpc.RpcError as error:
             raise _error(error, deadline, request) from error
-        except ValueError as error:  # of a channel that was closed between two attempts
+        except ValueError as error:  # the channel was closed between two attempts
             if not self._is_closed:
                 raise
             raise _closed(request) from error
 
 
 class AsyncTransport:
-    """The same methods for asyncio; it belongs to the event loop in which it is made."""
+    """An asyncio channel with the methods of `Transport`; it belongs to the event loop in which it is made."""
 
     def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -150,34 +150,34 @@ class AsyncTransport:
         self._in_flight: set[asyncio.Task[Any]] = set()
 
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
-        """See `Transport.infer`."""
+        """Transcribe one clip, in one attempt; see `Transport.infer`."""
         message = _infer_message(request, deadline)
         call = asyncio.create_task(self._call("ModelInfer", message, deadline, request, linger_s=LINGER_S))
         self._in_flight.add(call)
         call.add_done_callback(self._forget)
-        await asyncio.wait({call}, timeout=deadline.left_s)  # which leaves the call alone if this task is cancelled
+        await asyncio.wait({call}, timeout=deadline.left_s)  # it leaves the call running if this task is cancelled
         if not call.done():
             raise _late(deadline, request)
         return _transcript(call.result(), request)
 
     async def is_model_ready(self, model: str, deadline: Deadline) -> bool:
-        """See `Transport.is_model_ready`."""
+        """Ask whether a model can be called now."""
         answer = await self._call("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline)
         return bool(answer.ready)
 
     async def health(self, deadline: Deadline) -> Health:
-        """See `Transport.health`."""
+        """Ask for the state and the version of the server."""
         live = await self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline)
         ready = await self._call("ServerReady", service_pb2.ServerReadyRequest(), deadline)
         metadata = await self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline)
         return Health(live.live, ready.ready, metadata.version)
 
     async def models(self, deadline: Deadline) -> tuple[Model, ...]:
-        """See `Transport.models`."""
+        """List the models of the repository, stages of ensembles included."""
         return _models(await self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), deadline))
 
     async def close(self) -> None:
-        """See `Transport.close`."""
+        """Close the connection; calls in flight end with an error."""
         self._is_closed = True
         unfinished = [call for call in self._in_flight if not call.done()]
         await self._channel.close()
@@ -188,7 +188,7 @@ class AsyncTransport:
     def _forget(self, call: asyncio.Task[Any]) -> None:
         self._in_flight.discard(call)
         if not call.cancelled():
-            call.exception()  # else asyncio warns of one that nobody has asked for
+            call.exception()  # otherwise asyncio warns of an exception that nobody has asked for
 
     async def _call(
         self, method: str, message: Any, deadline: Deadline, request: Request | None = None, linger_s: float = 0.0
@@ -217,7 +217,7 @@ def _credentials(tls: TLS) -> grpc.ChannelCredentials:
 
 
 def _infer_message(request: Request, deadline: Deadline) -> service_pb2.ModelInferRequest:
-    """AUDIO is UINT8 [1, bytes]. No outputs are listed, which means all of them."""
+    """Build the request of one clip: AUDIO is UINT8 [1, bytes]. No outputs are listed, which means all of them."""
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
     message.inputs.add(name="AUDIO", datatype="UINT8", shape=[1, len(request.audio)])
     message.raw_input_contents.append(request.audio)
@@ -236,7 +236,7 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
     names = [output.name for output in answer.outputs]
     try:
         encoded = answer.raw_output_contents[names.index("RESULT")]
-        (size,) = struct.unpack_from("<I", encoded)  # BYTES tensors: a length before each element
+        (size,) = struct.unpack_from("<I", encoded)  # BYTES tensors have a length before each element
         raw = json.loads(encoded[4 : 4 + size])
         if "error" in raw:
             raise error_from_answer(None, raw["error"], **context)
@@ -256,7 +256,7 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
             raw=raw,
             rescored=raw.get("rescored", False),
         )
-    except CarnelianClientError:  # of which some are ValueErrors, too
+    except CarnelianClientError:  # some are also ValueErrors
         raise
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
         raise ServerError(
@@ -272,7 +272,7 @@ def _models(answer: service_pb2.RepositoryIndexResponse) -> tuple[Model, ...]:
 
 
 def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
-    """Whether somebody has cancelled the task itself, of which Python tells since 3.11."""
+    """Whether somebody has cancelled the task itself. Before Python 3.11, which cannot tell, it is always False."""
     return task is not None and sys.version_info >= (3, 11) and task.cancelling() > 0
 
 
@@ -281,9 +281,9 @@ def _closed(request: Request | None) -> CarnelianClientError:
 
 
 def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
-    # Whatever a call raises is a grpc.Call as well, which the base class does not say.
+    # Each error that a call raises is also a grpc.Call, with code and details, which the base class does not say.
     status, details = error.code().name, error.details() or ""
-    is_own = status == "DEADLINE_EXCEEDED" and deadline.left_s < CLOCKS_S  # else a gateway's, which is shorter
+    is_own = status == "DEADLINE_EXCEEDED" and deadline.left_s < CLOCKS_S  # a gateway's deadline is shorter
     return _late(deadline, request) if is_own else _error_for(request, status, details)
 
 
