@@ -19,7 +19,7 @@ from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "quartznet_demo"
-LANGUAGE_MODELS: dict[str, Any] = {"decoder": "ngram", "rescore": True}  # the n-grams and Transformer-XL beside it
+LANGUAGE_MODELS: dict[str, Any] = {"decoder": "ngram", "rescore": True}  # n-grams and Transformer-XL, deployed with it
 STAGES = {
     "decode": "audio_decode",
     "features": f"{MODEL}_features",
@@ -27,9 +27,10 @@ STAGES = {
     "ctc": f"{MODEL}_ctc",
 }
 RUNS = 5
-"""Of each clip. Triton may count a stage until after the next one has begun, and single runs vary."""
+"""How often each clip is transcribed: single runs vary, and Triton may still count a stage when the next has begun."""
 COUNTED_WITHIN_S, POLL_S = 5.0, 0.005
-"""Triton counts a request after it has answered it."""
+"""The longest time to wait for Triton's statistics, and the time between two looks, in seconds: Triton counts a request
+after it has answered it."""
 
 
 def main(files: list[str]) -> int:
@@ -40,11 +41,11 @@ def main(files: list[str]) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130  # as shells have it
+        return 130  # as shells do after Ctrl-C
 
 
 def transcribe(files: list[str]) -> int:
-    """Serve, transcribe and print; returns whether a clip failed."""
+    """Serve the models, transcribe the clips and print the results; return 1 if a clip failed, else 0."""
     references = read_references()
     clips = [Path(file) for file in files] or list(references)
     started = time.perf_counter()
@@ -77,7 +78,7 @@ def transcribe(files: list[str]) -> int:
 def measure(
     server: Server, client: CarnelianClient, clip: Path, **options: Any
 ) -> tuple[Transcript, float, dict[str, float]]:
-    """Transcribe a clip; also the median seconds that it took, and that each stage computed."""
+    """Transcribe a clip several times; return the transcript, and the median seconds in all and of each stage."""
     runs = [measure_once(server, client, clip, **options) for _ in range(RUNS)]
     transcripts, elapsed_s, stages = zip(*runs, strict=True)
     split = {stage: statistics.median(times[stage] for times in stages) for stage in STAGES}
@@ -87,7 +88,7 @@ def measure(
 def measure_once(
     server: Server, client: CarnelianClient, clip: Path, **options: Any
 ) -> tuple[Transcript, float, dict[str, float]]:
-    """Transcribe a clip; also how long that took, in seconds, and how long each stage computed."""
+    """Transcribe a clip once; return the transcript, and the seconds in all and that each stage computed."""
     before, began = stage_times(server), time.perf_counter()
     transcript = client.transcribe(clip, **options)
     elapsed_s = time.perf_counter() - began
@@ -105,14 +106,14 @@ def measure_once(
 
 
 def read_references() -> dict[Path, str]:
-    """The clips of demo/clips and what they say."""
+    """Return the clips of demo/clips with their reference texts."""
     folder = ROOT / "demo" / "clips"
     rows = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
     return {folder / row["audio_filepath"]: row["text"] for row in rows}
 
 
 def stage_times(server: Server) -> dict[str, float]:
-    """Seconds that each stage has computed since the server started, by Triton's own statistics."""
+    """Return the seconds that each stage has computed since the server started, from Triton's own statistics."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine's own address
     with opener.open(f"http://{server.http_url}/v2/models/stats") as answer:
         models: list[dict[str, Any]] = json.load(answer)["model_stats"]

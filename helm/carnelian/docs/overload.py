@@ -1,7 +1,8 @@
-"""What becomes of requests that come faster than a server works: python helm/carnelian/docs/overload.py, from the root.
+"""Measures a server that gets requests faster than it works: python helm/carnelian/docs/overload.py, from the root.
 
-Serves model_repository/ with several bounds on what may wait behind the features, and sends each server the demo's
-speech, cut to 16.7 s, at 140 clips a second. Writes overload.json beside this file and prints the table of sizing.md.
+Serves model_repository/ with several limits on the requests that may wait for the stages after the features, and sends
+each server the demo's speech, cut to 16.7 s, at 140 clips a second. Writes overload.json beside this file and prints
+the table of sizing.md.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "quartznet_demo"
-BOUNDS = (0, 128, 32)  # 0: none
+BOUNDS = (0, 128, 32)  # values of max_pending_requests; 0 is no limit
 CLIPS = 2400
 CLIPS_PER_S = 140.0
 CLIP_S = 16.7
 
 
 def write_repository(folder: Path, bound: int) -> Path:
-    """Copy the models, with another bound."""
+    """Copy the models into `folder`, with `bound` as their max_pending_requests, and return their repository."""
     repository = folder / f"models_{bound}"
     copy_model(ROOT / "model_repository", repository, MODEL)
     features = repository / f"{MODEL}_features"
@@ -47,7 +48,7 @@ def write_repository(folder: Path, bound: int) -> Path:
 
 
 async def send(url: str, clips: list[np.ndarray], count: int) -> tuple[list[float], int]:
-    """Send clips at the rate, whatever the answers; return the seconds of each answer, and how many were refused."""
+    """Send clips at a fixed rate, without waiting for answers; return each answer's seconds, and the number refused."""
     took: list[float] = []
     refused = 0
 
@@ -76,10 +77,10 @@ async def send(url: str, clips: list[np.ndarray], count: int) -> tuple[list[floa
 
 
 class Memory:
-    """The most memory that a server has held meanwhile, proportional to what its processes share."""
+    """Measures the most memory that a server holds within this context: the proportional set size of its processes."""
 
     def __init__(self, server: Server) -> None:
-        """Look four times a second."""
+        """Prepare to look at the server's memory four times a second."""
         self._server = server
         self._done = threading.Event()
         self._pool = ThreadPoolExecutor(1)
@@ -92,7 +93,7 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._pool.shutdown()
-        self._looking.result()  # raises what kept it from looking
+        self._looking.result()  # raises the error that ended the looking, if any
 
     def _look(self) -> None:
         while not self._done.wait(0.25):
@@ -100,7 +101,7 @@ class Memory:
 
 
 def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, float]:
-    """One row."""
+    """Serve with one limit, send the clips and return a row of the table."""
     repository = write_repository(folder, bound)
     with Server(repository, models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
         asyncio.run(send(server.grpc_url, clips, 30))
@@ -121,14 +122,14 @@ def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, floa
 
 
 def render_row(row: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Render a row as a line of the Markdown table."""
     counts = (row[name] for name in ("within_3_s", "within_10_s", "later", "refused"))
     cells = (row["bound"] or "none", *counts, f"{row['p50_s']:.1f}", f"{row['seconds']:.0f}", f"{row['most_mib']:.0f}")
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:
-    """Measure, write, print."""
+    """Measure all limits, write overload.json and print the table."""
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     cuts = cut_equal(ROOT / "demo" / "clips" / "manifest.jsonl", CLIP_S, 8, "flac")
     clips = [np.frombuffer(cut.file, np.uint8)[None] for cut in cuts]

@@ -1,4 +1,4 @@
-"""What a server's metrics say at rising load: python helm/carnelian/docs/pressure.py, from the repository's root.
+"""Measures a server's metrics at rising load: python helm/carnelian/docs/pressure.py, from the repository's root.
 
 Serves model_repository/ and sends the demo's clips from 1 to 64 callers that never pause. Writes pressure.json beside
 this file and prints the table of autoscaling.md.
@@ -28,13 +28,13 @@ COUNTER = re.compile(r'^(\w+)\{model="(\w+)"(?:,version="1")?\} (\S+)$', re.M)
 
 
 def read_counters(url: str) -> dict[tuple[str, str], float]:
-    """Read (name, model) -> value."""
+    """Read the counters of a metrics endpoint: (name, model) -> value."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         return {(name, model): float(value) for name, model, value in COUNTER.findall(answer.read().decode())}
 
 
 async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) -> list[float]:
-    """Call from so many callers for so long; return the seconds of each answer."""
+    """Send clips from `callers` callers, each one clip after the other, for `seconds`; return each answer's seconds."""
     took: list[float] = []
     end = time.monotonic() + seconds
 
@@ -54,7 +54,7 @@ async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) 
 
 
 def measure(server: Server, clips: list[np.ndarray], callers: int) -> dict[str, float]:
-    """One row: what callers saw, and what the metrics said."""
+    """Measure one number of callers; return a row of the table: what callers saw, and what the metrics said."""
     before, began = read_counters(server.metrics_url), time.monotonic()
     took = sorted(asyncio.run(send(server.grpc_url, clips, callers, SECONDS)))
     elapsed = time.monotonic() - began
@@ -79,12 +79,12 @@ def measure(server: Server, clips: list[np.ndarray], callers: int) -> dict[str, 
 
 
 def render_row(row: dict[str, float]) -> str:
-    """A line of the table."""
+    """Render a row as a line of the Markdown table."""
     return "| " + " | ".join(f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in row.values()) + " |"
 
 
 def main() -> None:
-    """Measure, write, print."""
+    """Measure all numbers of callers, write pressure.json and print the table."""
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
     clips = [np.fromfile(path, np.uint8)[None] for path in paths]

@@ -1,4 +1,4 @@
-"""What `helm test` runs, in the client's image: sends a recording and compares what was heard with what was said."""
+"""The script of `helm test`, in the client's image: transcribes a recording and compares the text with a reference."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from carnelian_client import TLS, CarnelianClient, CarnelianClientError
 
 
 def character_error_rate(heard: str, reference: str) -> float:
-    """Fewest insertions, deletions and substitutions that make one text the other, over the reference's length."""
+    """Returns the Levenshtein distance of the texts, in characters, divided by the length of the reference."""
     row = list(range(len(reference) + 1))
     for i, letter in enumerate(heard, 1):
         diagonal, row[0] = row[0], i

@@ -1,7 +1,8 @@
 """Fetches a model repository: python3 download.py URL SHA256 FOLDER. Runs in an init container, on Python alone.
 
-Nothing is unpacked before the archive's SHA-256 fits. FOLDER/.sha256 is written last, so that a container that
-was restarted in between begins anew, and one that finds it has nothing to do. AUTHORIZATION becomes that header.
+Nothing is unpacked unless the archive's SHA-256 matches. FOLDER/.sha256 is written last, so that a container that
+was restarted in between begins anew, and one that finds it has nothing to do. The environment variable AUTHORIZATION,
+if set, is sent as the header Authorization.
 """
 
 import errno
@@ -21,19 +22,19 @@ ATTEMPTS = 4
 TIMEOUT_S = 60
 BLOCK_BYTES = 1 << 20
 PASSING = (408, 425, 429)
-"""Answers below 500 that may be another one later."""
+"""HTTP statuses below 500 after which another attempt may succeed."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fetch(url: str, archive: Path) -> str:
-    """Writes what is at `url` to `archive` and returns its SHA-256."""
+    """Downloads `url` to the file `archive` and returns its SHA-256 in hexadecimal."""
     request = urllib.request.Request(url)
-    if authorization := os.environ.get("AUTHORIZATION", "").strip():  # a Secret made of a file often ends its line
+    if authorization := os.environ.get("AUTHORIZATION", "").strip():  # a Secret made of a file often ends in a newline
         if not (authorization.isascii() and authorization.isprintable()):
             raise SystemExit(
                 "download: `authorization` of the Secret must be one line of text, but has other characters"
             )
-        # Not sent on to where a redirect leads: presigned addresses refuse it, and it is nobody else's.
+        # The header is not sent to where a redirect leads: presigned URLs refuse it, and other hosts must not see it.
         request.add_unredirected_header("Authorization", authorization)
     digest = hashlib.sha256()
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, archive.open("wb") as file:
@@ -48,7 +49,7 @@ def fetch(url: str, archive: Path) -> str:
 
 
 def fetch_patiently(url: str, archive: Path) -> str:
-    """The same, tried again where that may help: after errors of the network and answers that pass."""
+    """Calls `fetch` until it succeeds, at most ATTEMPTS times; only errors that may pass are tried again."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return fetch(url, archive)
@@ -64,7 +65,7 @@ def fetch_patiently(url: str, archive: Path) -> str:
 
 
 def main(url: str, sha256: str, folder: Path) -> None:
-    """Leaves the archive's content in `folder`, or says what is wrong."""
+    """Leaves the archive's content in `folder`, or ends with a message that says what is wrong."""
     try:
         download(url, sha256, folder)
     except getattr(tarfile, "FilterError", ()) as error:
@@ -82,7 +83,7 @@ def main(url: str, sha256: str, folder: Path) -> None:
 
 
 def download(url: str, sha256: str, folder: Path) -> None:
-    """Fetches the archive, unless it was, and unpacks it."""
+    """Fetches the archive and unpacks it into `folder`, unless `folder` has its content already."""
     mark = folder / ".sha256"
     if mark.is_file() and mark.read_text() == sha256:
         print(f"download: {folder} holds {sha256} already")
