@@ -1,1 +1,1 @@
-"""Networks and their configurations: recognisers, wav2vec 2.0 in pre-training, a language model."""
+"""Networks and their configurations: recognisers, wav2vec 2.0 for pre-training, and a language model."""

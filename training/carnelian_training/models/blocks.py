@@ -1,6 +1,6 @@
-"""What Jasper and QuartzNet are built of: stages of equal blocks, each of sub-blocks and a residual sum.
+"""The building blocks of Jasper and QuartzNet: stages of equal blocks, each of sub-blocks and a residual sum.
 
-Everything works on [batch, channels, 1, frames] with a mask, as `masked.py` says.
+Every module takes tensors [batch, channels, 1, frames] and a :class:`Mask`, as `masked.py` explains.
 """
 
 import re
@@ -24,16 +24,16 @@ class StageConfig:
 
     filters: int
     kernel: int
-    """Odd, in frames of the stage's input."""
+    """The kernel width in frames of the stage's input; odd."""
     blocks: int = 1
     repeat: int = 1
     stride: int = 1
-    """Of the first sub-block of each block."""
+    """The stride of the first sub-block of each block; the other sub-blocks have stride 1."""
     dilation: int = 1
     dropout: float = 0.0
     residual: bool = True
     separable: bool = True
-    """A depthwise convolution over time and a pointwise one over channels, in place of a full one."""
+    """Whether a depthwise convolution over time and a pointwise one over channels replace each full convolution."""
 
     def __post_init__(self) -> None:
         if self.kernel % 2 == 0:
@@ -52,14 +52,17 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """Any B x R stack of blocks, stem and head included, as a list of stages. Each architecture has its own."""
+    """The configuration of a B x R stack of blocks, stem and head included, as a list of stages.
+
+    Each architecture has its own subclass.
+    """
 
     stages: tuple[StageConfig, ...]
     num_mels: int = 64
-    """As many as the features have; stored with the model."""
+    """The number of mel bands of the features; stored with the model."""
     head_frames: int = 1
-    """Output frames that the head makes of each frame of the last stage. At 40 ms a frame there are fewer frames than
-    characters in a quick "the", which CTC then cannot write; 2 gives characters 20 ms at the cost of 40."""
+    """Output frames that the head makes of each frame of the last stage. At 40 ms per frame a quickly spoken "the" has
+    fewer frames than characters, so CTC cannot write it; 2 gives output frames of 20 ms at the cost of 40 ms."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -72,7 +75,7 @@ class StackConfig:
 
     @property
     def body_stride(self) -> int:
-        """Feature frames per frame of the last stage."""
+        """The number of feature frames per frame of the last stage."""
         total = 1
         for stage in self.stages:
             total *= stage.stride**stage.blocks
@@ -80,25 +83,25 @@ class StackConfig:
 
     @property
     def stride(self) -> int:
-        """Feature frames per output frame."""
+        """The number of feature frames per output frame."""
         return self.body_stride // self.head_frames
 
     @property
     def feature_channels(self) -> int:
-        """Rows of its features."""
+        """The number of rows (mel bands) of the input features."""
         return self.num_mels
 
     def output_frames(self, frames: int) -> int:
-        """Output frames of a clip with `frames` of features."""
+        """Return the number of output frames of a clip with `frames` feature frames."""
         return -(-frames // self.stride)
 
     @property
     def num_stages(self) -> int:
-        """What freezes and learns at a rate of its own."""
+        """The number of stages, each of which can be frozen or have its own learning rate (the head is not counted)."""
         return len(self.stages)
 
     def stage_of(self, name: str) -> int:
-        """The position in `stages` of the parameter or module `name`; the head's comes after the last."""
+        """Return the index in `stages` of the parameter or module `name`; the head's is one past the last stage."""
         match = re.match(r"blocks\.(\d+)", name)
         if match is None:
             return len(self.stages)
@@ -106,24 +109,24 @@ class StackConfig:
 
     @property
     def reaches(self) -> list[int]:
-        """How many feature frames the convolutions of each block look to either side."""
+        """The number of feature frames that each block's convolutions see on either side, one entry per block."""
         reaches, rate = [], 1
         for stage in self.stages:
             for _ in range(stage.blocks):
-                coarsest = rate * stage.stride if stage.repeat > 1 else rate  # of its sub-blocks, the first one strides
+                coarsest = rate * stage.stride if stage.repeat > 1 else rate  # only the first sub-block has the stride
                 reaches.append(stage.kernel // 2 * stage.dilation * coarsest)
                 rate *= stage.stride
         return reaches
 
     def blocks(self) -> list[tuple[int, StageConfig]]:
-        """Every block in order: its input channels and its stage."""
+        """Return the input channels and the stage of every block, in order."""
         stages = [stage for stage in self.stages for _ in range(stage.blocks)]
         channels = [self.num_mels, *(stage.filters for stage in stages)]
         return list(zip(channels, stages, strict=False))
 
 
 class SubBlock(nn.Module):
-    """Depthwise and pointwise (or one full) convolution, then batch norm. No activation: see :class:`Block`."""
+    """Depthwise and pointwise (or one full) convolution, then batch norm. :class:`Block` applies the activation."""
 
     def __init__(self, in_channels: int, stage: StageConfig, stride: int) -> None:
         super().__init__()
@@ -140,7 +143,7 @@ class SubBlock(nn.Module):
         self.norm = MaskedBatchNorm(stage.filters)
 
     def forward(self, x: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
-        """Transform `x` [batch, in_channels, 1, frames], zero in its padding."""
+        """Return the result and its mask for `x` [batch, in_channels, 1, frames], whose padding must be zero."""
         if self.depthwise is not None:
             x = self.depthwise(x)
         x = self.pointwise(x)
@@ -150,7 +153,7 @@ class SubBlock(nn.Module):
 
 
 class Projection(nn.Module):
-    """A 1x1 convolution and batch norm, which fit an earlier block's input to a residual sum."""
+    """A 1x1 convolution and batch norm, which bring an earlier block's input to the width of a residual sum."""
 
     def __init__(self, in_channels: int, filters: int) -> None:
         super().__init__()
@@ -158,7 +161,7 @@ class Projection(nn.Module):
         self.norm = MaskedBatchNorm(filters)
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
-        """Transform `x` [batch, in_channels, 1, frames], zero in its padding."""
+        """Project `x` [batch, in_channels, 1, frames], whose padding must be zero, to `filters` channels."""
         projected: Tensor = self.norm(self.conv(x), mask)
         return projected
 
@@ -167,13 +170,13 @@ class Block(nn.Module):
     """`repeat` sub-blocks and, if the stage is residual, a projection of the input added before the last ReLU.
 
     Args:
-        in_channels: of the block's input.
-        stage: what it is made of.
-        earlier: channels of earlier blocks' inputs, which are projected and added as well (dense residual).
+        in_channels: number of channels of the block's input.
+        stage: configuration of the sub-blocks.
+        earlier: numbers of channels of earlier blocks' inputs, which are projected and added too (dense residual).
     """
 
     recompute = False
-    """Whether the backward pass runs the forward pass again instead of keeping all that lies between."""
+    """Whether the backward pass runs the forward pass again instead of keeping its activations in memory."""
 
     def __init__(self, in_channels: int, stage: StageConfig, earlier: Sequence[int] = ()) -> None:
         super().__init__()
@@ -187,10 +190,16 @@ class Block(nn.Module):
         self.earlier = nn.ModuleList(Projection(size, stage.filters) for size in earlier)
 
     def forward(self, x: Tensor, mask: Mask, earlier: Sequence[Tensor] = ()) -> tuple[Tensor, Mask]:
-        """Transform `x` [batch, in_channels, 1, frames], zero in its padding, into the same form."""
+        """Return the block's result [batch, filters, 1, frames'] and its mask.
+
+        Args:
+            x: [batch, in_channels, 1, frames], zero in its padding.
+            mask: the frames of `x` that belong to a clip.
+            earlier: inputs of earlier blocks, in the order of the constructor's `earlier`.
+        """
         if self.recompute and torch.is_grad_enabled():
             contexts = nullcontext(), self._repeating()
-            inputs = x, mask, tuple(earlier)  # the caller's list grows before this is run again
+            inputs = x, mask, tuple(earlier)  # a copy: the caller's list grows before the block runs again
             out: tuple[Tensor, Mask] = checkpoint(self._run, *inputs, use_reentrant=False, context_fn=lambda: contexts)
             return out
         return self._run(x, mask, earlier)
@@ -209,7 +218,7 @@ class Block(nn.Module):
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
-        """Within it, batch norms see the same frames for a second time and must not count them twice."""
+        """Stop updates of the running statistics while a forward pass is repeated, so that no frame counts twice."""
         norms = [module for module in self.modules() if isinstance(module, MaskedBatchNorm)]
         for norm in norms:
             norm.remembers = False
@@ -221,7 +230,7 @@ class Block(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw a convolution's weights as NVIDIA's recipes do; other modules stay as they are."""
+    """Initialise a convolution as NVIDIA's recipes do (Xavier uniform, bias 0); leave other modules unchanged."""
     if isinstance(module, MaskedConv):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:

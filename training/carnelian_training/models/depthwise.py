@@ -1,8 +1,8 @@
-"""Depthwise convolution over time for training on a CPU, with a weight gradient of our own; and if a GPU runs ours.
+"""Depthwise convolution over time for training on a CPU, with its own weight gradient, and a check of the GPU kernels.
 
-oneDNN computes the result and the input's gradient of a depthwise convolution near the machine's floor, but its weight
-gradient takes several times as long as both, up to 20 times with QuartzNet's wide kernels: it was most of a training
-step. `perf/results/quartznet_15x5_training.md` has the ratios.
+oneDNN computes the result and the input's gradient of a depthwise convolution about as fast as the machine can, but its
+weight gradient takes several times as long as both, up to 20 times with QuartzNet's wide kernels: it was most of a
+training step. `perf/results/quartznet_15x5_training.md` has the ratios.
 """
 
 import functools
@@ -62,13 +62,13 @@ class _DepthwiseConv(torch.autograd.Function):
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels of `depthwise_gpu.py` run on a GPU; a warning where they do not."""
+    """Return whether the kernels of `depthwise_gpu.py` run on the GPU `device`; log a warning if they do not."""
     try:
-        from carnelian_training.models.depthwise_gpu import convolve_depthwise  # Triton is in CUDA's PyTorch alone
+        from carnelian_training.models.depthwise_gpu import convolve_depthwise  # only PyTorch for CUDA has Triton
 
         with torch.no_grad():
             convolve_depthwise(torch.zeros(1, 16, 1, 16, device=device), torch.zeros(16, 1, 1, 1, device=device))
-    except Exception as error:  # no Triton, an old one, no C compiler, an old GPU, no room for what is compiled
+    except Exception as error:  # Triton missing or too old, no C compiler, an old GPU, no room for compiled code
         logger.warning(
             "our depthwise kernels need a C compiler and Triton 3.3, of PyTorch 2.7, or later; PyTorch's, "
             "half as fast in QuartzNet, stand in for them: %s",
@@ -79,13 +79,13 @@ def runs_on(device: torch.device) -> bool:
 
 
 def weight_gradient(x: Tensor, grad: Tensor, stride: int, kernel: int) -> Tensor:
-    """The gradient of a depthwise convolution's weight: [channels, 1, 1, kernel] float32.
+    """Compute the gradient of a depthwise convolution's weight: [channels, 1, 1, kernel] float32.
 
     Args:
         x: [batch, channels, 1, frames], the input.
         grad: [batch, channels, 1, frames'], the gradient of the result.
         stride: frames of the input per frame of the result.
-        kernel: odd.
+        kernel: width of the kernel in frames, odd.
     """
     rows, grad_rows = _rows(x), _rows(grad)
     threads = torch.get_num_threads()
@@ -105,16 +105,19 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _rows(x: Tensor) -> Array:
-    # [B, C, 1, T] -> [B, T, C]: a view with channels last
+    # [B, C, 1, T] -> [B, T, C]: a view if `x` is channels last
     rows: Array = x.squeeze(2).transpose(1, 2).float().contiguous().numpy()
     return rows
 
 
 def _compile(function: Callable[..., None]) -> Callable[..., None]:
-    """Keep the machine code for other processes where a folder can be written, beside this file or in the home."""
+    """Compile `function`; cache its machine code for other processes if a cache folder can be written.
+
+    numba tries the folder of this file, then the user's home.
+    """
     compiled: Callable[..., None]
     try:
-        Path.home()  # numba makes a folder `~` where there is none
+        Path.home()  # raises without a home folder, where numba would make a folder named `~`
         compiled = numba.njit(fastmath=True, nogil=True, cache=True)(function)
     except RuntimeError:
         compiled = numba.njit(fastmath=True, nogil=True)(function)
@@ -128,9 +131,10 @@ def _pairs(grad: Array) -> int:
 
 @_compile
 def _correlate(x: Array, grad: Array, stride: int, start: int, end: int, sums: Array) -> None:
-    """Add x [batch, frames, channels] times grad [batch, frames', channels] at every offset to sums [kernel, channels].
+    """Add to sums [kernel, channels] the products of x [batch, frames, channels] and grad [batch, frames', channels].
 
-    Two frames at a time, which halves the traffic of `sums`: from the pair `start` of the batch to before `end`.
+    Row i of `sums` gets the products at offset i. Frames of `grad` are taken in pairs, which halves the memory traffic
+    of `sums`: the pairs from number `start` of the batch to before `end`.
     """
     kernel, channels = sums.shape
     for pair in range(start, end):

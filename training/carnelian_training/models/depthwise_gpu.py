@@ -3,8 +3,8 @@
 PyTorch and cuDNN take 1.3 to 3 times as long with QuartzNet's wide kernels in half precision, and up to 20 times in
 float32: `perf/results/quartznet_15x5_training_gpu.md` has the ratio of whole steps.
 
-Tensors are rows, [batch, frames, channels], which is what channels last makes of [batch, channels, 1, frames]. Sums are
-float32, in an order that does not depend on timing.
+The kernels work on rows, [batch, frames, channels], which is how [batch, channels, 1, frames] lies in memory with
+channels last. Sums are float32, in an order that does not depend on timing.
 """
 
 from typing import Any
@@ -15,17 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 RUN = 16
-"""Results that a program forms at once from a window of 31 values, each of which goes into up to 16 of them."""
+"""Results that one program of a kernel computes at once, from a window of 31 values; each enters up to 16 results."""
 TILE_CHANNELS = 128
 WARPS = 2
 SPLITS = 64
-"""Parts of the batch whose sums of the weight gradient are formed apart, so that all of a GPU has work."""
+"""Parts of the batch whose sums of the weight gradient are computed separately, so that the whole GPU has work."""
 
 
 def convolve_depthwise(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve `x` [batch, channels, 1, frames] with `weight` [channels, 1, 1, kernel], kernel odd, "same" padding.
 
-    Under autocast `x` and the result have its type; weights and sums stay float32.
+    Under autocast, `x` and the result have the dtype of autocast; weights and sums stay float32.
     """
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -48,12 +48,12 @@ class _DepthwiseConv(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    # [B, C, 1, T] -> [B, T, C]: a view with channels last
+    # [B, C, 1, T] -> [B, T, C]: a view if `x` is channels last
     return x.squeeze(2).transpose(1, 2).contiguous()
 
 
 def _convolve(x: Tensor, weight: Tensor, *, reverse: bool) -> Tensor:
-    """Convolve, or with `reverse` bring a gradient of the result back to the input."""
+    """Convolve `x`, or with `reverse` compute the input's gradient from `x`, the gradient of the result."""
     rows = _rows(x)
     batch, frames, channels = rows.shape
     taps = weight[:, 0, 0, :].t()  # [kernel, channels]
@@ -65,7 +65,7 @@ def _convolve(x: Tensor, weight: Tensor, *, reverse: bool) -> Tensor:
 
 
 def _sum_products(x: Tensor, grad: Tensor, kernel: int) -> Tensor:
-    """The gradient of the weight, [channels, 1, 1, kernel] float32."""
+    """Compute the weight's gradient, [channels, 1, 1, kernel] float32, from the input and the result's gradient."""
     rows, grad_rows = _rows(x), _rows(grad)
     batch, frames, channels = rows.shape
     sums = rows.new_empty((SPLITS, kernel, channels), dtype=torch.float32)
@@ -74,10 +74,10 @@ def _sum_products(x: Tensor, grad: Tensor, kernel: int) -> Tensor:
     return sums.sum(0).t()[:, None, None, :]
 
 
-# One kernel for every width and length: each takes seconds to compile.
+# One compiled kernel serves every width and length, because compiling takes seconds.
 @triton.jit(do_not_specialize=["frames", "kernel"])
 def _convolve_run(x, taps, out, frames, channels, kernel, run: tl.constexpr, tile_c: tl.constexpr):
-    """`run` frames of `out`, one tile of channels of one clip."""
+    """Compute `run` frames of `out` for one tile of channels of one clip."""
     t = tl.program_id(0) * run
     c = tl.program_id(1) * tile_c + tl.arange(0, tile_c)
     clip = tl.program_id(2).to(tl.int64) * frames * channels
@@ -94,7 +94,7 @@ def _convolve_run(x, taps, out, frames, channels, kernel, run: tl.constexpr, til
 def _sum_run(
     x, grad, sums, batch, frames, channels, kernel, splits: tl.constexpr, run: tl.constexpr, tile_c: tl.constexpr
 ):
-    """`run` taps of `sums`, one tile of channels, over every `splits`-th stretch of `run` frames."""
+    """Compute `run` taps of `sums` for one tile of channels, over every `splits`-th stretch of `run` frames."""
     c = tl.program_id(0) * tile_c + tl.arange(0, tile_c)
     k = tl.program_id(1) * run
     split = tl.program_id(2)
@@ -120,7 +120,7 @@ def _zeros(run: tl.constexpr, tile_c: tl.constexpr):
 
 @triton.jit
 def _load_run(rows, start, end, c, channels, run: tl.constexpr):
-    """The rows `start` to `start + run` of [end, channels] as float32; zero behind the end."""
+    """Load the rows `start` to `start + run` of [end, channels] as float32; rows past the end are zero."""
     loaded = ()
     for i in tl.static_range(run):
         is_inside = (c < channels) & (start + i < end)

@@ -1,6 +1,6 @@
-"""Dropout that is quick on a CPU too.
+"""Dropout that is fast on a CPU too.
 
-PyTorch's draws 64 random bits for each element there and takes as long as the convolution before it.
+On a CPU, PyTorch's dropout draws 64 random bits per element and takes as long as the convolution before it.
 """
 
 import torch
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero each element with `probability`, in steps of 1 / 65536, and scale the others so that the mean stays.
+    """Zero each element with `probability`, rounded to 1 / 65536, and scale the others so that the mean stays.
 
     Args:
-        x: without gaps between its elements, whatever their order.
-        probability: below 1; above 65535 / 65536 it is that.
-        training: otherwise `x` is returned.
+        x: a tensor whose elements have no gaps between them in memory; any order of strides.
+        probability: from 0 to below 1; at most 65535 / 65536 is used.
+        training: whether to drop; if False, `x` is returned.
     """
     if not training or probability == 0.0 or x.device.type != "cpu":
         return F.dropout(x, probability, training)

@@ -1,7 +1,7 @@
 """A transformer whose middle layers see fewer frames (Hourglass: Nawrot et al. 2021, arXiv:2110.13711).
 
-As in NVIDIA's wav2vec 2.0: one level, the same width throughout; what leaves the middle is added to what entered it.
-In a group of frames that reaches past its clip's end, those that are not there are zeros.
+As in NVIDIA's wav2vec 2.0, there is one level of pooling and one width, and the expanded result of the middle layers is
+added to their input. In a group of frames that reaches past its clip's end, the missing frames are zeros.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,19 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, kw_only=True)
 class HourglassConfig:
-    """Which layers see how many frames."""
+    """The layers of an hourglass transformer that run on pooled frames, and how frames are pooled."""
 
     before: int = 2
-    """Layers at the full rate, as are those after."""
+    """The number of layers at the full frame rate before the pooled ones."""
     pooled: int = 8
+    """The number of layers that run on pooled frames."""
     after: int = 2
+    """The number of layers at the full frame rate after the pooled ones."""
     factor: int = 4
-    """Frames that are pooled into one."""
+    """The number of frames that are pooled into one."""
     resampling: Literal["mean", "linear"] = "mean"
-    """`mean`: the mean down, repetition up, no weights, so those of a plain transformer fit. `linear`: a dense layer
-    from `factor` frames to one, and one back."""
+    """`mean` pools by the mean and expands by repetition; it has no weights, so those of a plain transformer fit.
+    `linear` has one dense layer from `factor` frames to one, and another one back."""
 
     def __post_init__(self) -> None:
         if min(self.before, self.after) < 0 or self.pooled < 1 or self.factor < 2:
@@ -36,12 +38,12 @@ class HourglassConfig:
 
     @property
     def layers(self) -> int:
-        """All of them."""
+        """The number of all layers, pooled or not."""
         return self.before + self.pooled + self.after
 
 
 class Resampling(nn.Module):
-    """To fewer frames and back."""
+    """Pools groups of `factor` frames into one, and expands them again."""
 
     def __init__(self, config: HourglassConfig, width: int) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class Resampling(nn.Module):
         self.up = nn.Linear(width, config.factor * width) if is_linear else None
 
     def shorten(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, frames, width] and [batch] -> the same for groups of `factor` frames."""
+        """Pool frames [batch, frames, width] to groups [batch, groups, width]; return these and their lengths."""
         batch, frames, width = x.shape
         valid = torch.arange(frames, device=x.device) < lengths[:, None]
         x = torch.where(valid[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
@@ -65,7 +67,7 @@ class Resampling(nn.Module):
         return x.reshape(batch, groups, self.factor, width).mean(2), lengths_after
 
     def expand(self, x: Tensor, frames: int) -> Tensor:
-        """[batch, groups, width] -> [batch, frames, width]."""
+        """Expand pooled frames [batch, groups, width] to [batch, frames, width]."""
         if self.up is not None:
             x = self.up(x).reshape(x.shape[0], -1, x.shape[2])
         else:
@@ -80,14 +82,18 @@ def run_hourglass(
     resampling: Resampling,
     run: Callable[[Tensor, Tensor, int, int], Tensor],
 ) -> Tensor:
-    """All layers, the pooled ones on fewer frames.
+    """Run all layers, the pooled ones on fewer frames.
 
     Args:
         x: [batch, frames, width].
-        lengths: [batch] int64.
+        lengths: [batch] int64, frames of each clip.
         config: which layers are pooled.
-        resampling: to fewer frames and back.
-        run: runs the layers from one number to before another, given frames and their lengths.
+        resampling: pools and expands the frames.
+        run: called with frames, their lengths, a first layer and an end; runs the layers from the first to before the
+            end and returns frames of the same shape.
+
+    Returns:
+        [batch, frames, width].
     """
     end = config.before + config.pooled
     x = run(x, lengths, 0, config.before)

@@ -16,19 +16,19 @@ from carnelian_training.models.network import StackNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class JasperStageConfig(StageConfig):
-    """A stage whose convolutions are full unless it says otherwise."""
+    """A stage whose convolutions are full unless `separable` is set."""
 
     separable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class JasperConfig(StackConfig):
-    """Any B x R Jasper."""
+    """The configuration of any B x R Jasper."""
 
     name: Literal["jasper"] = "jasper"
     stages: tuple[JasperStageConfig, ...]
     dense: bool = True
-    """Add the inputs of all earlier residual blocks, not only the block's own."""
+    """Whether each residual block adds the inputs of all earlier residual blocks, not only its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +40,7 @@ class JasperConfig(StackConfig):
 
 
 class Jasper(StackNetwork):
-    """The network of a :class:`JasperConfig`. 10x5 dense residual with 29 labels has 332,632,349 parameters."""
+    """A Jasper network. The 10x5 dense residual one with 29 labels has 332,632,349 parameters."""
 
     def __init__(self, config: JasperConfig, num_labels: int) -> None:
         blocks = nn.ModuleList()
@@ -54,7 +54,7 @@ class Jasper(StackNetwork):
         self.is_dense = config.dense
 
     def encode(self, x: Tensor, mask: Mask) -> Tensor:
-        """Run the blocks, keeping the inputs that later ones add."""
+        """Run the blocks: [batch, mels, 1, frames], zero in the padding -> [batch, channels, 1, frames'']."""
         inputs: list[Tensor] = []
         for block in self.blocks:
             if block.projection is None or not self.is_dense:

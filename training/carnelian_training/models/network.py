@@ -1,7 +1,7 @@
-"""The interface of every CTC network, and what the convolutional ones share.
+"""The interface of every CTC network, and the base class of the convolutional ones.
 
-In: [batch, channels, frames] features (log-mel, or samples for wav2vec 2.0) and lengths. Out: [batch, frames', labels]
-log-probabilities and lengths.
+Input: [batch, channels, frames] features (log-mel, or samples for wav2vec 2.0) and lengths. Output: [batch, frames',
+labels] log-probabilities and lengths.
 """
 
 from typing import Protocol
@@ -15,29 +15,29 @@ from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
 
 
 class Architecture(Protocol):
-    """What the configuration of every architecture has."""
+    """The interface of the configuration of every architecture."""
 
     @property
     def feature_channels(self) -> int:
-        """Rows of its features."""
+        """The number of rows of the input features: mel bands, or 1 for a waveform."""
 
     @property
     def stride(self) -> int:
-        """Feature frames per output frame."""
+        """The number of feature frames (samples for wav2vec 2.0) per output frame."""
 
     @property
     def head_frames(self) -> int:
-        """Output frames that the head makes of each frame of the last stage."""
+        """The number of output frames that the head makes of each frame of the last stage."""
 
     @property
     def num_stages(self) -> int:
-        """How many parts freeze and learn at a rate of their own, the head aside."""
+        """The number of stages, each of which can be frozen or have its own learning rate (the head is not counted)."""
 
     def stage_of(self, name: str) -> int:
-        """The stage of a parameter, by its name; the head comes after the last."""
+        """Return the stage of the parameter `name`; the head's is one past the last stage."""
 
     def output_frames(self, frames: int) -> int:
-        """Output frames of a clip with `frames` of features."""
+        """Return the number of output frames of a clip with `frames` feature frames."""
 
 
 class CtcNetwork(nn.Module):
@@ -46,7 +46,7 @@ class CtcNetwork(nn.Module):
     config: Architecture
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every label at every frame.
+        """Compute the log-probability of every label at every output frame.
 
         Args:
             features: [batch, channels, frames] float32.
@@ -59,7 +59,7 @@ class CtcNetwork(nn.Module):
 
 
 class StackNetwork(CtcNetwork):
-    """A stack of blocks and a 1x1 convolution to the labels. An architecture brings the blocks and :meth:`encode`."""
+    """A stack of blocks and a 1x1 convolution to the labels. A subclass gives the blocks and :meth:`encode`."""
 
     config: StackConfig
 
@@ -75,7 +75,7 @@ class StackNetwork(CtcNetwork):
         raise NotImplementedError
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every label at every frame.
+        """Compute the log-probability of every label at every output frame.
 
         Args:
             features: [batch, num_mels, frames] float32.
@@ -83,10 +83,10 @@ class StackNetwork(CtcNetwork):
 
         Returns:
             [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths,
-            ``lengths' = ceil(lengths / config.stride)``, whether or not that many frames are there.
+            ``lengths' = ceil(lengths / config.stride)``, even if that is more than frames'.
         """
         mask = Mask.from_lengths(lengths, features.shape[2])
-        # Not -(-a // b): ONNX rounds the quotients of negative integers up.
+        # Not -(-a // b): ONNX rounds the quotients of negative integers towards zero.
         log_prob_frames = (features.shape[2] + self.config.stride - 1) // self.config.stride
         if self.training and features.device.type == "cpu" and len(features) < FOLD:
             features = F.pad(features, (0, -features.shape[2] % (FOLD * self.config.body_stride)))
@@ -95,15 +95,15 @@ class StackNetwork(CtcNetwork):
         return log_probs, strided(lengths, self.config.stride)
 
     def score(self, features: Tensor, mask: Mask) -> Tensor:
-        """Score every label at every frame, wherever in the rows the clips lie.
+        """Compute the log-probability of every label at every output frame, for clips anywhere in the rows.
 
-        A row may hold several clips if each starts at a multiple of `config.body_stride` and at least as far after the
-        one before it as the widest of `config.reaches`. No clip then touches another: the gap is zero before every
-        convolution.
+        A row may hold several clips if each one starts at a multiple of `config.body_stride`, and the gap to the clip
+        before it is at least the largest of `config.reaches`. No clip then affects another, because the gap is zero
+        before every convolution.
 
         Args:
             features: [batch, num_mels, frames] float32.
-            mask: which frames are a clip's.
+            mask: the frames that belong to a clip.
 
         Returns:
             [batch, frames', num_labels] float32 log-probabilities.

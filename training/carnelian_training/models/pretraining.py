@@ -21,31 +21,32 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2Body, Wav2Vec2Config, fra
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingConfig:
-    """What pre-training adds to the network and to the loss; the defaults are those of Base."""
+    """The configuration of pre-training: quantiser, negatives and loss. The defaults are those of Base."""
 
     groups: int = 2
-    """Codebooks; a quantised frame is one code of each."""
+    """The number of codebooks; a quantised frame has one code of each."""
     codes: int = 320
-    """In each group."""
+    """The number of codes in each codebook."""
     code_width: int = 256
-    """Of a quantised frame, all groups together."""
+    """The width of a quantised frame: the codes of all groups together."""
     width: int = 256
-    """Of the vectors that are compared."""
+    """The width of the projected vectors whose similarity is computed."""
     feature_dropout: float = 0.1
-    """Of what the quantiser sees."""
+    """The probability of dropout on the quantiser's input."""
     negatives: int = 100
-    """Negatives: other hidden frames of the clip that each hidden frame is compared with."""
+    """The number of other hidden frames of the clip that each hidden frame is compared with."""
     similarity_temperature: float = 0.1
-    """Divides cosine similarities."""
+    """The temperature that cosine similarities are divided by."""
     diversity_weight: float = 0.1
+    """The weight of the diversity loss, which asks for equal use of all codes."""
     penalty_weight: float = 10.0
-    """Of the mean square of the extractor's result; Large has 0."""
+    """The weight of the feature penalty, the mean square of the extractor's output; Large has 0."""
     temperature: tuple[float, float] = (2.0, 0.5)
-    """Of the Gumbel softmax, from and to."""
+    """The temperature of the Gumbel softmax at the first step, and the lowest that it falls to."""
     temperature_decay: float = 0.999995
-    """Its factor per step."""
+    """The factor by which the temperature of the Gumbel softmax falls in each step."""
     crop_s: float = 15.6
-    """Longer clips are cut to this length, anew in each epoch."""
+    """The length in seconds to which longer clips are cut, at a new place in each epoch."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "groups", "codes", "code_width", "width", "negatives")
@@ -61,42 +62,42 @@ class PretrainingConfig:
             )
 
     def temperature_at(self, step: int) -> float:
-        """Of `step`, from 0."""
+        """Return the temperature of the Gumbel softmax at `step`, counted from 0."""
         start, end = self.temperature
         return max(end, start * self.temperature_decay**step)
 
 
 class Contrast(NamedTuple):
-    """What a batch of clips gave, clip by clip; padding counts nowhere."""
+    """Sums of a batch for the losses and figures of pre-training, one per clip. Padding is never counted."""
 
     loss: Tensor
-    """[batch] float32: InfoNCE, summed over hidden frames."""
+    """[batch] float32: the contrastive (InfoNCE) loss, summed over hidden frames."""
     penalty: Tensor
-    """[batch] float32: mean square of the extractor's result."""
+    """[batch] float32: the mean square of the extractor's output."""
     usage: Tensor
-    """[batch, groups, codes] float32: probability of each code, summed over hidden frames."""
+    """[batch, groups, codes] float32: the probability of each code, summed over hidden frames."""
     chosen: Tensor
-    """[batch, groups, codes] float32: how often each code was the likeliest."""
+    """[batch, groups, codes] float32: the number of hidden frames of which each code was the most probable."""
     hidden: Tensor
-    """[batch] float32, hidden frames."""
+    """[batch] float32: the number of hidden frames."""
     hits: Tensor
-    """[batch] float32, hidden frames whose own vector was more similar than that of any negative with other codes; one
-    without such negatives is no hit."""
+    """[batch] float32: the number of hidden frames whose own vector was more similar than those of all negatives with
+    other codes. A hidden frame without such negatives does not count."""
 
 
 class Codes(NamedTuple):
-    """Quantised frames of a batch, padded to the most hidden ones of a clip."""
+    """The quantised hidden frames of a batch, padded to the largest number of hidden frames in a clip."""
 
     vectors: Tensor
-    """[batch, hidden, code_width]."""
+    """[batch, hidden, code_width]: the codes' vectors, of all groups side by side."""
     ids: Tensor
-    """[batch, hidden, groups] int64."""
+    """[batch, hidden, groups] int64: the index of each chosen code."""
     probabilities: Tensor
-    """[batch, hidden, groups, codes] float32, without noise."""
+    """[batch, hidden, groups, codes] float32: the softmax of the scores without Gumbel noise."""
 
 
 class Quantiser(nn.Module):
-    """Product quantisation: of each group the likeliest code, with Gumbel noise while it learns."""
+    """Product quantisation: chooses the most probable code of each group, with Gumbel noise in training."""
 
     def __init__(self, channels: int, config: PretrainingConfig) -> None:
         super().__init__()
@@ -109,14 +110,20 @@ class Quantiser(nn.Module):
         )
 
     def forward(self, x: Tensor, temperature: float, noise: Tensor | None) -> Codes:
-        """Quantise `x` [batch, hidden, channels]; `noise` [batch, hidden, groups, codes] is Gumbel's."""
+        """Quantise `x` [batch, hidden, channels].
+
+        Args:
+            x: the hidden frames.
+            temperature: temperature of the Gumbel softmax.
+            noise: Gumbel noise [batch, hidden, groups, codes]; None: choose without noise.
+        """
         with torch.autocast(x.device.type, enabled=False):
             logits = self.choose(x.float()).unflatten(2, (self.groups, self.codes))
             if noise is not None:
                 soft = F.softmax((logits + noise) / temperature, dim=3)
                 ids = soft.argmax(3)
                 hard = F.one_hot(ids, self.codes).float()
-                choice = hard + soft - soft.detach()  # the gradient is that of the soft choice
+                choice = hard + soft - soft.detach()  # straight-through: its gradient is that of the soft choice
             else:
                 ids = logits.argmax(3)
                 choice = F.one_hot(ids, self.codes).float()
@@ -125,7 +132,10 @@ class Quantiser(nn.Module):
 
 
 class Wav2Vec2Pretraining(Wav2Vec2Body):
-    """The body of wav2vec 2.0, a quantiser, and projections of what is compared. Base has 95,044,608 parameters."""
+    """wav2vec 2.0 for pre-training: the body, a quantiser, and projections of guess and target to the compared width.
+
+    Base has 95,044,608 parameters.
+    """
 
     def __init__(self, config: Wav2Vec2Config, pretraining: PretrainingConfig) -> None:
         super().__init__(config)
@@ -141,9 +151,10 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
         self.settings = pretraining
 
     def usage(self, features: Tensor, lengths: Tensor, time_mask: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-        """The sum of each code's probability over a batch, [groups, codes], and the number of hidden frames.
+        """Return the sum of each code's probability over a batch, [groups, codes], and the number of hidden frames.
 
-        Run before :meth:`forward` where a step has several parts. Its dropout is what `forward` draws first.
+        The diversity loss needs these sums of a whole step, so this runs before :meth:`forward` if a step has several
+        parts. With the same state of the random generator, both draw the same dropout.
         """
         frames = self.extract(features, lengths)[0]
         index, real = hidden_frames(time_mask)
@@ -160,15 +171,15 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
         seeds: Sequence[int],
         temperature: float = 1.0,
     ) -> Contrast:
-        """Compare the network's guess of every hidden frame with its quantised vector and with negatives.
+        """Compare the network's guess for every hidden frame with the frame's quantised vector and with negatives.
 
         Args:
             features: [batch, 1, samples] float32 waveforms.
             lengths: [batch] int64, samples of each clip.
             time_mask: [batch, frames] bool, the hidden frames.
-            channel_mask: [batch, width] bool or None.
-            seeds: one per clip.
-            temperature: of the Gumbel softmax.
+            channel_mask: [batch, width] bool, the channels to zero, or None.
+            seeds: the seed of each clip's noise and negatives.
+            temperature: temperature of the Gumbel softmax.
         """
         frames, ends = self.extract(features, lengths)
         valid = frames_within(ends, frames.shape[1])
@@ -196,28 +207,29 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
     def _compare(
         self, guesses: Tensor, targets: Tensor, ids: Tensor, others: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """InfoNCE: [batch] sums of the loss and of hits."""
+        """Return the InfoNCE loss and the number of hits, each summed over the hidden frames of a clip, [batch]."""
         with torch.autocast(guesses.device.type, enabled=False):
             guesses, targets = F.normalize(guesses.float(), dim=2), F.normalize(targets.float(), dim=2)
-            # All pairs of hidden frames, of which the drawn ones are picked: a matrix product instead of copies.
+            # One matrix product gives the similarity of all pairs of hidden frames; picking the drawn ones from it is
+            # cheaper than copying the vectors of the negatives.
             similar = guesses @ targets.transpose(1, 2) / self.settings.similarity_temperature
-            same = (ids[:, :, None] == ids[:, None]).all(3)  # the same codes are no others
+            same = (ids[:, :, None] == ids[:, None]).all(3)  # a frame with the same codes is no negative
             positive = similar.diagonal(dim1=1, dim2=2)[:, :, None]
             negative = similar.masked_fill(same, -torch.inf).gather(2, others)
             logits = torch.cat([positive, negative], dim=2)
             loss = (torch.logsumexp(logits, dim=2) - positive.squeeze(2)) * real
             hardest = negative.amax(2)
-            # Infinite where no other has other codes: to find one's own among none is no skill.
+            # `hardest` is -inf if every negative has the frame's own codes; such a frame does not count as a hit.
             hits = (positive.squeeze(2) > hardest) * hardest.isfinite() * real
         return loss.sum(1), hits.sum(1)
 
 
 def hidden_frames(time_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where hidden frames are.
+    """Find the positions of the hidden frames of `time_mask`, [batch, frames] bool.
 
     Returns:
-        [batch, hidden] int64, their positions in order, padded to the most of a clip, at least one; and [batch, hidden]
-        float32, 1 where there is one.
+        [batch, hidden] int64, their positions in order, padded to the largest number in a clip (at least 1); and
+        [batch, hidden] float32, 1 for a hidden frame and 0 for padding.
     """
     counts = time_mask.sum(1)
     most = max(1, int(counts.max()))
@@ -226,12 +238,21 @@ def hidden_frames(time_mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Frames of each clip: [batch, frames, width], [batch, hidden] -> [batch, hidden, width]."""
+    """Select frames of each clip by position: [batch, frames, width], [batch, hidden] -> [batch, hidden, width]."""
     return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
 def gumbel_noise(generators: Sequence[torch.Generator], real: Tensor, config: PretrainingConfig) -> Tensor:
-    """[batch, hidden, groups, codes] float32, of each clip from its own generator, zero where there is no frame."""
+    """Draw Gumbel noise for each clip from its own generator.
+
+    Args:
+        generators: one per clip.
+        real: [batch, hidden] float32, 1 for a hidden frame and 0 for padding.
+        config: number of groups and codes.
+
+    Returns:
+        [batch, hidden, groups, codes] float32, zero in the padding.
+    """
     noise = torch.zeros(*real.shape, config.groups, config.codes, device=real.device)
     for row, generator, count in zip(noise, generators, real.sum(1).long().tolist(), strict=True):
         row[:count].exponential_(generator=generator).clamp_(min=1e-20).log_().neg_()
@@ -239,11 +260,20 @@ def gumbel_noise(generators: Sequence[torch.Generator], real: Tensor, config: Pr
 
 
 def draw_others(generators: Sequence[torch.Generator], real: Tensor, negatives: int) -> Tensor:
-    """For each hidden frame, which other ones of its clip: [batch, hidden, negatives] int64; itself if it is alone."""
+    """Draw the negatives of each hidden frame from the other hidden frames of its clip, each equally likely.
+
+    Args:
+        generators: one per clip.
+        real: [batch, hidden] float32, 1 for a hidden frame and 0 for padding.
+        negatives: how many to draw, with repetition.
+
+    Returns:
+        [batch, hidden, negatives] int64, indices of hidden frames; 0 for the only one of a clip and in padding.
+    """
     others = torch.zeros(*real.shape, negatives, dtype=torch.int64, device=real.device)
     for row, generator, count in zip(others, generators, real.sum(1).long().tolist(), strict=True):
         if count > 1:
             drawn = torch.randint(count - 1, (count, negatives), generator=generator, device=real.device)
             itself = torch.arange(count, device=real.device)[:, None]
-            row[:count] = drawn + (drawn >= itself)  # all but itself, each as likely
+            row[:count] = drawn + (drawn >= itself)  # skips the frame itself
     return others

@@ -16,19 +16,19 @@ from carnelian_training.models.network import StackNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class QuartzNetConfig(StackConfig):
-    """Any B x R QuartzNet."""
+    """The configuration of any B x R QuartzNet."""
 
     name: Literal["quartznet"] = "quartznet"
 
 
 class QuartzNet(StackNetwork):
-    """The network of a :class:`QuartzNetConfig`. 15x5 with 29 labels has 18,924,381 parameters."""
+    """A QuartzNet network. The 15x5 one with 29 labels has 18,924,381 parameters."""
 
     def __init__(self, config: QuartzNetConfig, num_labels: int) -> None:
         super().__init__(config, nn.ModuleList(Block(size, stage) for size, stage in config.blocks()), num_labels)
 
     def encode(self, x: Tensor, mask: Mask) -> Tensor:
-        """Run the blocks one after the other."""
+        """Run the blocks: [batch, mels, 1, frames], zero in the padding -> [batch, channels, 1, frames'']."""
         for block in self.blocks:
             x, mask = block(x, mask)
         return x

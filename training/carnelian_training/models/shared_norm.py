@@ -1,7 +1,7 @@
 """Batch normalisation with one mean and variance over the rows of all processes (gloo, NCCL or one process alone).
 
-PyTorch's SyncBatchNorm works on GPUs only and knows no padding; these rows are real frames, of any number per process,
-none included.
+PyTorch's SyncBatchNorm works on GPUs only and knows no padding. The rows here are real frames, of any number per
+process, even none.
 """
 
 from typing import Any
@@ -24,22 +24,23 @@ def shared_batch_norm(
 
     Args:
         rows: [frames, channels], any floating-point type; the statistics are float32.
-        weight: [channels].
-        bias: [channels].
-        running_mean: [channels], moves towards the rows' in place.
-        running_variance: [channels], the same.
-        momentum: by how much they move.
-        eps: added to the variance.
+        weight: [channels], the scale of each channel.
+        bias: [channels], the offset of each channel.
+        running_mean: [channels], moved in place towards the mean of the rows.
+        running_variance: [channels], moved in place towards the unbiased variance of the rows.
+        momentum: by what share the two move, 0 to 1.
+        eps: added to the variance before the square root.
 
     Returns:
         [frames, channels] of the type of `rows`.
     """
-    # Sums of squares cancel where the mean is large, so a guess is subtracted that all processes share.
+    # A variance from sums of squares loses digits if the mean is large, so an estimate that all processes share is
+    # subtracted first.
     normalised, mean, variance, count = _SharedNorm.apply(  # type: ignore[no-untyped-call]
         rows, weight, bias, running_mean.clone(), eps
     )
     with torch.no_grad():
-        share = momentum * (count > 1)  # fewer rows have no variance
+        share = momentum * (count > 1)  # the unbiased variance needs two rows
         running_mean.lerp_(mean, share)
         running_variance.lerp_(variance * count / (count - 1).clamp(min=1), share)
     out: Tensor = normalised
@@ -47,7 +48,7 @@ def shared_batch_norm(
 
 
 class _SharedNorm(torch.autograd.Function):
-    """One sum over the processes on the way there and one on the way back."""
+    """Autograd function of :func:`shared_batch_norm`: one all-reduce in the forward pass, one in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, guess: Tensor, eps: float) -> tuple[Tensor, ...]:

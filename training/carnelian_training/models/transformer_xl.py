@@ -1,12 +1,13 @@
-"""Transformer-XL: a language model that remembers (Dai et al. 2019, https://arxiv.org/abs/1901.02860).
+"""Transformer-XL: a language model with a memory of earlier segments (Dai et al. 2019, arXiv:1901.02860).
 
-In: [rows, time] tokens, and what the layers made of those before them. Out: the log-probability of each next token.
-A text is read in segments; each layer attends to its own input and to that of the segments before, through which no
-gradient flows (section 3.2). Attention knows distances, not positions: a query meets the content of a key and the
-distance to it, each with a bias of its own in place of the query's position (section 3.3, appendix B).
+Input: [rows, time] tokens, and the memory, the layers' inputs for the tokens before them. Output: the log-probability
+of each next token. A text is read in segments; each layer attends to its own input and to that of earlier segments,
+through which no gradient flows (section 3.2). Attention uses distances, not positions: a score is the sum of query
+times key and query times distance; in each, a learnt bias replaces the query's position (section 3.3, appendix B).
 
-As with `same_length` of the released code, every token sees equally many before it, `memory`, however the text is cut
-into segments. So a text read in segments gives what it gives when read at once, and no distance is new in evaluation.
+As with `same_length` of the released code, every token sees the same number of tokens before it, `memory`, however the
+text is cut into segments. So reading a text in segments gives the same result as reading it at once, and evaluation
+meets no distance that training did not.
 """
 
 import math
@@ -25,7 +26,7 @@ from carnelian_training.models.dropout import dropout
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXlConfig:
-    """Any Transformer-XL; the defaults are those of the paper's standard model on WikiText-103 (table 1)."""
+    """The configuration of any Transformer-XL; by default the paper's standard model for WikiText-103 (table 1)."""
 
     name: Literal["transformer_xl"] = "transformer_xl"
     width: int = 410
@@ -33,15 +34,16 @@ class TransformerXlConfig:
     heads: int = 10
     feed_forward: int = 2100
     memory: int = 150
-    """Tokens that each token sees before itself."""
+    """The number of tokens before itself that each token sees."""
     norm_first: bool = False
-    """Each layer normalises its input and the last one's result is normalised too (`pre_lnorm` of the released code
-    lacks the latter); otherwise, as published, each result."""
+    """Whether each layer normalises its input, and a final norm the last layer's result (`pre_lnorm` of the released
+    code has no final norm). If False, each layer normalises its result, as published."""
     cutoffs: tuple[int, ...] = ()
-    """Adaptive softmax (Grave et al. 2017, arXiv:1609.04309): tokens, the most frequent first, are divided before
-    these; all but the first group are found in two steps. None: one softmax."""
+    """The first token of each group but the first in an adaptive softmax (Grave et al. 2017, arXiv:1609.04309); tokens
+    are ordered from the most frequent. All groups but the first are scored in two steps. Empty: one plain softmax."""
     dropout: float = 0.1
-    """Of embeddings, of what each layer adds, and of the result."""
+    """The probability of dropout on embeddings, distance encodings, feed-forward layers, the output of each sub-layer
+    and the result."""
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -54,18 +56,18 @@ class TransformerXlConfig:
 
     @property
     def num_stages(self) -> int:
-        """What freezes and learns at a rate of its own: the embedding (0), the layers."""
+        """The number of stages, each of which can be frozen or have its own learning rate: embedding (0) and layers."""
         return 1 + self.layers
 
     def stage_of(self, name: str) -> int:
-        """The stage of a parameter, by its name; what scores the tokens comes after the last."""
+        """Return the stage of the parameter `name`; parameters that score tokens are one past the last stage."""
         if match := re.match(r"layers\.(\d+)\.", name):
             return 1 + int(match[1])
         return 0 if name.startswith("embedding.") else self.num_stages
 
 
 class RelativeAttention(nn.Module):
-    """Attention of all heads to the tokens before and to itself, by content and by distance."""
+    """Multi-head attention of each token to itself and the tokens before it, by content and by distance."""
 
     def __init__(self, config: TransformerXlConfig) -> None:
         super().__init__()
@@ -77,14 +79,14 @@ class RelativeAttention(nn.Module):
         self.output = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, seen: Tensor, distances: Tensor, hidden: Tensor, biases: Tensor) -> Tensor:
-        """Mix what is seen.
+        """Compute the attention of the tokens `x` over the tokens `seen`.
 
         Args:
-            x: [rows, time, width].
-            seen: [rows, keys, width]; `x` is its end.
+            x: [rows, time, width], the tokens that attend.
+            seen: [rows, keys, width], the remembered tokens and then `x`.
             distances: [keys, width], encodings of the distances keys - 1 to 0.
-            hidden: [rows or 1, 1, time, keys] bool, what a token does not see.
-            biases: [2, heads, 1, width / heads] in place of the query's position: towards contents, towards distances.
+            hidden: [rows or 1, 1, time, keys] bool, True where a token does not see a key.
+            biases: [2, heads, 1, width / heads], added to queries: [0] for contents, [1] for distances.
 
         Returns:
             [rows, time, width].
@@ -102,28 +104,28 @@ class RelativeAttention(nn.Module):
         return mixed
 
     def _split(self, x: Tensor) -> Tensor:
-        # Not `unflatten`, whose sizes the exporter takes for constants.
+        # Not `unflatten`: the ONNX exporter would make its sizes constants.
         return x.view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
 
 
 def relative_shift(scores: Tensor) -> Tensor:
-    """From scores of each query by distance to its scores by key (appendix B).
+    """Turn scores by distance into scores by key (appendix B of the paper).
 
     Args:
-        scores: [rows, heads, time, keys], by distance keys - 1 to 0. The last query is as far from the last key.
+        scores: [rows, heads, time, keys], the scores of each query for the distances keys - 1 to 0.
 
     Returns:
-        The same shape; of query i, key j is the score by its distance, i + keys - time - j. Keys after the query hold
-        whatever was there.
+        The same shape: for query i and key j, the score of their distance, i + keys - time - j. Entries of keys after
+        the query are meaningless and must be masked.
     """
     rows, heads, time, keys = scores.shape
-    # With a column more, each row begins one place later in memory than the one before it.
+    # With one more column, each row begins one place later in memory than the row before it.
     padded = torch.cat([scores[..., :1], scores], dim=3).reshape(rows, heads, keys + 1, time)
     return padded[:, :, 1:].reshape(rows, heads, time, keys)
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each added to its input, normalised after (as published) or before."""
+    """Attention and feed-forward, each added to its input, with layer norm after (as published) or before."""
 
     def __init__(self, config: TransformerXlConfig) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor, seen: Tensor, distances: Tensor, hidden: Tensor, biases: Tensor) -> Tensor:
-        """[rows, time, width] -> the same; the others as :meth:`RelativeAttention.forward` has them."""
+        """Transform `x` [rows, time, width] into the same shape; arguments as in :meth:`RelativeAttention.forward`."""
         if self.norm_first:
             own = self.attention_norm(seen)
             x = x + self._dropped(self.attention(own[:, -x.shape[1] :], own, distances, hidden, biases))
@@ -152,25 +154,25 @@ class Layer(nn.Module):
 
 
 class TransformerXl(nn.Module):
-    """The network of a :class:`TransformerXlConfig`; the embedding also scores the tokens.
+    """A Transformer-XL network. The embedding matrix also scores the tokens.
 
     It has 151 million parameters with the defaults and WikiText-103's 267,735 words, divided into four groups; with 12
     layers of width 512 and 204 characters, 41 million (tables 1 and 2 of the paper).
 
     Args:
-        config: of the layers.
-        vocabulary: different tokens.
+        config: sizes of the network.
+        vocabulary: the number of different tokens.
     """
 
     def __init__(self, config: TransformerXlConfig, vocabulary: int) -> None:
         super().__init__()
         self.config = config
         self.tokenizer = b""
-        """What makes tokens of text; it travels with the weights."""
+        """The tokenizer that makes tokens of text, as bytes; it is saved with the weights."""
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width) if config.norm_first else None
-        # The layers share them, as in the released code by default.
+        # The layers share these biases, as in the released code by default.
         self.biases = nn.Parameter(torch.zeros(2, config.heads, 1, config.width // config.heads))
         self.token_bias = nn.Parameter(torch.zeros(vocabulary))
         groups = len(config.cutoffs)
@@ -181,17 +183,18 @@ class TransformerXl(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor, reach: Tensor | None = None, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Read a segment of each row.
+        """Read one segment of each row.
 
         Args:
             tokens: [rows, time] int64.
-            targets: [rows, time] int64, the token that comes after each.
-            reach: [rows, time] int64, how many tokens before itself each one sees, at most `config.memory`; None: all.
-            memory: [layers, rows, remembered, width] of the segments before; None where a text begins.
+            targets: [rows, time] int64, the token that follows each of `tokens`.
+            reach: [rows, time] int64, how many tokens before itself each token sees, at most `config.memory`; None:
+                `config.memory`.
+            memory: [layers, rows, remembered, width], the memory that the segment before returned; None for the first.
 
         Returns:
-            [rows, time] float32 log-probabilities of the targets, and the memory for the next segment, which holds at
-            most `config.memory` tokens.
+            [rows, time] float32 log-probabilities of the targets, and the memory for the next segment, [layers, rows,
+            remembered', width], of at most `config.memory` tokens.
         """
         # [B, T] -> [B, T, D]
         x = dropout(self.embedding(tokens) * math.sqrt(self.config.width), self.config.dropout, self.training)
@@ -210,13 +213,13 @@ class TransformerXl(nn.Module):
         return log_probs, torch.stack(inputs)
 
     def score(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The log-probability of each target: [n, width], [n] int64 -> [n] float32."""
+        """Compute the log-probability of each target: [n, width], [n] int64 -> [n] float32."""
         if self.group_weight is None or self.group_bias is None:
             return _log_probs(x, self.embedding.weight, self.token_bias, targets)
         ends = [*self.config.cutoffs, self.embedding.num_embeddings]
         weight = torch.cat([self.embedding.weight[: ends[0]], self.group_weight])
         bias = torch.cat([self.token_bias[: ends[0]], self.group_bias])
-        group = torch.stack([targets >= end for end in ends[:-1]]).sum(0)  # 0 is found in one step
+        group = torch.stack([targets >= end for end in ends[:-1]]).sum(0)  # group 0 needs one step only
         first = torch.where(targets < ends[0], targets, ends[0] - 1 + group)
         log_probs = _log_probs(x, weight, bias, first)
         for i, (start, end) in enumerate(pairwise(ends), start=1):
@@ -226,17 +229,20 @@ class TransformerXl(nn.Module):
         return log_probs
 
     def get_extra_state(self) -> Tensor:
-        """The tokenizer, as the weights' dictionary holds it: [bytes] uint8."""
+        """Return the tokenizer as the state dictionary holds it: [bytes] uint8."""
         return torch.tensor(list(self.tokenizer), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over a tokenizer."""
+        """Set the tokenizer from the state dictionary's entry, [bytes] uint8."""
         self.tokenizer = bytes(state.tolist())
 
     def _geometry(
         self, time: int, remembered: int, reach: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Encodings of all distances, [keys, width], and what is hidden, [rows or 1, 1, time, keys] bool."""
+        """Return encodings of all distances, [keys, width], and the attention mask, [rows or 1, 1, time, keys] bool.
+
+        The mask is True where a token does not see a key.
+        """
         keys = remembered + time
         distance = keys - 1 - torch.arange(keys, device=device, dtype=torch.float32)
         rates = torch.arange(0, self.config.width, 2, device=device, dtype=torch.float32)
@@ -250,13 +256,13 @@ class TransformerXl(nn.Module):
 
 
 def _log_probs(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Of each row's target under a softmax: [n, width], [classes, width], [classes], [n] int64 -> [n] float32."""
+    """Return the log-softmax of each target: [n, width], [classes, width], [classes], [n] int64 -> [n] float32."""
     log_probs = F.log_softmax(F.linear(x, weight, bias).float(), dim=1)
     return log_probs.gather(1, targets[:, None])[:, 0]
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw the weights of linear layers and embeddings with the released code's standard deviation, 0.02."""
+    """Initialise linear layers and embeddings with the released code's standard deviation, 0.02; biases with 0."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

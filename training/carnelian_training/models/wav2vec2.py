@@ -1,8 +1,8 @@
 """wav2vec 2.0: a convolutional extractor over samples and a transformer (Baevski et al. 2020, arXiv:2006.11477).
 
-In: [batch, 1, samples] waveforms and lengths. Every norm over time, every convolution and every attention sees a clip's
-own frames alone, so a batch gives what each clip alone gives. The weights are those of fairseq and of Hugging Face's
-`transformers`, under names of our own (`foreign/wav2vec2_keys.py`).
+Input: [batch, 1, samples] waveforms and lengths. Every norm over time, every convolution and every attention sees only
+the clip's own frames, so a clip gives the same result alone and in a batch. The weights are those of fairseq and of
+Hugging Face's `transformers`, under other names (`foreign/wav2vec2_keys.py` maps them).
 """
 
 import math
@@ -21,42 +21,48 @@ from carnelian_training.models.network import CtcNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class Wav2Vec2Config:
-    """Any wav2vec 2.0; the defaults are Base."""
+    """The configuration of any wav2vec 2.0; the defaults are those of Base."""
 
     name: Literal["wav2vec2"] = "wav2vec2"
     conv_channels: tuple[int, ...] = (512,) * 7
-    """Of the extractor's convolutions, the first one first, as are the next two."""
+    """The output channels of the extractor's convolutions, the first convolution first."""
     conv_kernels: tuple[int, ...] = (10, 3, 3, 3, 3, 2, 2)
+    """The kernel widths of the extractor's convolutions, in frames of their inputs."""
     conv_strides: tuple[int, ...] = (5, 2, 2, 2, 2, 2, 2)
+    """The strides of the extractor's convolutions, in frames of their inputs."""
     conv_bias: bool = False
     conv_norm: Literal["group", "layer"] = "group"
-    """`group`: each channel over the clip's time, after the first convolution alone. `layer`: over the channels of each
-    frame, after every one."""
+    """The extractor's norm. `group` normalises each channel over the clip's frames, after the first convolution only;
+    `layer` normalises each frame over its channels, after every convolution."""
     width: int = 768
     layers: int = 12
     heads: int = 12
     feed_forward: int = 3072
     norm_first: bool = False
-    """Each layer normalises its input (Large trained on 60,000 hours), not its result."""
+    """Whether each layer normalises its input (Large trained on 60,000 hours) instead of its result."""
     adapter_width: int | None = None
-    """Of the adapter after each layer, with `norm_first` alone; MMS has 16. None: no adapters."""
+    """The inner width of the adapter after each layer, only with `norm_first`; MMS has 16. None: no adapters."""
     position_kernel: int = 128
+    """The kernel width of the positional convolution, in frames."""
     position_groups: int = 16
+    """The number of groups of the positional convolution."""
     norm_eps: float = 1e-5
     hourglass: HourglassConfig | None = None
-    """Fewer frames in the middle layers; none: the plain transformer, with the same weights."""
+    """Pooling of frames in the middle layers. None: the plain transformer, whose layers have the same weights."""
     dropout: float = 0.1
-    """Of what each layer adds."""
+    """The probability of dropout on the output of each attention and feed-forward, and on the first layer's input."""
     attention_dropout: float = 0.1
+    """The probability of dropout on attention weights."""
     activation_dropout: float = 0.0
-    """Between the two halves of a feed-forward."""
+    """The probability of dropout between the two linear layers of a feed-forward."""
     input_dropout: float = 0.0
-    """Of the transformer's input."""
+    """The probability of dropout on the projected output of the extractor."""
     head_dropout: float = 0.0
+    """The probability of dropout on the head's input."""
     layer_drop: float = 0.0
-    """Probability of leaving out a layer, in training."""
+    """The probability of skipping a layer in training."""
     extractor_gradient: float = 1.0
-    """Factor on the gradient that reaches the extractor; pre-training of Base has 0.1."""
+    """The factor on the gradient that reaches the extractor; pre-training of Base has 0.1."""
 
     def __post_init__(self) -> None:
         sizes = [len(self.conv_channels), len(self.conv_kernels), len(self.conv_strides)]
@@ -88,41 +94,44 @@ class Wav2Vec2Config:
 
     @property
     def stride(self) -> int:
-        """Samples per output frame."""
+        """The number of samples per output frame."""
         return math.prod(self.conv_strides)
 
     @property
     def window(self) -> int:
-        """Samples that one output frame sees of the waveform; a shorter clip has no frame."""
+        """The number of samples that the extractor sees for one output frame; a shorter clip has no frame."""
         window = 1
         for kernel, stride in zip(reversed(self.conv_kernels), reversed(self.conv_strides), strict=True):
             window = (window - 1) * stride + kernel
         return window
 
     def output_frames(self, samples: int) -> int:
-        """Output frames of a clip."""
+        """Return the number of output frames of a clip of `samples` samples."""
         return max(0, (samples - self.window) // self.stride + 1)
 
     @property
     def num_stages(self) -> int:
-        """What freezes and learns at a rate of its own: the extractor (0), the transformer's input (1), its layers."""
+        """The number of stages, each of which can be frozen or have its own learning rate.
+
+        They are the extractor (0), the transformer's input (1) and its layers (from 2).
+        """
         return 2 + self.layers
 
     def stage_of(self, name: str) -> int:
-        """The stage of a parameter, by its name; the heads come after the last, and the adapters learn with them."""
+        """Return the stage of the parameter `name`; heads and adapters are one past the last stage."""
         if name.startswith("extractor."):
             return 0
         if ".adapter." in name:
             return self.num_stages
         if match := re.match(r"layers\.(\d+)\.", name):
             return 2 + int(match[1])
-        if self.norm_first and name.startswith("norm."):  # which is then after the layers, not before them
+        if self.norm_first and name.startswith("norm."):  # this norm is then after the layers, not before them
             return 1 + self.layers
         return self.num_stages if name.startswith(("head.", "pretraining.")) else 1
 
 
 class ClipNorm(nn.Module):
-    """Group norm with a group per channel, over the frames of the clip alone."""
+    """Group norm with one group per channel, over the clip's own frames only."""
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -131,14 +140,15 @@ class ClipNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Normalise `x` [batch, channels, frames]; what is past `lengths` [batch] is one number in each channel."""
+        """Normalise `x` [batch, channels, frames]; frames past `lengths` [batch] all get the same value per channel."""
         valid = frames_within(lengths, x.shape[2])[:, None]
         count = lengths.clamp(min=1)[:, None, None].float()
         x = torch.where(valid, x.float(), torch.zeros((), device=x.device))
         mean = x.sum(2, keepdim=True) / count
         centred = torch.where(valid, x - mean, torch.zeros((), device=x.device))
-        # ONNX Runtime's sum of 190,000 equal numbers is 1e-4 off, which is 0.7 in the log-probabilities of silence with
-        # an offset. So the mean of what is left is taken off as well, within the shift, and nothing more is written.
+        # ONNX Runtime's sum of 190,000 equal numbers has an error of 1e-4, which changes the log-probabilities of
+        # silence with an offset by 0.7. So the mean of the centred values is subtracted too. It is merged into the
+        # bias, so that no other tensor of this size is written.
         rest = centred.sum(2, keepdim=True) / count
         variance = (centred * centred).sum(2, keepdim=True) / count - rest * rest
         scale = torch.rsqrt(variance + self.eps) * self.weight[:, None]
@@ -146,7 +156,7 @@ class ClipNorm(nn.Module):
 
 
 class ConvLayer(nn.Module):
-    """A convolution without padding, perhaps a norm, GELU."""
+    """A convolution without padding, then a norm if the configuration has one here, then GELU."""
 
     def __init__(self, config: Wav2Vec2Config, i: int) -> None:
         super().__init__()
@@ -159,10 +169,10 @@ class ConvLayer(nn.Module):
         nn.init.kaiming_normal_(self.weight)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, channels, frames] and [batch] -> the same after the convolution."""
-        # As 2-D: ONNX Runtime's and oneDNN's kernels for 1-D convolutions are slower (`masked.py`).
+        """Transform `x` [batch, channels, frames] with `lengths` [batch]; return the new frames and lengths."""
+        # In 2-D, because ONNX Runtime's and oneDNN's kernels for 1-D convolutions are slower (see `masked.py`).
         x = F.conv2d(x.unsqueeze(2), self.weight.unsqueeze(2), self.bias, (1, self.stride)).squeeze(2)
-        # Not negative before the division: ONNX rounds the quotients of negative integers up.
+        # The dividend must not be negative: ONNX rounds the quotients of negative integers towards zero.
         lengths = (lengths - self.kernel + self.stride).clamp(min=0) // self.stride
         if self.clip_norm is not None:
             x = self.clip_norm(x, lengths)
@@ -172,7 +182,7 @@ class ConvLayer(nn.Module):
 
 
 class PositionalConv(nn.Module):
-    """Relative positions: a wide grouped convolution with weight norm over everything but the kernel's axis."""
+    """Positional embedding: a wide grouped convolution with weight norm over all axes but the kernel's."""
 
     def __init__(self, config: Wav2Vec2Config) -> None:
         super().__init__()
@@ -184,25 +194,25 @@ class PositionalConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, frames, width], zero in the padding -> the same shape."""
+        """Compute the positional embedding of `x` [batch, frames, width], zero in its padding; the same shape."""
         return self.convolve(x, self.weight())
 
     def weight(self) -> Tensor:
-        """[width, width / groups, kernel]."""
+        """Compute the convolution's weight [width, width / groups, kernel] from magnitude and direction."""
         norm = self.direction.square().sum((0, 1), keepdim=True).sqrt()
         return self.magnitude * self.direction / norm
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        """As :meth:`forward`, with a weight."""
+        """Compute the positional embedding of `x` [batch, frames, width] with a given `weight`."""
         x = x.transpose(1, 2).unsqueeze(2)
         x = F.conv2d(x, weight.unsqueeze(2), self.bias, padding=(0, self.kernel // 2), groups=self.groups).squeeze(2)
-        if self.kernel % 2 == 0:  # one frame too many
+        if self.kernel % 2 == 0:  # an even kernel gives one frame too many
             x = x[..., :-1]
         return F.gelu(x).transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """Self-attention of all heads over a clip's own frames."""
+    """Multi-head self-attention over a clip's own frames."""
 
     def __init__(self, config: Wav2Vec2Config) -> None:
         super().__init__()
@@ -213,7 +223,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.width, config.width)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """[batch, frames, width] -> the same; `seen` [batch, 1, 1, frames] bool: which frames there are."""
+        """Transform `x` [batch, frames, width]; `seen` [batch, 1, 1, frames] bool is True for a clip's frames."""
         batch, frames, width = x.shape
         # [B, T, D] -> [B, H, T, D / H]
         query, key, value = (
@@ -227,7 +237,7 @@ class Attention(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A bottleneck, added to its input. MMS has its own for each language (Pratap et al. 2023, arXiv:2305.13516)."""
+    """A bottleneck added to its input. MMS has one set per language (Pratap et al. 2023, arXiv:2305.13516)."""
 
     def __init__(self, width: int, adapter_width: int) -> None:
         super().__init__()
@@ -236,13 +246,13 @@ class Adapter(nn.Module):
         self.widen = nn.Linear(adapter_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, frames, width] -> the same."""
+        """Transform `x` [batch, frames, width] into the same shape."""
         adapted: Tensor = x + self.widen(F.relu(self.narrow(self.norm(x))))
         return adapted
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each added to its input, normalised after (Base) or before."""
+    """Attention and feed-forward, each added to its input, with layer norm after (Base) or before."""
 
     def __init__(self, config: Wav2Vec2Config) -> None:
         super().__init__()
@@ -256,7 +266,7 @@ class Layer(nn.Module):
         self.adapter = None if config.adapter_width is None else Adapter(config.width, config.adapter_width)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """[batch, frames, width] -> the same; `seen` [batch, 1, 1, frames] bool."""
+        """Transform `x` [batch, frames, width]; `seen` [batch, 1, 1, frames] bool is True for a clip's frames."""
         if self.norm_first:
             x = x + self._dropped(self.attention(self.attention_norm(x), seen))
             x = x + self._feed_forward(self.output_norm(x))
@@ -274,7 +284,7 @@ class Layer(nn.Module):
 
 
 class Wav2Vec2Body(nn.Module):
-    """Everything but the heads: samples to vectors."""
+    """wav2vec 2.0 without its head: extractor and transformer, from samples to vectors."""
 
     config: Wav2Vec2Config
 
@@ -293,16 +303,17 @@ class Wav2Vec2Body(nn.Module):
         self.layers.apply(initialise)
 
     def extract(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples to frames.
+        """Run the extractor: samples to frames.
 
         Args:
             waveforms: [batch, 1, samples] float32.
             lengths: [batch] int64, samples of each clip.
 
         Returns:
-            [batch, frames, channels], at least one frame, and [batch] int64 lengths, 0 of a clip that has not even one.
+            [batch, frames, channels], with at least one frame, and [batch] int64 lengths in frames, 0 for a clip that
+            is too short for a frame.
         """
-        # A batch of clips that are all too short still has a frame, so that the network can run.
+        # A batch in which every clip is too short still gets one frame, so that the network can run.
         x = F.pad(waveforms, (0, self.config.window))
         for layer in self.extractor:
             x, lengths = layer(x, lengths)
@@ -312,29 +323,29 @@ class Wav2Vec2Body(nn.Module):
         return x.transpose(1, 2)[:, : max_of(frames, 1)], lengths
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
-        """Frames of clips of `lengths` samples, both [batch] integers."""
-        # Not negative before the division: ONNX rounds the quotients of negative integers up.
+        """Return the output frames of clips of `lengths` samples; both are [batch] integers."""
+        # The dividend must not be negative: ONNX rounds the quotients of negative integers towards zero.
         return (lengths - self.config.window + self.config.stride).clamp(min=0) // self.config.stride
 
     def encode(
         self, x: Tensor, lengths: Tensor, time_mask: Tensor | None = None, channel_mask: Tensor | None = None
     ) -> Tensor:
-        """Frames to vectors that know of each other.
+        """Run the transformer: frames to vectors in context.
 
         Args:
-            x: [batch, frames, channels], the extractor's, normalised.
+            x: [batch, frames, channels], the extractor's frames after `extractor_norm`.
             lengths: [batch] int64, frames of each clip.
-            time_mask: [batch, frames] bool, frames to hide behind one learnt vector.
+            time_mask: [batch, frames] bool, frames to replace by the learnt mask embedding.
             channel_mask: [batch, width] bool, channels to zero.
 
         Returns:
-            [batch, frames, width]; what is past `lengths` means nothing.
+            [batch, frames, width]; values past `lengths` are meaningless.
         """
         x = F.dropout(self.projection(x), self.config.input_dropout, self.training)
         if time_mask is not None:
             x = torch.where(time_mask[:, :, None], self.mask_embedding.to(x.dtype), x)
         elif self.training:
-            x = x + 0.0 * self.mask_embedding.sum()  # a gradient of zero, as in `_run`
+            x = x + 0.0 * self.mask_embedding.sum()  # a gradient of zero, for the reason in `_run`
         if channel_mask is not None:
             x = x.masked_fill(channel_mask[:, None], 0.0)
         valid = frames_within(lengths, x.shape[1])
@@ -350,12 +361,12 @@ class Wav2Vec2Body(nn.Module):
         return self.norm(x) if self.config.norm_first else x
 
     def _run(self, x: Tensor, lengths: Tensor, start: int, end: int) -> Tensor:
-        """Layers `start` to before `end`."""
-        # A clip without frames sees one, for attention to nothing is no number.
+        """Run the layers from number `start` to before `end`."""
+        # A clip without frames sees one frame, because attention to nothing would be NaN.
         seen = frames_within(lengths.clamp(min=1), x.shape[1])[:, None, None]
         for layer in self.layers[start:end]:
             if self.training and self.config.layer_drop and torch.rand(()) < self.config.layer_drop:
-                # A gradient of zero, for processes that train together wait for one of every parameter.
+                # Distributed training waits for a gradient of every parameter, so a skipped layer gets zeros.
                 x = x + 0.0 * torch.stack([p.flatten()[0] for p in layer.parameters()]).sum()
             else:
                 x = layer(x, seen)
@@ -363,7 +374,7 @@ class Wav2Vec2Body(nn.Module):
 
 
 class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
-    """The recogniser of a :class:`Wav2Vec2Config`: the body and a linear head. Base with 32 labels: 94,396,320."""
+    """A wav2vec 2.0 recogniser: the body and a linear head. Base with 32 labels has 94,396,320 parameters."""
 
     config: Wav2Vec2Config
 
@@ -379,13 +390,13 @@ class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
         time_mask: Tensor | None = None,
         channel_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Score every label at every frame.
+        """Compute the log-probability of every label at every output frame.
 
         Args:
-            features: [batch, 1, samples] float32 waveforms, whatever is in their padding.
+            features: [batch, 1, samples] float32 waveforms; the padding may hold any values.
             lengths: [batch] int64, samples of each clip.
-            time_mask: [batch, frames'] bool, as are the channels' [batch, width]: see :meth:`encode`.
-            channel_mask: in training.
+            time_mask: [batch, frames'] bool, frames to replace by the mask embedding, in training.
+            channel_mask: [batch, width] bool, channels to zero, in training.
 
         Returns:
             [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths.
@@ -397,19 +408,19 @@ class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw a linear layer's weights as BERT does; other modules stay as they are."""
+    """Initialise a linear layer as BERT does (standard deviation 0.02, bias 0); leave other modules unchanged."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
 
 
 def frames_within(lengths: Tensor, frames: int) -> Tensor:
-    """Which frames are a clip's: [batch, frames] bool."""
+    """Return the mask of a clip's own frames, [batch, frames] bool, from `lengths` [batch]."""
     return torch.arange(frames, device=lengths.device) < lengths[:, None]
 
 
 def max_of(size: int, least: int) -> int:
-    """The larger of two sizes, of which the first is a number on its way through a graph when it is exported."""
+    """Return the larger of two sizes; `size` is a tensor while a graph is exported."""
     if isinstance(size, Tensor):
         return size.clamp(min=least)
     return max(size, least)
