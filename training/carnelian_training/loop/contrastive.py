@@ -1,8 +1,8 @@
-"""The objective of pre-training: to pick each masked frame out of others. Its loss over a step, and its evaluation.
+"""The contrastive objective of pre-training: the loss of a step, and its evaluation.
 
-The loss is a sum over clips but for one term: how evenly a step uses the codes depends on their mean use over all its
-parts and processes. That mean is computed first, without gradients; given it, the term has a linear form in each clip
-with the same gradient.
+The loss is a sum over clips, except for the diversity term: how evenly a step uses the codes depends on their mean
+usage over all its parts and processes. That mean is computed first, without gradients; with it, the term is replaced by
+a linear function of each clip that has the same gradient.
 """
 
 import math
@@ -27,13 +27,13 @@ from carnelian_training.precision import autocast, full_precision
 
 
 class ContrastiveObjective:
-    """The loss of one step, which the loop divides by the hidden frames of all parts and processes.
+    """The contrastive loss of one step, which the loop divides by the hidden frames of all parts and processes.
 
     Args:
-        model: the network itself, where the loop may have wrapped it.
-        config: of the run.
-        step: from 0.
-        process: this one.
+        model: the network itself, without the wrapper that the loop may have put around it.
+        config: configuration of the run.
+        step: number of the step, from 0.
+        process: this process.
     """
 
     def __init__(self, model: Wav2Vec2Pretraining, config: Config, step: int, process: Process) -> None:
@@ -46,11 +46,11 @@ class ContrastiveObjective:
         self.codes = torch.zeros(2, self.settings.groups, self.settings.codes, device=process.device)
 
     def planned(self, items: Sequence[Item]) -> float:
-        """An estimate of the masked frames; the loop replaces it by their number."""
+        """Return an estimate of the step's hidden frames: half of all frames. The loop corrects it later."""
         return sum(item.duration_s for item in items) * SAMPLE_RATE_HZ / self.config.model.stride / 2
 
     def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
-        """The parts of this process; if there are several, the use of codes is measured over all of them first."""
+        """Return the parts of this process; if there are several, first compute their mean code usage."""
         if parts == 1:
             return batches
         batches = list(batches)
@@ -65,7 +65,7 @@ class ContrastiveObjective:
         return batches
 
     def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """The loss of each clip, [batch] float32, and the hidden frames of all."""
+        """Return the loss of each clip, [batch] float32, and the number of hidden frames of all clips."""
         self.part += 1
         self._seed(self.part)
         inputs = augmented(batch, self.config, self.process.device)
@@ -78,26 +78,26 @@ class ContrastiveObjective:
             usage, hidden = contrast.usage.detach().sum(0), contrast.hidden.sum()
             mean = self._mean(torch.cat([usage.flatten(), hidden[None]]))
         value, slope = unevenness(mean)
-        # Over the whole step the second term adds up to nothing; it is there for its gradient.
+        # Over the whole step the linear term adds up to zero; it is there for its gradient.
         linear = (contrast.usage * slope).sum((1, 2)) - contrast.hidden * (mean * slope).sum()
         diversity = self.settings.diversity_weight * (contrast.hidden * value + linear)
         penalty = self.settings.penalty_weight * contrast.penalty * contrast.hidden
         return contrast.loss + diversity + penalty, int(inputs["time_mask"].sum())
 
     def measured(self) -> Mapping[str, float]:
-        """Accuracy, the contrastive loss alone, and what is used of the codes."""
+        """Return the step's contrastive loss, accuracy, perplexity and number of codes used, and the temperature."""
         total = self.process.total(torch.cat([self.sums, self.codes.flatten()]))
         return figures(total[:3], total[3:].view_as(self.codes)) | {
             "temperature": self.settings.temperature_at(self.step)
         }
 
     def _seed(self, part: int) -> None:
-        """Let dropout draw the same whenever a part is run."""
+        """Seed the random generator by step, process and part, so that a repeated part draws the same dropout."""
         word = f"{self.config.loop.seed}/{self.step}/{self.process.rank}/{part}"
         torch.manual_seed(zlib.crc32(word.encode()))
 
     def _mean(self, total: Tensor) -> Tensor:
-        """[groups, codes] of this process's sums and hidden frames, over all processes."""
+        """Return the mean code usage over all processes, [groups, codes], from this process's sums."""
         total = self.process.total(total)
         return (total[:-1] / total[-1].clamp(min=1)).view(self.settings.groups, self.settings.codes)
 
@@ -109,10 +109,13 @@ class ContrastiveObjective:
 
 @torch.enable_grad()
 def unevenness(usage: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the perplexity of a use of codes is below their number, as a share of it, and the gradient of that.
+    """Compute the diversity loss, 1 - perplexity / number of codes, and its gradient.
 
     Args:
-        usage: [groups, codes] float32, probabilities.
+        usage: [groups, codes] float32, the mean probability of each code.
+
+    Returns:
+        The loss, a scalar, and its gradient with respect to `usage`, [groups, codes].
     """
     usage = usage.detach().requires_grad_()
     value = (usage.numel() - perplexity(usage)) / usage.numel()
@@ -120,16 +123,19 @@ def unevenness(usage: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def perplexity(usage: Tensor) -> Tensor:
-    """Of [groups, codes] probabilities: the sum over groups, at most as many as there are codes in all."""
+    """Return the perplexity of `usage` [groups, codes], summed over groups; at most the number of all codes."""
     return torch.exp(-(usage * torch.log(usage + 1e-7)).sum(1)).sum()
 
 
 def figures(sums: Tensor, codes: Tensor) -> dict[str, float]:
-    """The figures of the log, from sums.
+    """Compute the figures of the log from sums.
 
     Args:
-        sums: loss, hits and masked frames.
-        codes: [2, groups, codes], the summed probabilities of codes and how often each was the likeliest.
+        sums: [3], loss, hits and hidden frames.
+        codes: [2, groups, codes], the summed probability of each code and how often each was the most probable.
+
+    Returns:
+        `contrastive_loss` and `accuracy` per hidden frame, `perplexity` and `codes_used`.
     """
     loss, hits, hidden = sums.tolist()
     if not hidden:
@@ -144,11 +150,14 @@ def figures(sums: Tensor, codes: Tensor) -> dict[str, float]:
 
 @torch.inference_mode()
 def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process: Process) -> dict[str, Any]:
-    """The same figures on a manifest, without noise and dropout, and with the same masks each time.
+    """Compute the figures of :func:`figures` on a manifest, without noise and dropout, with the same masks each time.
+
+    Returns:
+        The figures of :func:`figures`, with `dev_` before each name.
 
     Raises:
         ValueError: The file is not a manifest, or has no clips.
-        RuntimeError: A clip is bad; it is named.
+        RuntimeError: A clip cannot be used; the message names it.
     """
     model.eval()
     items = [Item(clip, seed=seed) for seed, clip in enumerate(read_clips(manifest))]

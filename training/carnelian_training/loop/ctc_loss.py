@@ -1,4 +1,4 @@
-"""The objective of recognisers: the CTC loss of a batch, after augmentation of its features, or CR-CTC's."""
+"""The objective of recognisers: the CTC or CR-CTC loss of a batch after augmentation of its features."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,32 +17,33 @@ from carnelian_training.precision import autocast
 
 
 class CtcObjective:
-    """The loss of one step: a sum over clips, which the loop divides by the characters of all parts and processes."""
+    """The CTC loss of one step: a sum over clips; the loop divides it by the characters of all parts and processes."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def planned(self, items: Sequence[Item]) -> float:
-        """Characters of the step's transcripts, by the manifest."""
+        """Return the number of characters in the step's transcripts, as the manifest has them."""
         return sum(len(item.clip.text) for item in items)
 
     def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
-        """The parts of this process, in the order in which :meth:`losses` will see them."""
+        """Return the parts of this process unchanged."""
         return batches
 
     def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """The loss of each clip, [batch] float32, as :func:`ctc_loss` has it, and the characters of all."""
+        """Return the :func:`ctc_loss` of each clip, [batch] float32, and the number of characters of all clips."""
         return ctc_loss(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
 
     def measured(self) -> Mapping[str, float]:
-        """Nothing but the loss."""
+        """Return no further figures: the loss is all there is to log."""
         return {}
 
 
 def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:
-    """The loss of each clip of a batch, augmented first: [batch] float32.
+    """Compute the CTC loss of each clip of a batch after augmentation: [batch] float32, summed over frames.
 
-    With `augment.consistency` it is the mean over two views of a clip, and how far apart they are heard, weighted.
+    With `augment.consistency` it is the mean over two augmented views of a clip, plus that weight times
+    :func:`disagreement`.
     """
     device = next(network.parameters()).device
     consistency = config.augment.consistency
@@ -67,14 +68,15 @@ def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:
 
 
 def disagreement(one: Tensor, other: Tensor, lengths: Tensor) -> Tensor:
-    """How far apart two views of each clip are heard, the L_CR of CR-CTC (Yao et al. 2024, arXiv:2410.05101).
+    """Compute the consistency loss of two views of each clip, L_CR of CR-CTC (Yao et al. 2024, arXiv:2410.05101).
 
-    The mean of the divergences of each view from the other, which stands still, summed over the frames.
+    It is the mean of the two KL divergences between the views, summed over frames. In each divergence the target view
+    has no gradient.
 
     Args:
-        one: [batch, frames, vocabulary] log-probabilities.
-        other: the same, of the other view.
-        lengths: [batch] int64, frames.
+        one: [batch, frames, vocabulary] log-probabilities of the first view.
+        other: [batch, frames, vocabulary] log-probabilities of the second view.
+        lengths: [batch] int64, frames of each clip.
 
     Returns:
         [batch], in nats.
@@ -86,14 +88,21 @@ def disagreement(one: Tensor, other: Tensor, lengths: Tensor) -> Tensor:
 
 
 def augmented(batch: Batch, config: Config, device: torch.device, view: int = 0) -> dict[str, Tensor]:
-    """The network's inputs: augmented features, lengths and, for wav2vec 2.0, the masks of frames and channels.
+    """Return the network's inputs: augmented features, lengths and, for wav2vec 2.0, masks of frames and channels.
 
-    Views with other numbers draw other masks and warps.
+    Args:
+        batch: the clips.
+        config: configuration of the run.
+        device: where the inputs go.
+        view: number of the view; each view draws its own masks and warps.
+
+    Returns:
+        The arguments of the network's `forward`, by name.
     """
     inputs = {"features": batch.features.to(device), "lengths": batch.lengths.to(device)}
     seeds = [seed + view for seed in batch.seeds]
     if not isinstance(config.model, Wav2Vec2Config):
-        assert isinstance(config.features, FeatureSettings)  # as `Config` sees to
+        assert isinstance(config.features, FeatureSettings)  # `Config` checks this
         features = warp_frequency(inputs["features"], config.features, config.augment, seeds)
         return inputs | {"features": spec_augment(features, inputs["lengths"], config.augment, seeds)}
     frames = [config.model.output_frames(samples) for samples in batch.lengths.tolist()]

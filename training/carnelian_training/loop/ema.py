@@ -1,4 +1,4 @@
-"""The exponential moving average of a network over the steps: better than any of the networks it averages."""
+"""The exponential moving average of a network's weights over the steps, often better than any of the averaged ones."""
 
 import copy
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 class Average:
-    """A copy of a network that follows it slowly, batch-norm statistics included.
+    """A copy of a network whose weights and batch-norm statistics are exponential moving averages of the network's.
 
-    Unlike `torch.optim.swa_utils.AveragedModel` it never waits for the device and averages few steps at first, so that
-    the random weights of the start are soon forgotten.
+    Unlike `torch.optim.swa_utils.AveragedModel`, it never waits for the device. It averages over few steps at first, so
+    that the random weights of the start have little influence.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -21,6 +21,9 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move towards the network after `step` steps: by 1 - decay, by more in the first (as TensorFlow's average)."""
+        """Move the average towards the network after `step` steps.
+
+        The share is 1 - decay, and more in the first steps, as in TensorFlow's `ExponentialMovingAverage`.
+        """
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._averages, self._values, share)

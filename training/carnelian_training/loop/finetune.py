@@ -1,4 +1,4 @@
-"""Fine-tuning: weights from another checkpoint, a head for other labels, stages that learn later or more slowly."""
+"""Fine-tuning: weights from another checkpoint, a head adapted to other labels, and frozen stages."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
-    """Give a new network the weights of `config.init.checkpoint`, if there is one; the log says what was taken.
+    """Load the weights of `config.init.checkpoint`, if it is set, into a new network; log what was loaded.
 
-    The body must be the same. In the head, labels that both alphabets have keep their rows, as does the blank: shared
+    The body must be the same. In the head, the blank and the labels that both alphabets have keep their rows: shared
     letters mostly share their sounds, and a network that knows when to write a blank aligns from the first step. A new
-    label gets the mean of the old labels' rows. A random row would drown the others, for a trained head gives every
-    label that it does not hear a low score. With other `head_frames`, each frame's rows are those of the old head's
-    frame at the same time. A language model takes over everything, its tokenizer too.
+    label gets the mean of the old labels' rows. A random row would score above the others, because a trained head gives
+    a low score to every label that it does not hear. With other `head_frames`, each output frame gets the rows of the
+    old head's output frame at the same time. A language model loads everything, its tokenizer included.
 
     Raises:
-        CheckpointError: The file cannot be read, or its body is another: what differs in `model` or `pretraining` is
-            named, and tensors that do not fit.
-        ConfigError: Batch statistics shall stay as in a checkpoint, and there is none.
+        CheckpointError: The file cannot be read, or its body is different; the message lists what differs in `model`
+            or `pretraining`, and the tensors that do not fit.
+        ConfigError: `loop.batch_statistics` is `frozen`, but `init.checkpoint` is not set.
     """
     path = config.init.checkpoint
     if path is None:
@@ -45,7 +45,7 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
             f"{source.model.name}: choose another one, or leave `model`, `labels` and `features` to it"
         )
     if isinstance(config, LanguageModelConfig) or isinstance(source, LanguageModelConfig):
-        # Its extra state is the tokens' model, of any length.
+        # The extra state is the tokenizer, which may have any length.
         parameters = {name: tensor for name, tensor in content["weights"].items() if name != "_extra_state"}
         _check_fits(path, dict(model.named_parameters()), parameters, _differences(source, config))
         model.load_state_dict(content["weights"])
@@ -54,7 +54,7 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     found: dict[str, Tensor] = content["weights"]
     wanted = model.state_dict()
     if source.pretraining is not None and config.pretraining is None:
-        # A pre-trained network has no head: it starts at random, and what only pre-training needs is left behind.
+        # A pre-trained network has no head: the new one stays random, and tensors only for pre-training are dropped.
         found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
         found |= {name: tensor for name, tensor in wanted.items() if _is_head(name)}
         source = replace(source, labels=config.labels)
@@ -66,7 +66,7 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         name: _adapt_head(wanted[name], tensor, config, source) if _is_head(name) else tensor
         for name, tensor in found.items()
     }
-    model.load_state_dict(weights)  # which converts float16 to the model's float32
+    model.load_state_dict(weights)  # converts float16 to the model's float32
     if source.pretraining is None:
         rows = f"with the head's rows of the blank and {len(kept)} labels"
     else:
@@ -87,7 +87,7 @@ def _is_head(name: str) -> bool:
 def _check_fits(
     path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], differences: Sequence[str]
 ) -> None:
-    """Refuse weights of other shapes; warn of those that compute something else in this `model`."""
+    """Raise if weights have other shapes than the network; warn if `model` makes them compute something else."""
     if mistakes := _misfits(wanted, found):
         lines = [*differences, *mistakes[:MOST_NAMED]]
         lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
@@ -98,7 +98,7 @@ def _check_fits(
 
 
 def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that are missing, unexpected or of another shape; a head may have other rows, but not another width."""
+    """List tensors that are missing, unexpected or of another shape; a head may have other rows, but the same width."""
     misfits = [f"  {name}: not there" for name in sorted(wanted.keys() - found.keys()) if not _is_head(name)]
     misfits += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & found.keys()):
@@ -109,7 +109,7 @@ def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[
 
 
 def _differences(source: RunConfig, config: RunConfig) -> list[str]:
-    """The fields of `model` and `pretraining` that the checkpoint has otherwise, but for those of the head."""
+    """List the fields of `model` and `pretraining` that differ in the checkpoint, except those of the head."""
     return [
         f"  `{key}` is {ours!r}, in the checkpoint {theirs!r}"
         for key, (ours, theirs) in model_differences(config, source).items()
@@ -118,7 +118,14 @@ def _differences(source: RunConfig, config: RunConfig) -> list[str]:
 
 
 def _adapt_head(fresh: Tensor, trained: Tensor, config: Config, source: Config) -> Tensor:
-    """A head's weight or bias, whose first dimension is [head_frames x (labels, blank)], for other labels or frames."""
+    """Adapt a trained head's weight or bias, [head_frames * (labels + 1), ...], to other labels or head frames.
+
+    Args:
+        fresh: the new head's tensor, which gives shape and type.
+        trained: the checkpoint's tensor.
+        config: the new run.
+        source: the checkpoint's run.
+    """
     head = fresh.clone().view(config.model.head_frames, len(config.labels) + 1, *fresh.shape[1:])
     old = trained.to(fresh).view(source.model.head_frames, len(source.labels) + 1, *fresh.shape[1:])
     rows = [(i, source.labels.index(label)) for i, label in enumerate(config.labels) if label in source.labels]
@@ -132,7 +139,7 @@ def _adapt_head(fresh: Tensor, trained: Tensor, config: Config, source: Config) 
 
 
 def frozen_stages(config: RunConfig, step: int) -> frozenset[int]:
-    """The stages that do not learn at `step`."""
+    """Return the stages that are frozen at `step`."""
     frozen: set[int] = set()
     for freeze in config.init.freeze:
         if freeze.until_step is None or step < freeze.until_step:
@@ -141,7 +148,7 @@ def frozen_stages(config: RunConfig, step: int) -> frozenset[int]:
 
 
 def freeze(model: nn.Module, config: RunConfig, step: int) -> None:
-    """Choose which parameters learn at `step`, and which batch norms update; `model` is in training mode."""
+    """Freeze the parameters and batch-norm statistics of the stages frozen at `step`; `model` is in training mode."""
     frozen = frozen_stages(config, step)
     if config.init.freeze:
         for name, parameter in model.named_parameters():

@@ -13,24 +13,25 @@ from carnelian_training.distributed import Process
 _MOMENTUM = 0.95
 _ITERATIONS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Jordan's, of the iteration x -> a x + b x^3 + c x^5, which in five turns brings singular values close to 1."""
+"""Jordan's a, b and c of the Newton-Schulz iteration x -> a x + b x^3 + c x^5, which brings singular values close to 1
+in five iterations."""
 
 
 class Muon(Optimizer):
-    """Moves weights by their momentum with all its singular values made equal, and what is no matrix as AdamW does.
+    """Updates matrices by their momentum with all singular values made equal, and other parameters as AdamW does.
 
-    PyTorch's own takes 2-D parameters alone, no convolutions. The update of a matrix is scaled to the size that AdamW's
-    has, so a learning rate for the one suits the other (Liu et al. 2025, https://arxiv.org/abs/2502.16982). All
-    processes have the same momenta: each makes its share of them orthogonal and gets the others'.
+    PyTorch's own Muon takes only 2-D parameters, no convolutions. The update of a matrix is scaled to the size of
+    AdamW's, so the same learning rate suits both (Liu et al. 2025, https://arxiv.org/abs/2502.16982). All processes
+    have the same momenta; each makes its share of them orthogonal and receives the others.
 
     Args:
-        params: groups. With `orthogonal: True`, of weights [out, in, ...], at least 2-D, which are taken for matrices
-            [out, in * ...]; AdamW moves the others.
-        lr: the learning rate.
-        betas: of AdamW.
-        eps: of AdamW.
-        dtype: in which momenta are made orthogonal.
-        process: this one, among those that train together.
+        params: parameter groups. A group with `orthogonal: True` holds weights [out, in, ...] of at least 2 dimensions,
+            which are updated as matrices [out, in * ...]; AdamW updates the other groups.
+        lr: learning rate.
+        betas: AdamW's decay rates of the first and second moment.
+        eps: AdamW's term that avoids division by zero.
+        dtype: type in which momenta are made orthogonal.
+        process: this process, among those that train together.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Muon(Optimizer):
                 state["mean"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["second_moment"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["step"] = torch.zeros(())
-            state["step"] = state["step"].to(parameter.device)  # restored, a "step" stays on the CPU
+            state["step"] = state["step"].to(parameter.device)  # a restored "step" is on the CPU
         beta1, beta2 = group["betas"]
         adamw(
             parameters,  # type: ignore[arg-type]
@@ -113,10 +114,10 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with every singular value near 1 (0.7 to 1.2), those far below the largest apart.
+    """Return the matrix with its singular values brought near 1 (0.7 to 1.2), except those far below the largest.
 
     Args:
-        matrix: [rows, columns], of the type that is computed in.
+        matrix: [rows, columns]; its type is that of the computation.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix

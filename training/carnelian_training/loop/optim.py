@@ -1,4 +1,4 @@
-"""Optimisers and the learning rate over the steps."""
+"""Optimisers, the learning rate schedule and gradient clipping."""
 
 import math
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from carnelian_training.run_config import RunConfig
 class NovoGrad(Optimizer):
     """Adam with one second moment per layer (Ginsburg et al. 2019, https://arxiv.org/abs/1905.11286).
 
-    All tensors of a group are updated together; second moments stay tensors, so that no step waits for the device.
+    All tensors of a group are updated together. Second moments stay tensors, so that no step waits for the device.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class NovoGrad(Optimizer):
                     self.state[parameter] = {"momentum": momentum, "second_moment": squared_norm.clone()}
             momenta = [self.state[p]["momentum"] for p in parameters]
             second_moments = [self.state[p]["second_moment"] for p in parameters]
-            # At the first step it is the norm itself already.
+            # At a parameter's first step, its second moment already equals the squared norm.
             torch._foreach_lerp_(second_moments, squared_norms, 1 - beta2)
             divisors = torch._foreach_sqrt(second_moments)
             torch._foreach_add_(divisors, group["eps"])
@@ -57,10 +57,10 @@ class NovoGrad(Optimizer):
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Optimizer:
-    """The configured optimiser.
+    """Build the configured optimiser.
 
-    AdamW and Muon leave vectors undecayed, as norms and biases are; NovoGrad, as published, decays all. Each group
-    carries `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
+    AdamW and Muon have no weight decay on vectors, which are norms and biases; NovoGrad, as published, decays all. Each
+    parameter group has `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
     """
     optimizer = config.optimizer
     matrices = _matrices(config, model) if optimizer.name == "muon" else set()
@@ -70,7 +70,7 @@ def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Op
         stages_below_head = config.model.num_stages - config.model.stage_of(name)
         scale = config.init.stage_lr_decay**stages_below_head
         groups.setdefault((scale, decays, name in matrices), []).append(parameter)
-    # Decayed parameters first, then undecayed ones, whatever layer comes first.
+    # By scale, then decayed before undecayed, so that the order of groups does not depend on that of the layers.
     ordered = sorted(groups.items(), key=lambda group: group[0], reverse=True)
     parameters = [
         {"params": p, "weight_decay": optimizer.weight_decay if decays else 0.0, "lr_scale": scale}
@@ -80,16 +80,16 @@ def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Op
     if optimizer.name == "novograd":
         return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
     if optimizer.name == "muon":
-        # Not float16: sums of squares would overflow it, and GPUs that train in it have no fast bfloat16.
+        # Float32 with fp16: sums of squares overflow float16, and GPUs that need fp16 have no fast bfloat16.
         dtype = torch.bfloat16 if config.loop.precision == "bf16" else torch.float32
         return Muon(parameters, optimizer.lr, optimizer.betas, optimizer.eps, dtype, process)
     return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
 
 
 def _matrices(config: RunConfig, model: nn.Module) -> set[str]:
-    """Names of the weights that mix channels, but for the head's: those that Muon moves its own way.
+    """Return the names of the weights that Muon makes orthogonal: those that mix channels, except the head's.
 
-    Of wav2vec 2.0 the linear layers alone: it has been measured on no others there.
+    In wav2vec 2.0 these are only the linear layers, because Muon has not been measured on its convolutions.
     """
     layers = {
         f"{name}.weight"
@@ -101,7 +101,7 @@ def _matrices(config: RunConfig, model: nn.Module) -> set[str]:
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """Learning rate of `step` (from 0): linear warm-up, hold, decay. Nothing in it depends on the hardware."""
+    """Return the learning rate at `step` (from 0): linear warm-up, hold, decay. It does not depend on the hardware."""
     optimizer = config.optimizer
     peak = optimizer.lr
     if optimizer.lr_batch_s is not None and isinstance(config, Config):
@@ -122,7 +122,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None, correction: float = 1.0) -> Tensor:
-    """Scale the gradients by `correction`, then down to `max_norm` (None: leave them); return the norm before that."""
+    """Scale the gradients by `correction`, then clip them to `max_norm` (None: do not); return the unclipped norm."""
     if correction != 1.0:
         torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], correction)
     if max_norm is not None:

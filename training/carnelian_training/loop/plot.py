@@ -1,4 +1,4 @@
-"""The curves of runs: `metrics.jsonl` to a picture of loss and evaluations over the steps."""
+"""The plot of one or more runs: loss and evaluations over the steps, from `metrics.jsonl`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,14 @@ STYLES = ("-", "--")
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of the picture."""
+    """One panel of the plot."""
 
     title: str
     curves: Mapping[str, str]
-    """What is drawn, and what the legend says of it."""
+    """The fields of records to draw, each with its label in the legend."""
     sign: str
-    """The record that calls for it: by another curve's name, other runs have something else."""
+    """The field whose presence in a record makes the panel appear. Another field of the panel may mean something else
+    in other runs."""
     is_share: bool = False
     scale: str = "linear"
 
@@ -37,14 +38,14 @@ PANELS = (
     Panel("accuracy on hidden frames", {"dev_accuracy": "dev"}, "dev_accuracy", is_share=True),
     Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}, "dev_codes_used"),
 )
-"""Below the loss, where there are records with their signs."""
+"""The panels below the loss, in order; each is drawn if its `sign` occurs in a record."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a run, in order; a last line that a kill cut short is left out.
+    """Read the records of a run, in order; an incomplete last line, as a killed run leaves it, is dropped.
 
     Raises:
-        ValueError: A line is no record of a run, or the file no text; the message names the file and the line.
+        ValueError: A line is not a record of a run, or the file is not text; the message names file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -64,14 +65,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def draw(runs: Sequence[Path], target: Path) -> None:
-    """Draw the loss above and what evaluations found below; several runs, for comparison, are named by their folders.
+    """Draw the loss of runs, with their evaluations below it; the legend names several runs by their folders.
 
     Args:
-        runs: their `metrics.jsonl`.
-        target: whose suffix chooses the format.
+        runs: the `metrics.jsonl` of each run.
+        target: the file to write; its suffix, one of `SUFFIXES`, chooses the format.
 
     Raises:
-        ValueError: There is nothing to draw, or no such format.
+        ValueError: A run has nothing to draw, or the suffix is not one of `SUFFIXES`.
     """
     if target.suffix not in SUFFIXES:
         raise ValueError(f"a picture must end in {', '.join(SUFFIXES)}, but its name is {target}")
@@ -82,7 +83,7 @@ def draw(runs: Sequence[Path], target: Path) -> None:
             raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
     names = {name for found in records.values() for record in found for name in record}
     below = [panel for panel in PANELS if panel.sign in names]
-    width_in = 7 if len(runs) == 1 else 9.5  # legends of several runs would hide curves, so they stand beside them
+    width_in = 7 if len(runs) == 1 else 9.5  # several runs have their legends beside the panels, not over the curves
     figure = Figure(figsize=(width_in, 2.8 + 2.2 * len(below)), layout="constrained")
     panels = figure.subplots(1 + len(below), sharex=True, squeeze=False)[:, 0]
     per_item = "loss per hidden frame" if names & {"accuracy", "dev_accuracy"} else "CTC loss per character"
@@ -92,13 +93,13 @@ def draw(runs: Sequence[Path], target: Path) -> None:
     if len(runs) == 1 and below:
         panels[1].set_title(_best(records[runs[0]]), fontsize="small")
     panels[-1].set_xlabel("step")
-    # Equal records give an equal file: no date, no random identifiers.
+    # The same records must give the same file, so it gets no date and no random identifiers.
     with rc_context({"svg.hashsalt": "carnelian"}), replaced(target) as partial:
         figure.savefig(partial, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
 
 
 def _best(records: list[dict[str, Any]]) -> str:
-    """The best evaluation of a run, in words; none of pre-training, whose curve says it."""
+    """Describe the best evaluation of a run in words; empty for pre-training, whose curve shows it."""
     if evaluations := [record for record in records if "dev_cer" in record]:
         best = min(evaluations, key=error_of)
         wer = f"WER {best['dev_wer']:.1%}, " if "dev_wer" in best else ""
@@ -110,7 +111,7 @@ def _best(records: list[dict[str, Any]]) -> str:
 
 
 def _draw_panel(axes: Axes, panel: Panel, records: Mapping[Path, list[dict[str, Any]]]) -> None:
-    """Runs differ in colour, what is measured in the line's style; of one run alone, that is in colour."""
+    """Draw a panel. Colour tells runs apart and line style the fields; with one run, colour tells the fields apart."""
     for i, (path, found) in enumerate(records.items()):
         for j, (name, label) in enumerate(panel.curves.items()):
             points = [(record["step"], record[name]) for record in found if name in record]

@@ -1,4 +1,4 @@
-"""The training task of a recogniser, and of wav2vec 2.0 in pre-training: where clips come from, and evaluation."""
+"""The training task of a recogniser, and of wav2vec 2.0 in pre-training: its clips and its evaluation."""
 
 import hashlib
 import logging
@@ -26,20 +26,20 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 logger = logging.getLogger(__name__)
 
 MAX_FILES_LOOKED_UP = 100
-"""Sound files of a manifest that are looked up before training: on a network, a file takes a millisecond."""
+"""The most sound files per manifest that are looked up before training; on a network, each takes a millisecond."""
 
 
 class Recognition:
-    """Learning from clips, as a :class:`Config` says; see :class:`carnelian_training.loop.task.Task`.
+    """The task of training on clips; implements :class:`carnelian_training.loop.task.Task`.
 
     Raises:
-        ValueError: `data.train` names a file that is not a manifest, or no clip that can be learnt from; a folder of
-            noises or rooms holds no sound file.
+        ValueError: `data.train` names a file that is not a manifest, or has no clip to train on; or a folder of noises
+            or rooms holds no sound file.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        Sounds.find(config.augment)  # each epoch lists them; this says what is wrong before anything is written
+        Sounds.find(config.augment)  # each epoch lists them again; this reports mistakes before anything is written
         self.clips = read_training_clips(config)
         if not self.clips:
             raise ValueError(
@@ -48,7 +48,7 @@ class Recognition:
             )
 
     def prepare(self, state: State) -> None:
-        """See :func:`check_dev`; on other clips than before, what was best before is no bar."""
+        """Check the dev manifest (:func:`check_dev`); if its clips have changed, forget the best error so far."""
         if not state.process.leads:
             return
         hours = sum(clip.duration for clip in self.clips) / 3600
@@ -59,15 +59,15 @@ class Recognition:
         state.rate_by(digest, "`data.dev` has other clips than before")
 
     def shares(self, state: State) -> Iterator[Share]:
-        """See :func:`shares`."""
+        """Yield the share of this process in each step; see :func:`shares`."""
         return shares(self.clips, self.config, state)
 
     def amounts(self, items: Sequence[Item]) -> Mapping[str, float]:
-        """Utterances and seconds of audio."""
+        """Return the number of utterances and the seconds of audio of a step's items."""
         return {"utterances": len(items), "audio_s": sum(item.duration_s for item in items)}
 
     def evaluate(self, state: State, report: Report) -> Finding | None:
-        """Measure error rates on the dev manifest, in pre-training the accuracy on masked frames."""
+        """Measure error rates on the dev manifest; in pre-training, the accuracy on hidden frames."""
         manifest = self.config.data.dev
         if manifest is None:
             return None
@@ -82,7 +82,7 @@ class Recognition:
 
 
 def digest_of(clips: Sequence[Clip]) -> str:
-    """What tells dev clips from others, wherever they lie."""
+    """Return the SHA-256 digest of clips, as hexadecimal; it depends on names of files, not on their folders."""
     digest = hashlib.sha256()
     for clip in clips:
         digest.update(repr((clip.audio_filepath.name, clip.offset, clip.duration, clip.text)).encode())
@@ -90,11 +90,11 @@ def digest_of(clips: Sequence[Clip]) -> str:
 
 
 def read_training_clips(config: Config) -> list[Clip]:
-    """The clips of `data.train` that can be learnt from, as often as they come in an epoch.
+    """Read the usable clips of `data.train`, each one as often as an epoch has it.
 
     Raises:
-        ValueError: A file is not a manifest, or its sound files are not where it says; the message says which entry
-            names it.
+        ValueError: A file is not a manifest, or the sound files that it names are missing; the message names the entry
+            of `data.train`.
     """
     clips: list[Clip] = []
     for i, manifest in enumerate(config.data.train):
@@ -108,7 +108,7 @@ def read_training_clips(config: Config) -> list[Clip]:
 
 
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
-    # One file that is missing is left out of its batch; all of them would be an epoch of warnings.
+    # A missing file is only left out of its batch. If all are missing, an error now spares an epoch of warnings.
     files = list(dict.fromkeys(clip.audio_filepath for clip in clips))[:MAX_FILES_LOOKED_UP]
     if len(files) > 1 and not any(map(os.path.isfile, files)):
         raise ValueError(
@@ -121,8 +121,8 @@ def check_dev(config: Config) -> None:
     """Check `data.dev`, so that a bad manifest or clip ends a run before it begins and not at its first evaluation.
 
     Raises:
-        ValueError: It is not a manifest, or holds nothing to compare transcripts with.
-        RuntimeError: It names clips that evaluation would refuse; each is named, with why.
+        ValueError: The file is not a manifest, or has no text to compare transcripts with.
+        RuntimeError: Evaluation would refuse some clips; the message names each with the reason.
     """
     if config.data.dev is None:
         logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)
@@ -137,13 +137,13 @@ def check_dev(config: Config) -> None:
 
 
 def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
-    """What this process has to do, step after step without end, from where `state` is, which is kept up to date.
+    """Yield the share of this process in each step, without end, from the place of `state`, which is kept up to date.
 
     Raises:
-        RuntimeError: A whole epoch held no clip that could be learnt from.
+        RuntimeError: A whole epoch had no usable clip.
     """
     rank, size = state.process.rank, state.process.size
-    named: set[tuple[str, str]] = set()  # a bad clip is bad in every epoch
+    named: set[tuple[str, str]] = set()  # bad clips already named in the log, which names each once
     while True:
         started = None if state.batch else state.step
         plan = plan_epoch(clips, config, state.epoch)[state.batch :]

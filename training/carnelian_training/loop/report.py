@@ -1,7 +1,7 @@
-"""The log of a run: a progress bar on a terminal, else lines of fixed fields; metrics, TensorBoard, a plot.
+"""The log of a run: a progress bar on a terminal, otherwise log lines; and metrics, TensorBoard and a plot.
 
-In: what the loop measures. Out, in the run's folder: `metrics.jsonl` (one record per log line and evaluation),
-`tensorboard/` (the same, as scalars, with sample transcripts) and, at the end, `<name>.png`.
+The loop passes what it measures. The report writes to the run's folder: `metrics.jsonl` (one record per log line and
+evaluation), `tensorboard/` (the same as scalars, with sample transcripts) and, at the end, `<name>.png`.
 """
 
 import json
@@ -30,14 +30,15 @@ SAMPLES = 2  # transcripts shown at each evaluation
 
 
 class Report:
-    """Reports on a run; of several processes only the first has a report that is `enabled`.
+    """The log and metrics of a run; of several processes, only the first has a report that is `enabled`.
 
     Args:
         directory: the run's folder.
         config: the run's configuration.
-        step: where the run goes on from. Records of later steps, which an interrupted run left, are dropped: the
-            run will take those steps again.
-        evaluated_step: that of its last evaluation, by default `step`; later ones are dropped, and come again, too.
+        step: the step that the run continues from. Records of later steps, which an interrupted run left, are
+            dropped, because the run will take those steps again.
+        evaluated_step: the step of the last evaluation, by default `step`. Records of later evaluations are dropped,
+            because the run will repeat them.
         enabled: False makes every method do nothing.
     """
 
@@ -58,7 +59,7 @@ class Report:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time inside, for example of an evaluation."""
+        """Leave the time inside the context, for example of an evaluation, out of the rates per second."""
         began = time.perf_counter()
         yield
         self.started += time.perf_counter() - began
@@ -69,7 +70,7 @@ class Report:
         self.started = time.perf_counter()
 
     def add(self, loss: float, amounts: Mapping[str, float]) -> None:
-        """Count one step, of all processes together; a loss that is not finite is left out of the mean."""
+        """Add the loss and the amounts of data of one step; a loss that is not finite is left out of the mean."""
         if not self.enabled:
             return
         self.losses += [loss] if math.isfinite(loss) else []
@@ -79,12 +80,12 @@ class Report:
             self.bar.update()
 
     def log(self, step: int, epoch: int, **measured: float) -> None:
-        """Record the means since the last log line.
+        """Record the mean loss and the rates per second since the last log line.
 
         Args:
-            step: steps done.
-            epoch: that of the last of them, from 0.
-            measured: further fields, the same ones at each call and in the same order.
+            step: number of steps done.
+            epoch: epoch of the last step, from 0.
+            measured: further fields; each call must give the same ones in the same order.
         """
         if not self.enabled:
             return
@@ -100,7 +101,7 @@ class Report:
         if self.bar is not None:
             self.bar.set_postfix({"loss": record["loss"], **rates})
         else:
-            # Counts in full, however large.
+            # Integers are counts, which are shown in full.
             fields = [f"{key}={value:<{'8' if isinstance(value, int) else '8.5g'}}" for key, value in record.items()]
             logger.info(" ".join(fields))
         self._record(record)
@@ -109,7 +110,7 @@ class Report:
     def evaluated(self, step: int, evaluation: Evaluation) -> dict[str, Any]:
         """Record the error rates of an evaluation, show a few transcripts and return the record.
 
-        A source whose clips hold no words has no rate.
+        The record has a rate for each source of clips, unless its references have no words.
         """
         shares = self._shares(evaluation.error_rates())
         record = {"step": step, **{name: round(share, 4) for name, share in shares.items()}}
@@ -124,7 +125,7 @@ class Report:
         samples = list(zip(evaluation.clips, evaluation.transcripts, strict=True))[:SAMPLES]
         for clip, transcript in samples:
             self._say(f"reference: {clip.text}\n    heard: {transcript}")
-        # Indented lines are Markdown's preformatted text.
+        # Indented lines are preformatted text in Markdown.
         text = "\n\n".join(f"    {clip.text}\n    {transcript}" for clip, transcript in samples)
         self.tensorboard.add_text(step, "transcripts", text)
         self._record(record)
@@ -139,7 +140,7 @@ class Report:
         return record
 
     def close(self) -> None:
-        """Draw the run's curves; a run that cannot be drawn has ended as well as another."""
+        """Draw the run's plot; a plot that fails is only logged, because the run itself has succeeded."""
         if not self.enabled:
             return
         if self.bar is not None:
@@ -148,13 +149,13 @@ class Report:
             target = self.directory / f"{self.config.name}.png"
             try:
                 draw([self.directory / METRICS], target)
-            except Exception as error:  # of the picture's library too
+            except Exception as error:  # errors of matplotlib too
                 logger.warning("%s was not drawn: %s", target, error)
             else:
                 logger.info("wrote %s", target)
 
     def _shares(self, rates: ErrorRates) -> dict[str, float]:
-        """WER and CER. Without a space among the labels a sentence is one word, wrong until all of it is right: CER."""
+        """Return WER and CER; only CER if the labels have no space, since a whole sentence would be one word."""
         assert isinstance(self.config, Config)
         return ({"dev_wer": rates.wer} if " " in self.config.labels else {}) | {"dev_cer": rates.cer}
 
@@ -165,7 +166,7 @@ class Report:
             logger.info("%s", line)
 
     def _record(self, record: dict[str, Any]) -> None:
-        record = {name: value for name, value in record.items() if math.isfinite(value)}  # JSON knows no others
+        record = {name: value for name, value in record.items() if math.isfinite(value)}  # JSON lacks infinity and NaN
         metrics = self.directory / METRICS
         with written(metrics), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -173,7 +174,7 @@ class Report:
 
 
 def _drop_after(path: Path, step: int, evaluated_step: int) -> None:
-    """Drop records of later steps, and of an evaluation that the checkpoint does not know and that comes again."""
+    """Drop records of steps after `step` and of evaluations after `evaluated_step`, which the run will repeat."""
     if not path.exists():
         return
     kept = [

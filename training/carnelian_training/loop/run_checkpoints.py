@@ -1,4 +1,4 @@
-"""The checkpoints in a run's folder: written and kept as the configuration says, found again, resumed."""
+"""The checkpoints in a run's folder: write them, remove old ones, find the newest and resume it."""
 
 import fnmatch
 import glob
@@ -17,8 +17,8 @@ from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # of a checkpoint's name, after the run's: a pattern for `glob`
-# What a resumed run may not change, for its weights or its optimiser's memory would not fit or not mean the same.
+STEP_SUFFIX = f"-{'[0-9]' * 8}.pt"  # pattern for `glob`: what follows the run's name in a checkpoint's name
+# Keys that a resumed run may not change, because weights or optimiser state would not fit or would mean something else.
 FIXED = (
     *("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay"),
     *SIZES_OF_PRETRAINING,
@@ -31,9 +31,9 @@ FREE = (
 
 
 def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
-    """Write a checkpoint and remove old ones, but not milestones; every process has to call it.
+    """Write a checkpoint and remove old ones except milestones; every process has to call it.
 
-    What a run that was killed while it wrote has left goes too.
+    Partial files that a killed run left are removed too.
     """
     memory = state.whole_memory()
     state.saved_at = time.monotonic()
@@ -45,7 +45,7 @@ def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
         return directory / f"{config.name}-{step:08d}.pt"
 
     state.save(path(state.step), config, memory)
-    # Later ones are damaged, or the run would have gone on from them.
+    # Checkpoints of later steps are left alone and not counted: the run did not resume them, so they are damaged.
     until_now = [found for found in checkpoints(directory, config) if found <= path(state.step)]
     milestones = set(map(path, state.milestones))
     for old in until_now[: -config.loop.keep_last]:
@@ -57,11 +57,11 @@ def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
 
 
 def resume(state: State, config: RunConfig, directory: Path) -> bool:
-    """Go on from the newest checkpoint of `directory` that can be resumed; False if there is none.
+    """Restore `state` from the newest checkpoint of `directory` that can be resumed; return False if there is none.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be resumed.
-        ConfigError: The configuration has changed where it may not; each change is named.
+        ConfigError: Keys of the configuration have changed that may not; the message lists each.
     """
     found = newest(directory, config) if state.process.leads else None
     name = state.process.broadcast("" if found is None else found.name)
@@ -79,10 +79,10 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
 
 
 def check_resumable(before: RunConfig, now: RunConfig, path: Path) -> None:
-    """Log what has changed since a checkpoint.
+    """Check that a checkpoint's run may go on with the configuration `now`; log what has changed.
 
     Raises:
-        ConfigError: It may not change; each change is named.
+        ConfigError: Keys have changed that may not (`FIXED`, except `FREE`); the message lists each.
     """
     before_pretrains, now_pretrains = (getattr(config, "pretraining", None) is not None for config in (before, now))
     if before_pretrains != now_pretrains:
@@ -107,12 +107,12 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 
 
 def newest(directory: Path, config: RunConfig) -> Path | None:
-    """The newest checkpoint that can be resumed, if there is one; the log names those that cannot.
+    """Return the newest checkpoint that can be resumed, or None if there are none; log those that cannot.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be resumed.
-        ConfigError: There are some of another run, whose metrics a new one would replace, or weights under
-            this one's name, without the checkpoints of the run that they are of.
+        ConfigError: The folder holds only checkpoints of another run, or best weights under this run's name without
+            a checkpoint; a new run would overwrite its files.
     """
     saved = checkpoints(directory, config)
     others = sorted(directory.glob(f"*{STEP_SUFFIX}"))
@@ -155,7 +155,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
 
 
 def _is_early(best: Path, metrics: Path, config: RunConfig) -> bool:
-    """Whether a run wrote its best weights and was killed before its first checkpoint was due: then it starts anew."""
+    """Return whether the best weights are of a run killed before its first checkpoint; such a run may start again."""
     try:
         step = checkpoint.load(best)[1]["results"].get("step")
     except CheckpointError:
@@ -165,5 +165,5 @@ def _is_early(best: Path, metrics: Path, config: RunConfig) -> bool:
 
 
 def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
-    """The checkpoints of a run by step, oldest first; the best one is not among them."""
+    """List the checkpoints of a run by step, oldest first, without the best weights (`<name>.pt`)."""
     return sorted(directory.glob(f"{glob.escape(config.name)}{STEP_SUFFIX}"))

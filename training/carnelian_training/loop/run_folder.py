@@ -1,4 +1,4 @@
-"""The folder of a run, which one run works in at a time."""
+"""The folder of a run: a lock that keeps other runs out, and the resolved configuration."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,10 +16,10 @@ LOCK = ".lock"
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, which is made, and goes again if nothing was written.
+    """Create a folder and keep other runs out of it; remove a folder that is new if nothing was written.
 
     Raises:
-        ValueError: Another run is in there.
+        ValueError: Another run works in the folder.
     """
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
@@ -31,13 +31,13 @@ def held(directory: Path) -> Iterator[None]:
             yield
         finally:
             if is_new and [path.name for path in directory.iterdir()] == [LOCK]:
-                with suppress(OSError):  # another run has just come
+                with suppress(OSError):  # another run has just taken the folder
                     (directory / LOCK).unlink()
                     directory.rmdir()
 
 
 def write_config(config: RunConfig, directory: Path, source: Path | None) -> None:
-    """Write the resolved configuration as `<name>.yaml`, unless that is `source`, the file that it was read from."""
+    """Write the resolved configuration as `<name>.yaml`, unless that is the file `source` that it was read from."""
     target = directory / f"{config.name}.yaml"
     if source is None or source.resolve() != target.resolve():
         resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)

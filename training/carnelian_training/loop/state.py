@@ -1,9 +1,9 @@
-"""The state of a run: everything that a checkpoint holds and that resuming restores to the bit.
+"""The state of a run: everything that a checkpoint holds and that resuming restores bit for bit.
 
-Checkpoints are written between two steps of the optimiser, so there are no half-accumulated gradients to keep. Nothing
-is drawn from a generator that runs on: draws follow from the seed, the step and the process (`train.optimise`) or the
-clip (`data.plan.Item.seed`). So there is no state of a generator to keep either, and a run may go on with another
-number of processes.
+Checkpoints are written between two steps of the optimiser, so there are no half-accumulated gradients to save. No
+random generator keeps its state between steps: random numbers depend only on the seed, the step and the process
+(`train.optimise`) or on the clip (`data.plan.Item.seed`). So there is no generator state to save, and a run may be
+resumed with another number of processes.
 """
 
 import logging
@@ -35,14 +35,14 @@ PARTS = (
     *("weights", "optimizer", "scaler", "epoch", "batch", "best_error", "rated_by", "evaluated_step", "milestones"),
     *("memory", "skipped_clips", "skipped_steps", "skipped_in_a_row"),
 )
-"""What a checkpoint's `training` has."""
+"""The keys of a checkpoint's `training` part."""
 MOST_VERSIONS = 64
-"""Of a function that PyTorch compiles."""
+"""The most versions of a function that PyTorch compiles; its default is 8."""
 
 
 @dataclass
 class State:
-    """The network, what trains it, and how far it is."""
+    """The network, its optimiser, and the progress of the run."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -52,24 +52,25 @@ class State:
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    """Steps of the epoch that are done."""
+    """The number of steps of the current epoch that are done."""
     best_error: float = math.inf
-    """The smallest so far: dev WER, in pre-training 1 - accuracy, of a language model perplexity."""
+    """The smallest dev error so far: WER; 1 - accuracy in pre-training; perplexity for a language model."""
     rated_by: str | None = None
-    """A digest of the dev clips, or of the sentences, that it was measured on."""
+    """The digest of the dev clips or sentences that `best_error` was measured on."""
     evaluated_step: int = 0
     """The step of the last evaluation."""
     milestones: set[int] = field(default_factory=set)
-    """Steps whose checkpoints stay, those of earlier configurations of the run included."""
+    """The steps whose checkpoints are never removed, including those from earlier configurations of the run."""
     memory: Tensor | None = None
-    """[layers, streams, tokens, width]: what a language model remembers of this process's streams."""
+    """A language model's memory of this process's streams: [layers, streams, tokens, width]."""
     skipped_clips: int = 0
-    """Clips, counted each time, that could not be learnt from."""
+    """The number of clips left out because they were unusable; a clip counts every time."""
     skipped_steps: int = 0
-    """Steps whose loss or gradient was not finite."""
+    """The number of steps skipped because loss or gradient was not finite."""
     skipped_in_a_row: int = 0
+    """The number of steps skipped since the last one that was taken."""
     saved_at: float = field(default_factory=time.monotonic)
-    """When the last checkpoint was written, on this process's clock."""
+    """The time of the last checkpoint, in seconds of this process's monotonic clock."""
 
     def __post_init__(self) -> None:
         self._network: nn.Module | None = None
@@ -79,11 +80,11 @@ class State:
 
     @property
     def best_model(self) -> nn.Module:
-        """What is evaluated and published: the average if there is one."""
+        """The network that is evaluated and published: the moving average if there is one, otherwise `model`."""
         return self.model if self.average is None else self.average.model
 
     def prepare(self, config: RunConfig) -> nn.Module:
-        """The network for the next step: stages frozen and thawed, compiled and wrapped as the configuration says."""
+        """Return the network for the next step, with stages frozen, compiled and wrapped as the configuration says."""
         self.model.train()
         finetune.freeze(self.model, config, self.step)
         frozen = finetune.frozen_stages(config, self.step)
@@ -95,16 +96,18 @@ class State:
         return self._network
 
     def took_step(self, config: RunConfig, with_clips: int) -> None:
-        """Follow the optimiser's step: batch-norm statistics move by the mean change, which all processes then have.
+        """Update batch-norm statistics and the moving average after a step of the optimiser.
+
+        The statistics change by the mean of the processes' changes, so that all processes have the same.
 
         Args:
-            config: of the run.
-            with_clips: how many processes had clips in it.
+            config: configuration of the run.
+            with_clips: the number of processes that had clips in this step.
         """
         self.skipped_in_a_row = 0
         if self.process.size > 1 and self._statistics and config.loop.batch_statistics == "process":
-            # A process without clips has changed nothing. Averaged seldom, the statistics of one that is often without
-            # would still be mostly those of the start.
+            # Only processes with clips have changed their statistics. They are averaged in every step: otherwise a
+            # process that often has no clips would keep statistics close to those of the start.
             changes = torch.cat(torch._foreach_sub(self._statistics, self._kept))
             self.process.total(changes).div_(with_clips)
             torch._foreach_copy_(self._statistics, self._kept)
@@ -114,9 +117,9 @@ class State:
             self.average.update(self.step)
 
     def skipped_step(self) -> None:
-        """Undo what the forward pass of a skipped step did to batch-norm statistics, and count the step.
+        """Undo the changes of a skipped step to batch-norm statistics, and count the step.
 
-        A language model's memory is dropped: it may not be finite either.
+        A language model's memory is dropped, because it may not be finite either.
         """
         self.memory = None
         if self._kept:
@@ -125,11 +128,11 @@ class State:
         self.skipped_in_a_row += 1
 
     def rate_by(self, digest: str | None, change: str) -> None:
-        """Measure on what has this digest from now on: on another than before, what was best before is no bar.
+        """Set the digest of the evaluation data; if it has changed, forget the best error, which no longer compares.
 
         Args:
-            digest: None where nothing is measured.
-            change: What the log says has changed.
+            digest: digest of the dev clips or sentences; None without evaluation.
+            change: what has changed, for the log.
         """
         if self.rated_by is not None and digest != self.rated_by:
             logger.warning("%s: the best weights are chosen anew", change)
@@ -137,17 +140,17 @@ class State:
         self.rated_by = digest
 
     def restart_average(self) -> None:
-        """Let the average start from the weights as they are now."""
+        """Set the moving average, if there is one, to the current weights."""
         if self.average is not None:
             self.average.model.load_state_dict(self.model.state_dict())
 
     def evaluation_is_due(self, config: RunConfig) -> bool:
-        """Whether an evaluation is due after this step, and has not been."""
+        """Return whether an evaluation is due after this step and has not been done."""
         is_planned = self.step % config.loop.evaluate_every_steps == 0 or self.step == config.loop.steps
         return is_planned and self.step != self.evaluated_step
 
     def checkpoint_is_due(self, config: RunConfig) -> bool:
-        """Whether a checkpoint is due after this step."""
+        """Return whether a checkpoint is due after this step."""
         return (
             self.step % checkpoint_every_steps(config) == 0
             or self.step == config.loop.steps
@@ -155,12 +158,12 @@ class State:
         )
 
     def checkpoint_is_overdue(self, config: RunConfig) -> bool:
-        """Whether the last checkpoint is older than `loop.checkpoint_every_s`, on this process's clock."""
+        """Return whether the last checkpoint is older than `loop.checkpoint_every_s`, by this process's clock."""
         every_s = config.loop.checkpoint_every_s
         return every_s is not None and time.monotonic() - self.saved_at > every_s
 
     def whole_memory(self) -> Tensor | None:
-        """The memories of all processes' streams, in the order of the streams; every process has to call it."""
+        """Gather the memory of all processes' streams, in the order of streams; every process has to call it."""
         if self.memory is None:
             return None
         # Process i has the streams i, i + processes, ...
@@ -170,9 +173,9 @@ class State:
         """Write a checkpoint, whose `weights` are those of :attr:`best_model`.
 
         Args:
-            path: of the file.
-            config: of the run.
-            memory: of all processes, see :meth:`whole_memory`.
+            path: the file to write.
+            config: configuration of the run.
+            memory: memory of all processes' streams, from :meth:`whole_memory`.
         """
         training = {
             "weights": None if self.average is None else self.model.state_dict(),
@@ -192,7 +195,7 @@ class State:
         checkpoint.save(path, config, self.best_model.state_dict(), results={"step": self.step}, training=training)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Restore what :meth:`save` wrote; an average that the checkpoint does not have starts at the weights."""
+        """Restore what :meth:`save` wrote; a moving average that the checkpoint lacks starts at its weights."""
         training = content["training"]
         self.model.load_state_dict(training["weights"] or content["weights"])
         if self.average is not None:
@@ -200,7 +203,7 @@ class State:
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(training["optimizer"])
         for group, configured in zip(self.optimizer.param_groups, options, strict=True):
-            group.update(configured)  # the configuration may have changed; what was saved must not win over it
+            group.update(configured)  # options of the configuration win over those that were saved
         if training["scaler"]:  # empty unless the run was in float16
             self.scaler.load_state_dict(training["scaler"])
         self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
@@ -214,7 +217,7 @@ class State:
 
 
 def new_state(config: RunConfig, process: Process) -> State:
-    """The state before the first step, with random weights, the same in every process.
+    """Create the state before the first step, with random weights that are the same in every process.
 
     Raises:
         ValueError: The device does not support the precision.
@@ -247,22 +250,23 @@ def new_state(config: RunConfig, process: Process) -> State:
 
 
 def compiled(model: nn.Module, device: torch.device) -> nn.Module:
-    """The same model, compiled at its first call.
+    """Return the same model, which is compiled at its first call.
 
     Raises:
-        RuntimeError: There is no C++ compiler, which TorchInductor needs.
+        RuntimeError: There is no C++ compiler, which TorchInductor needs on a CPU.
     """
     names = [os.environ.get("CXX", "g++"), "clang++"]
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise RuntimeError(
             "`loop.compile` needs a C++ compiler, but none was found: install g++, set CXX, or set the option to false"
         )
-    # Each kernel and width is a version of a sub-block's function. Beyond 8, PyTorch would run the others as they are.
-    torch._dynamo.config.cache_size_limit = MOST_VERSIONS  # an alias of what it is called from PyTorch 2.7 on
+    # Each kernel width and number of channels needs its own version of a sub-block's function. By default PyTorch
+    # compiles 8 versions and runs the others uncompiled.
+    torch._dynamo.config.cache_size_limit = MOST_VERSIONS  # an alias of `recompile_limit`, its name from PyTorch 2.7 on
     network: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
     return network
 
 
 def checkpoint_every_steps(config: RunConfig) -> int:
-    """`loop.checkpoint_every_steps`, or what it is by default."""
+    """Return `loop.checkpoint_every_steps`, or its default, `loop.evaluate_every_steps`."""
     return config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps

@@ -1,7 +1,7 @@
-"""What TensorBoard shows of a run: its curves and transcripts, as events in a file.
+"""The TensorBoard file of a run: events with its curves and transcripts.
 
-They are written at once. tensorboardX's own `SummaryWriter` (2.6.5) leaves that to a thread, which a full disk ends;
-then whatever comes next waits for it for ever, the end of the process too.
+Events are written at once. tensorboardX's own `SummaryWriter` (2.6.5) writes in a thread, which dies when the disk is
+full; every later call then waits for it forever, and the process cannot end.
 """
 
 import logging
@@ -20,28 +20,28 @@ logger = logging.getLogger(__name__)
 
 
 class TensorBoard:
-    """Writes events; once that fails it says so and writes no more, for a run needs none of them.
+    """A writer of TensorBoard events. If a write fails, it warns and writes no more; the run goes on.
 
     Args:
-        directory: gets a file of events.
-        step: where the run goes on from. TensorBoard hides what there is of later steps.
+        directory: folder for the file of events.
+        step: the step that the run continues from. TensorBoard then hides earlier events of later steps.
     """
 
     def __init__(self, directory: Path, step: int) -> None:
-        # TensorBoard goes by the name, and reads the files of a folder in the order of their times.
+        # TensorBoard finds files by this form of name, and reads those of a folder in the order of the time in it.
         self.path = directory / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._works = True
         start = SessionLog(status=SessionLog.START)
         self._write(Event(file_version="brain.Event:2"), Event(step=step + 1, session_log=start))
 
     def add_scalars(self, step: int, values: dict[str, float]) -> None:
-        """Add a point to each curve."""
-        # The library would do the same to the name of a source, and say so each time.
+        """Add the point of `step` to each curve."""
+        # The library would replace the same characters in a source's name, and log it each time.
         curves = [scalar(re.sub(r"[^-/\w.]", "_", name), value) for name, value in values.items()]
         self._write(*(Event(step=step, summary=point) for point in curves))
 
     def add_text(self, step: int, name: str, markdown: str) -> None:
-        """Add a text."""
+        """Add a text in Markdown."""
         self._write(Event(step=step, summary=text(name, markdown)))
 
     def _write(self, *events: Event) -> None:
@@ -54,12 +54,12 @@ class TensorBoard:
                     event.wall_time = time.time()
                     file.write(_record(event.SerializeToString()))
         except OSError as error:
-            self._works = False  # what comes after half a record cannot be read
+            self._works = False  # nothing after an incomplete record can be read
             logger.warning("the run goes on without TensorBoard: %s could not be written: %s", self.path, error)
 
 
 def _record(content: bytes) -> bytes:
-    """TensorFlow's records: length, its checksum, content, its checksum."""
+    """Return a record of TensorFlow's TFRecord format: length, its checksum, content, its checksum."""
     length = struct.pack("<Q", len(content))
     checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, content)]
     return length + checksums[0] + content + checksums[1]

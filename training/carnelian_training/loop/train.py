@@ -1,8 +1,8 @@
 """The training run, top to bottom: items -> batches -> loss -> step, with evaluation and checkpoints in between.
 
-In: a configuration and a folder. Out, in that folder: `<name>.yaml` (the resolved configuration), `<name>-<step>.pt`
-(all that resuming needs), `<name>.pt` (the best weights by dev WER, in pre-training by accuracy, of a language model by
-perplexity; the last ones where there is nothing to rate by) and what `report.py` writes.
+Input: a configuration and a folder. Output, in that folder: `<name>.yaml` (the resolved configuration),
+`<name>-<step>.pt` (checkpoints to resume from), `<name>.pt` (the best weights: by dev WER, in pre-training by accuracy,
+for a language model by perplexity; without dev data, the last weights) and the files of `report.py`.
 """
 
 import logging
@@ -43,33 +43,33 @@ class Outcome:
     """The result of a step, the same in all processes."""
 
     loss: float
-    """Per character; in pre-training per hidden frame, of a language model per token."""
+    """The loss per character; in pre-training per hidden frame, for a language model per token."""
     grad_norm: float
     lr: float
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Further figures, if the step is logged."""
+    """Further figures to log, if the step is logged."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether the step was taken."""
+        """Whether loss and gradient norm are finite; otherwise the step was skipped."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 def train(config: RunConfig, directory: Path, source: Path | None = None) -> None:
-    """Train until `config.loop.steps`; a folder that holds checkpoints is resumed from the newest.
+    """Train until `config.loop.steps`; if the folder holds checkpoints, resume from the newest.
 
-    Started by `torchrun`, this is one of the processes that train together.
+    Under `torchrun`, this is one of the processes that train together.
 
     Args:
-        config: What to train, and how.
+        config: The configuration of the run.
         directory: The run's folder.
-        source: The file that `config` was read from, which stays as it is even if it is `<name>.yaml` of the folder.
+        source: The file that `config` was read from. It is never overwritten, even if it is the folder's `<name>.yaml`.
 
     Raises:
         ValueError: There is nothing to train on, another run works in the folder, or its checkpoints do not fit the
             configuration.
-        RuntimeError: A dev clip is bad, all training clips are, or too many steps in a row were not finite.
-        SystemExit: A signal ended the run, after a checkpoint; the status is the one a shell gives that signal.
+        RuntimeError: A dev clip is bad, all training clips are bad, or too many steps in a row were not finite.
+        SystemExit: A signal ended the run after a checkpoint; the exit status is 128 plus the signal's number.
     """
     task: Task = LanguageModelling(config) if isinstance(config, LanguageModelConfig) else Recognition(config)
     with joined() as process, held(directory) if process.leads else nullcontext(), Interruption() as interruption:
@@ -77,7 +77,7 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
         if not resume(state, config, directory):
             finetune.start_from_checkpoint(state.model, config)
             state.restart_average()
-        is_due = state.evaluation_is_due(config)  # for the run was stopped before it, or it failed
+        is_due = state.evaluation_is_due(config)  # an evaluation that the run was stopped before, or that failed
         if state.step >= config.loop.steps and not is_due:
             logger.info("nothing to do: `loop.steps` is %d", config.loop.steps)
             return
@@ -110,33 +110,33 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                     with report.paused():
                         evaluate_and_keep_best(state, task, config, directory, report)
                 except Exception:
-                    if process.size == 1 and not is_written:  # the others may not have failed, and all have to write
-                        with suppress(Exception):  # what failed first is what is told
+                    if process.size == 1 and not is_written:  # writing needs all processes, others may not have failed
+                        with suppress(Exception):  # the first error is the one to report
                             write_checkpoint(state, config, directory)
                     raise
             if is_due and is_written:
-                write_checkpoint(state, config, directory)  # once more, with what the evaluation found
+                write_checkpoint(state, config, directory)  # again, now with the result of the evaluation
             if stop or state.step >= config.loop.steps:
                 break
         report.close()
     if stop:
-        received = interruption.signal or signal.SIGTERM  # another process may have got it
+        received = interruption.signal or signal.SIGTERM  # None if another process received it
         logger.warning("stopped by %s after step %d; the same command goes on from there", received.name, state.step)
         raise SystemExit(128 + received)
 
 
 def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
-    """One step of the optimiser, in as many parts as the share has; if it is not finite, nothing changes.
+    """Take one step of the optimiser over all parts of the share; if it is not finite, leave the weights unchanged.
 
     Returns:
-        None if no process had an item that could be learnt from: that is no step.
+        The result of the step; None if no process had a usable item, which does not count as a step.
 
     Raises:
         RuntimeError: Too many steps in a row were not finite.
     """
     process = state.process
     network = state.prepare(config)
-    # What dropout draws follows from these three alone, so that a resumed run draws it again.
+    # Dropout depends only on seed, step and process, so that a resumed run draws the same.
     torch.manual_seed(zlib.crc32(f"{config.loop.seed}/{state.step}/{process.rank}".encode()))
     lr = learning_rate(config, state.step)
     for group in state.optimizer.param_groups:
@@ -144,14 +144,14 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     state.optimizer.zero_grad()
     objective = choose_objective(state, config)
     planned = objective.planned(share.items)
-    counts = torch.zeros(2, dtype=torch.int64)  # characters, hidden frames or tokens; and clips left out
+    counts = torch.zeros(2, dtype=torch.int64)  # weight (characters, hidden frames or tokens); clips left out
     total = torch.zeros((), device=process.device)
     losses: list[tuple[Sequence[Item], Tensor]] = []
     for part, batch in enumerate(objective.batches(share.batches, share.parts), start=1):
         with process.gradient_sync(network, part == share.parts):
             item_losses, weight = objective.losses(network, batch)
             loss = item_losses.sum() / planned
-            # Gradients are averaged over the processes, but their sum is the gradient of the mean over characters.
+            # PyTorch averages gradients over the processes, but the gradient of the mean over characters is their sum.
             state.scaler.scale(loss * process.size).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
         losses.append((batch.items, item_losses.detach()))
@@ -161,12 +161,12 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     state.skipped_clips += left_out
     if not weights:
         return None
-    correction = planned / weights  # clips that could not be read are known only now
+    correction = planned / weights  # only now is it known which clips could not be read
     state.scaler.unscale_(state.optimizer)
     grad_norm = clip_gradients(state.model, config.optimizer.max_grad_norm, correction)
     loss_value, norm_value = torch.stack(
         [process.total(total) * correction, grad_norm]
-    ).tolist()  # the one wait for the device
+    ).tolist()  # the only place where a step waits for the device
     measured = objective.measured() if (state.step + 1) % config.loop.log_every_steps == 0 else {}
     outcome = Outcome(loss_value, norm_value, lr, measured)
     if outcome.is_finite:
@@ -182,7 +182,7 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
 
 
 def choose_objective(state: State, config: RunConfig) -> Objective:
-    """The objective of the next step."""
+    """Return the objective of the next step."""
     if isinstance(config, LanguageModelConfig):
         return NextTokenObjective(state, config)
     if config.pretraining is None:
@@ -195,10 +195,10 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
     """Skip a step that was not finite: undo its forward pass, log it, and give up after too many in a row.
 
     Args:
-        state: whose optimiser has not been called.
-        outcome: of the step.
-        items: those of this process whose own loss was not finite.
-        config: says how many in a row are too many.
+        state: the run's state, before the optimiser's step.
+        outcome: result of the step.
+        items: the items of this process whose own loss was not finite.
+        config: configuration of the run; `loop.max_skipped_steps` is how many in a row are allowed.
 
     Raises:
         RuntimeError: Too many steps in a row were skipped.
@@ -206,7 +206,7 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
     state.skipped_step()
     found = f"loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
     names = "".join(f"\n  not finite: {item.title}" for item in items)
-    # With float16 this is how the scale is found.
+    # With float16, skipped steps are normal: they are how the gradient scaler finds its scale.
     level = logging.INFO if state.scaler.is_enabled() and not names else logging.WARNING
     logger.log(level, "step %d skipped: %s%s", state.step + 1, found, names)
     if state.skipped_in_a_row > config.loop.max_skipped_steps:
@@ -218,7 +218,7 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
 
 
 def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
-    """Evaluate and keep the best weights; where there is nothing to rate them by, the last."""
+    """Evaluate, and write the weights to `<name>.pt` if they are the best so far, or if there is no dev data."""
     finding = task.evaluate(state, report)
     if state.process.leads and (finding is None or finding.error < state.best_error):
         results = {"step": state.step} if finding is None else finding.record
