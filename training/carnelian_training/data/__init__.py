@@ -1,1 +1,1 @@
-"""Clips, from a manifest's line to a batch of features: reading, checking, augmenting, batching."""
+"""Training and evaluation data: read, check, augment and batch the clips of a manifest."""

@@ -1,7 +1,7 @@
-"""What stands between a speaker and a recording: a room, noise, the level. Training only, on waveforms.
+"""Acoustic augmentation of waveforms in training: reverberation, noise, gain and dither.
 
-In: a 16 kHz signal and a :class:`Disturbance`, drawn for one clip in one epoch. Out: the signal as it would have been
-recorded there, as long as before and not shifted, so that transcripts and lengths keep their meaning.
+Input: a 16 kHz signal and a :class:`Disturbance`, drawn for one clip in one epoch. Output: the disturbed signal, of the
+same length and not shifted in time, so that transcripts and lengths stay right.
 """
 
 import logging
@@ -32,18 +32,20 @@ SUFFIXES = {".flac", ".mp3", ".ogg", ".opus", ".wav"}
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What happens to one clip."""
+    """The acoustic augmentation of one clip in one epoch."""
 
     room: Path | None = None
-    """An impulse response."""
+    """The file of a room impulse response; None: no reverberation."""
     noise: Path | None = None
+    """The file of noise to add; None: no noise."""
     noise_start: float = 0.0
-    """Where in the noise file to begin, as a share of its length."""
+    """The place in the noise file to begin at, as a share of its length."""
     snr_db: float = 0.0
-    """Speech to noise, over the whole clip."""
+    """The signal-to-noise ratio over the whole clip, in dB."""
     gain_db: float = 0.0
+    """The change of the level, in dB."""
     dither: float = 0.0
-    """Standard deviation of white noise, full scale 1."""
+    """The standard deviation of added white noise, relative to a full scale of 1."""
     dither_seed: int = 0
 
 
@@ -52,7 +54,7 @@ UNDISTURBED = Disturbance()
 
 @dataclass(frozen=True)
 class Sounds:
-    """The files that an epoch draws from."""
+    """The impulse responses and noises that an epoch draws from."""
 
     rooms: tuple[Path, ...] = ()
     noises: tuple[Path, ...] = ()
@@ -68,7 +70,7 @@ class Sounds:
         return cls(rooms, _sound_files(config.noise.path) if config.noise else ())
 
     def draw(self, config: AugmentConfig, rng: random.Random) -> Disturbance:
-        """Draw for one clip; each kind happens with its own probability, whatever the others do."""
+        """Draw the disturbance of one clip; each kind has its own probability, independent of the others."""
         disturbance = Disturbance(gain_db=rng.uniform(*config.gain_db))
         if config.reverberation and rng.random() < config.reverberation.probability:
             disturbance = replace(disturbance, room=rng.choice(self.rooms))
@@ -81,10 +83,10 @@ class Sounds:
 
 
 def read_sound(path: Path) -> Signal:
-    """A whole sound file, mono at 16 kHz.
+    """Read a whole sound file as [samples] float32, mono at 16 kHz.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     try:
         check_regular(path)
@@ -94,10 +96,10 @@ def read_sound(path: Path) -> Signal:
 
 
 def read_room(path: Path | None) -> Signal:
-    """The impulse response from its direct sound on, of unit energy; [1.0] for None.
+    """Read an impulse response from its direct sound on, scaled to unit energy; return [1.0] for None.
 
     Raises:
-        ConfigError: It cannot be read, or is silent or not finite.
+        ConfigError: The file cannot be read, or is silent or not finite.
     """
     if path is None:
         return np.ones(1, np.float32)
@@ -110,7 +112,7 @@ def read_room(path: Path | None) -> Signal:
 
 
 def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
-    """At least `duration_s` of the noise from its drawn start on, from its beginning again after its end.
+    """Read at least `duration_s` of the noise from its drawn start; after its end, go on from its beginning.
 
     Raises:
         ConfigError: The file cannot be read, is empty, or is not finite.
@@ -139,12 +141,12 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
 def read_disturbances(
     disturbances: Sequence[Disturbance], durations_s: Sequence[float], broken: set[Path]
 ) -> tuple[list[npt.NDArray[Any]], ...]:
-    """What :func:`disturb` takes besides signals of these durations: for each argument, its value for each signal.
+    """Read the arguments of :func:`disturb` after `signal`, in its order: for each, a list with one value per signal.
 
     Args:
-        disturbances: one for each signal.
-        durations_s: of the signals.
-        broken: gets the files that cannot be used. The log names each once, and signals go without it.
+        disturbances: one per signal.
+        durations_s: durations of the signals in seconds.
+        broken: files that cannot be used are added; the log names each once, and signals are left without it.
     """
 
     def usable(path: Path | None, read: Callable[[], Signal], instead: Signal) -> Signal:
@@ -181,21 +183,21 @@ def disturb(
     """Reverberate `signal` [samples], add `noise` at `snr_db`, apply `gain_db`, add dither: [samples] float32.
 
     Args:
-        signal: mono, 16 kHz.
-        room: [any] impulse response that starts with the direct sound.
-        noise: [any], repeated if it is shorter than the signal; silence adds nothing.
-        snr_db: 0-D.
-        gain_db: 0-D.
-        dither: 0-D, standard deviation.
-        dither_seed: 0-D.
+        signal: [samples] float32, mono, 16 kHz.
+        room: impulse response of any length that starts with the direct sound.
+        noise: noise of any length, repeated if it is shorter than the signal; silence adds nothing.
+        snr_db: 0-D, signal-to-noise ratio in dB.
+        gain_db: 0-D, gain in dB.
+        dither: 0-D, standard deviation of white noise; 0: none.
+        dither_seed: 0-D, seed of the white noise.
     """
     if len(room) > 1 and len(signal):
         size = 1 << (len(signal) + len(room) - 2).bit_length()
-        # torch's FFT, as numpy's would hold up the training step: it keeps Python's interpreter lock.
+        # PyTorch's FFT, because numpy's holds Python's interpreter lock, which would delay the training step.
         sound, response = torch.from_numpy(signal), torch.from_numpy(room)
         spectrum = torch.fft.rfft(sound, size) * torch.fft.rfft(response, size)
         signal = torch.fft.irfft(spectrum, size)[: len(signal)].numpy()
-    if noise[: len(signal)].any():  # np.resize takes ten milliseconds to repeat a single sample
+    if noise[: len(signal)].any():  # skips silence, because np.resize takes ten milliseconds to repeat a single sample
         noise = np.resize(noise, len(signal))
         noise_rms = np.sqrt(np.mean(noise**2))
         if noise_rms > 0:
@@ -216,6 +218,6 @@ def _sound_files(folder: Path) -> tuple[Path, ...]:
 
 
 def to_mono_16khz(sound: Signal, rate_hz: int) -> Signal:
-    """[samples, channels] at any rate -> [samples] at 16 kHz."""
+    """Mix channels and resample: [samples, channels] at any rate -> [samples] at 16 kHz."""
     mono = sound.mean(1)
     return mono if rate_hz == SAMPLE_RATE_HZ else np.asarray(soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ), np.float32)

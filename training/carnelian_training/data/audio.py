@@ -1,4 +1,4 @@
-"""The encoded sound of a clip, and the DALI operators that decode it."""
+"""Reading a clip as an encoded sound file, and the DALI operators that decode it."""
 
 import io
 import stat
@@ -17,36 +17,37 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
 RINGING = 160
-"""Samples at a clip's ends, 10 ms: there a constant offset that was resampled rings."""
-_AT_ONCE = 1 << 16  # frames
+"""The number of samples, 10 ms, at either end of a clip where a resampled constant offset causes ringing."""
+_AT_ONCE = 1 << 16  # frames decoded at once
 _ADVICE = "write it anew, for example with `ffmpeg -i IN OUT.flac`"
 
 
 def encoded(clip: Clip) -> Encoded:
-    """The bytes of a sound file that holds the clip and nothing else.
+    """Return the bytes of a sound file that holds exactly the clip.
 
-    A clip that begins inside its file is cut out as a WAV file in memory, at the file's own rate, so that a segment of
-    a long recording costs what it lasts. MP3 files, which DALI does not decode, become WAV files in the same way,
-    whatever their name ends in.
+    A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate, so that a segment of
+    a long recording costs no more than its own length. MP3 files, which DALI does not decode, become WAV files in the
+    same way, whatever the suffix of their name.
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: It is no regular file, or a segment begins behind the file's end, or libsndfile cannot read it, or
-            an MP3 file; its words. Or the file was written to a pipe, as FLAC or as MP3 of varying bit rate, and does
-            not say how long it is.
+        RuntimeError: The file is not a regular file; libsndfile cannot read an MP3 file or a segment (the message is
+            libsndfile's); the segment begins after the file's end; or the file was written to a pipe, as FLAC or as
+            MP3 of variable bit rate, and does not contain its length.
     """
     check_regular(clip.audio_filepath)
     if clip.offset is None:
         data = np.fromfile(clip.audio_filepath, np.uint8)
         head = data[:4].tobytes()
-        # Of 0 libsndfile makes 2^63 - 1, and DALI (2.4) then decodes into too little memory.
+        # A count of 0 samples means an unknown length; libsndfile makes it 2^63 - 1, and DALI (2.4) then decodes into
+        # too little memory.
         if head == b"fLaC" and not (data[21:22] & 15).any() and not data[22:26].any():
             raise RuntimeError(
                 f"FLAC must count its samples, but this file, as if written to a pipe, does not; {_ADVICE}"
             )
-        if not head.startswith((b"ID3", b"\xff")):  # MPEG's tag, or the first bits of its frames
+        if not head.startswith((b"ID3", b"\xff")):  # an ID3 tag, or the first bits of an MPEG frame
             return data
-    # The file is opened twice: of one that cannot be, libsndfile says "System error" and no more.
+    # Python opens the file first, because libsndfile's only message for a file that it cannot open is "System error".
     with clip.audio_filepath.open("rb"), soundfile.SoundFile(clip.audio_filepath) as file:
         if file.format == "MP3" and _length_is_guessed(clip.audio_filepath):
             raise RuntimeError(
@@ -59,7 +60,7 @@ def encoded(clip: Clip) -> Encoded:
             if start >= file.frames:
                 lasts_s = file.frames / file.samplerate
                 raise RuntimeError(f"begins {clip.offset:g} s into a file that lasts {lasts_s:.2f} s")
-            # A frame of MP3 may need bits of those before it, which a decoder that begins there does not have.
+            # A frame of MP3 may need bits of earlier frames, so decoding begins up to a second before the segment.
             lead = min(start, file.samplerate) if file.format == "MP3" else 0
             _go_to(file, start - lead)
             frames = lead + round(clip.duration * file.samplerate)
@@ -67,18 +68,18 @@ def encoded(clip: Clip) -> Encoded:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what may never end, as a pipe that nobody writes to.
+    """Check that a path is a regular file; reading a pipe, for example, might never end.
 
     Raises:
         OSError: There is no such file.
-        RuntimeError: It is no regular file.
+        RuntimeError: The path is not a regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise RuntimeError("must be a regular file, but is a folder, a pipe or a device")
 
 
 def _go_to(file: soundfile.SoundFile, start: int) -> None:
-    """Go to a frame; where libsndfile cannot jump, as in GSM 6.10 of telephone calls, by decoding what is before it."""
+    """Go to a frame; if libsndfile cannot seek, as in GSM 6.10 of telephone calls, decode all frames before it."""
     if file.seekable():
         file.seek(start)
         return
@@ -87,7 +88,7 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
 
 
 def _length_is_guessed(path: Path) -> bool:
-    """Whether the bit rate of an MP3 file varies in its first 64 KiB, and no header in front counts its frames."""
+    """Return whether an MP3 file has a variable bit rate in its first 64 KiB, and no header that counts its frames."""
     with path.open("rb") as file:
         head = file.read(10)
         tag_bytes = 10 + sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=False))
@@ -98,7 +99,7 @@ def _length_is_guessed(path: Path) -> bool:
     found, place = set(), 0
     while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] & 0xE6 == 0xE2:  # frames of layer III
         version, bit_rate, rate = data[place + 1] >> 3 & 3, data[place + 2] >> 4, data[place + 2] >> 2 & 3
-        if version == 1 or bit_rate in (0, 15) or rate == 3:  # no version; any bit rate, or none; no rate
+        if version == 1 or bit_rate in (0, 15) or rate == 3:  # reserved version; free or bad bit rate; reserved rate
             break
         is_mpeg1 = version == 3
         kilobits_per_s = (_MPEG1_KBIT_S if is_mpeg1 else _MPEG2_KBIT_S)[bit_rate - 1]
@@ -110,7 +111,7 @@ def _length_is_guessed(path: Path) -> bool:
 
 _MPEG1_KBIT_S = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MPEG2_KBIT_S = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-"""Of layer III, by a frame header's index from 1; MPEG-2 and 2.5."""
+"""The bit rates of layer III in MPEG-2 and 2.5, in kbit/s, by the index in a frame header, from 1."""
 
 
 def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:
@@ -120,19 +121,19 @@ def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:
 
 
 STAND_IN = _wav(np.zeros((1, 1), np.float32), SAMPLE_RATE_HZ)
-"""One sample of silence, in the place of a clip that cannot be decoded."""
+"""A WAV file with one sample of silence, which replaces a clip that cannot be decoded."""
 
 
 def decode(data: DataNode, rate_hz: Any) -> DataNode:
-    """Build the decoding: encoded bytes of any rate and channels -> [samples] float32 mono at `rate_hz`."""
+    """Add decoding to a DALI graph: encoded bytes of any rate and channels -> [samples] float32 mono at `rate_hz`."""
     signal, _ = fn.decoders.audio(data, sample_rate=rate_hz, dtype=types.FLOAT, downmix=True)
     return signal
 
 
 def level(signal: DataNode) -> DataNode:
-    """Build the measure of how much there is to hear: the root mean square of a signal without its constant offset.
+    """Add a signal's level to a DALI graph: its root mean square without its constant offset.
 
-    :data:`RINGING` samples at either end, of short ones less, do not count.
+    :data:`RINGING` samples at either end (of a short signal, 1/50 of its length) are left out.
     """
     size = signal.shape(dtype=types.INT32)
     edge = graph_math.min(size // 50, RINGING)
@@ -141,7 +142,7 @@ def level(signal: DataNode) -> DataNode:
 
 
 def decoding_error(clip: Clip) -> str | None:
-    """Why a clip cannot be decoded, in the words of the file system or of DALI; None if it can."""
+    """Return why a clip cannot be decoded, as the message of the file system or of DALI; None if it can."""
 
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
     def graph() -> DataNode:
@@ -158,6 +159,6 @@ def decoding_error(clip: Clip) -> str | None:
 
 
 def error_words(error: Exception) -> str:
-    """What went wrong, without DALI's account of where in its graph."""
+    """Return the first line of an error's message, without DALI's description of the place in its graph."""
     _, _, words = str(error).rpartition("encountered:")
     return words.strip().partition("\n")[0]

@@ -1,6 +1,6 @@
 """Augmentation of padded batches of features: SpecAugment, Cutout and vocal tract length perturbation.
 
-What is drawn for a clip comes from its own seed: it is the same in every batch and in every process.
+Random numbers for a clip come from its own seed, so they are the same in every batch and every process.
 """
 
 import zlib
@@ -16,18 +16,18 @@ from carnelian_training.mel import to_hz, to_mel
 
 
 def draws(seeds: Sequence[int], purpose: str, count: int) -> Tensor:
-    """Numbers uniform in [0, 1), [clips, count] float64, that depend on each clip's seed and the purpose alone."""
+    """Draw numbers uniform in [0, 1), [clips, count] float64, which depend only on each clip's seed and the purpose."""
     stream = zlib.crc32(purpose.encode())
     return torch.from_numpy(np.stack([np.random.default_rng([seed, stream]).random(count) for seed in seeds]))
 
 
 def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
-    """Zero random bands, stretches of time and boxes, drawn for each clip (Park et al. 2019, arXiv:1904.08779).
+    """Zero random bands, stretches of time and boxes of each clip (SpecAugment, Park et al. 2019, arXiv:1904.08779).
 
     Args:
         features: [batch, mels, frames] float32.
-        lengths: [batch] int64, frames; on the same device.
-        config: how many masks, how wide.
+        lengths: [batch] int64, frames of each clip; on the same device.
+        config: numbers and widths of the masks.
         seeds: one per row.
     """
     masked = torch.zeros_like(features, dtype=torch.bool)
@@ -50,11 +50,11 @@ def spec_augment(features: Tensor, lengths: Tensor, config: AugmentConfig, seeds
 
 
 def warp_frequency(features: Tensor, settings: FeatureSettings, config: AugmentConfig, seeds: Sequence[int]) -> Tensor:
-    """Scale each clip's frequencies by its own factor, as another length of vocal tract would (Jaitly and Hinton 2013).
+    """Scale each clip's frequencies by a random factor: vocal tract length perturbation (Jaitly and Hinton 2013).
 
     Args:
-        features: [batch, mels, frames] float32. Bands that would come from outside theirs repeat the last one there.
-        settings: what frequencies the bands are of.
+        features: [batch, mels, frames] float32. Where the source lies outside the bands, the outermost band is used.
+        settings: settings of the features, for the frequencies of the bands.
         config: the factor is uniform in 1 +- `frequency_warp`.
         seeds: one per row.
     """
@@ -73,13 +73,13 @@ def warp_frequency(features: Tensor, settings: FeatureSettings, config: AugmentC
 
 
 def _spans(sizes: Tensor, widest: Tensor, size: int, drawn: Tensor) -> Tensor:
-    """One span per row, of width uniform in [0, widest] within [0, sizes): [batch, size] bool.
+    """Make a mask of one span per row, [batch, size] bool.
 
     Args:
-        sizes: [batch] int64.
-        widest: [batch] int64.
-        size: of the axis.
-        drawn: [batch, 2], uniform in [0, 1): where in their ranges the width and the start lie.
+        sizes: [batch] int64; the span lies within the first `sizes` positions.
+        widest: [batch] int64; the width is uniform in [0, widest].
+        size: length of the mask.
+        drawn: [batch, 2], uniform in [0, 1), from which width and start are computed.
     """
     width = (drawn[:, 0] * (widest + 1)).long().minimum(sizes)
     start = (drawn[:, 1] * (sizes - width + 1)).long()

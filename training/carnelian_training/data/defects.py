@@ -1,6 +1,6 @@
-"""What makes a clip useless for training or evaluation: one definition, for `validate` and for the training run.
+"""The checks of clips for training and evaluation, shared by `carnelian-train validate` and the training run.
 
-Every check answers in words: what was found and what would have to hold; None if nothing is wrong.
+Every check returns a message that says what was found and, where useful, what must hold; None if nothing is wrong.
 """
 
 import unicodedata
@@ -13,26 +13,27 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
 
 SILENT_RMS = 10 ** (-90 / 20)
-"""Root mean square, full scale 1. A 16-bit recording of which only the last bit flickers stays below it."""
+"""The root mean square, relative to full scale 1, below which a clip is silent: above a 16-bit recording of which only
+the last bit changes."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a clip to train on must keep."""
+    """The limits that a clip must keep to be used in training."""
 
     labels: frozenset[str] | None
-    """None: transcripts are not read."""
+    """The characters that a transcript may have. None: transcripts are not checked."""
     hop_samples: int
     output_frames: Callable[[int], int]
-    """Output frames of the network for a clip's frames of features."""
+    """Returns the network's output frames for a number of feature frames."""
     min_duration_s: float
     max_duration_s: float
     fastest: float
-    """The highest speed that training plays a clip at."""
+    """The highest factor by which training speeds a clip up."""
 
     @classmethod
     def of(cls, config: Config) -> "Limits":
-        """Those of a configuration."""
+        """Return the limits of a configuration."""
         return cls(
             frozenset(config.labels) if config.pretraining is None else None,
             config.features.hop_samples,
@@ -44,7 +45,7 @@ class Limits:
 
     @classmethod
     def by_default(cls) -> "Limits":
-        """Those of a configuration that says nothing about them, at 20 ms per output frame."""
+        """Return the limits of a configuration that sets none of them, for 20 ms per output frame."""
         return cls(
             frozenset(LABELS),
             FeatureSettings().hop_samples,
@@ -57,23 +58,23 @@ class Limits:
 
 @dataclass(frozen=True)
 class Heard:
-    """What decoding a clip gave."""
+    """What the check of a clip needs to know of its decoded sound."""
 
     samples: int
-    """At 16 kHz and natural speed."""
+    """The number of samples at 16 kHz, before a change of speed."""
     is_finite: bool
-    """Whether all samples are numbers."""
+    """Whether all samples are finite numbers."""
 
 
 def duration_defect(clip: Clip, limits: Limits) -> str | None:
-    """Too short or too long to train on, by its manifest."""
+    """Return a message if the clip's duration in the manifest is too short or too long for training."""
     if limits.min_duration_s <= clip.duration <= limits.max_duration_s:
         return None
     return f"{clip.duration:g} s, outside {limits.min_duration_s:g} to {limits.max_duration_s:g} s"
 
 
 def text_defect(clip: Clip, limits: Limits) -> str | None:
-    """A transcript that cannot be spelt with the labels."""
+    """Return a message if the transcript is empty or has characters that are not labels."""
     if limits.labels is None:
         return None
     if not clip.text.strip():
@@ -92,7 +93,10 @@ def text_defect(clip: Clip, limits: Limits) -> str | None:
 
 
 def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
-    """No output frame of `frames` of features, or a transcript that CTC cannot align: its loss would be infinite."""
+    """Return a message if `frames` feature frames give no output frame, or too few for CTC to align the transcript.
+
+    The CTC loss of such a clip would be infinite.
+    """
     if limits.output_frames(frames) < 1:
         return f"too short for an output frame: {frames * limits.hop_samples} samples"
     if limits.labels is None:
@@ -104,12 +108,12 @@ def alignment_defect(clip: Clip, frames: int, limits: Limits) -> str | None:
 
 
 def planned_frames(clip: Clip, limits: Limits) -> int:
-    """Feature frames at the fastest speed, by the manifest's duration."""
+    """Return the clip's number of feature frames at the fastest speed, from the manifest's duration."""
     return int(clip.duration / limits.fastest * SAMPLE_RATE_HZ) // limits.hop_samples + 1
 
 
 def sound_defect(clip: Clip, heard: Heard) -> str | None:
-    """What was heard is not the sound of the manifest's line."""
+    """Return a message if the decoded sound has no samples, another duration than its manifest, or is not finite."""
     if heard.samples == 0:
         return "no samples"
     duration_s = heard.samples / SAMPLE_RATE_HZ
@@ -123,11 +127,14 @@ def sound_defect(clip: Clip, heard: Heard) -> str | None:
 
 
 def silence_defect(level: float) -> str | None:
-    """Nothing to hear, by the root mean square of the samples without their constant offset."""
+    """Return a message if the clip is silent; `level` is its root mean square without its constant offset."""
     silent = f"silent: root mean square {level:.1e} of full scale, a constant offset apart"
     return silent if level < SILENT_RMS else None
 
 
 def duration_tolerance_s(clip: Clip) -> float:
-    """How far a file may be off its manifest: durations are often rounded, to 0.1 s at worst, or ignore codec delay."""
+    """Return by how many seconds a file's duration may differ from the manifest's.
+
+    Durations in manifests are often rounded, to 0.1 s at worst, or ignore the codec's delay.
+    """
     return 0.1 + 0.01 * clip.duration

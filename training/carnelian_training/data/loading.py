@@ -1,6 +1,6 @@
-"""Batches of clips for training and evaluation: DALI decodes what was planned and computes its features.
+"""Batches of clips for training and evaluation: DALI decodes the planned clips and computes their features.
 
-In: lists of :class:`Item`. Out: a :class:`Batch` of each, padded to the longest clip, with honest lengths.
+Input: lists of :class:`Item`. Output: a :class:`Batch` for each list, padded to its longest clip, with true lengths.
 """
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali.backend import GetCufftVersion  # type: ignore[attr-defined]  # its stubs lack it
+from nvidia.dali.backend import GetCufftVersion  # type: ignore[attr-defined]  # missing in its stubs
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
@@ -40,28 +40,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Batch:
-    """Clips of about equal length.
+    """A batch of clips of about equal length.
 
-    Without items (a process whose share of a small batch is empty, or all bad) there is one row of one frame and
-    length 0: the network can run, so that every process takes part in what they compute together, and the loss, a sum,
-    is 0.
+    If a process's share of a small batch is empty or all bad, there are no items, but one row of one frame with length
+    0. So the network can run, every process takes part in collective operations, and the loss, a sum, is 0.
     """
 
     items: Sequence[Item]
     features: Tensor
-    """[batch, channels, frames] float32, zero-padded: log-mel, or samples."""
+    """[batch, channels, frames] float32, zero-padded: log-mel features, or samples."""
     lengths: Tensor
-    """[batch] int64, frames."""
+    """[batch] int64, the frames of each clip."""
     skipped: Sequence[tuple[Item, str]] = ()
-    """Clips of the plan that are not here, and why."""
+    """The planned clips that were left out, each with the reason."""
 
     @property
     def seeds(self) -> list[int]:
-        """One per row of `features`."""
+        """The seed of each row of `features`."""
         return [item.seed for item in self.items] or [0]
 
     def targets(self, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Label ids of all transcripts in one [sum of lengths] int64 tensor, and the [batch] lengths."""
+        """Return the label ids of all transcripts in one [sum of lengths] int64 tensor, and the [batch] lengths."""
         index = {label: i for i, label in enumerate(labels)}
         ids = [[index[character] for character in item.clip.text] for item in self.items] or [[]]
         return torch.tensor([i for row in ids for i in row], dtype=torch.int64), torch.tensor([len(row) for row in ids])
@@ -80,20 +79,20 @@ def load(
     named: set[tuple[str, str]] | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
-    """Decode audio and compute features, ahead of the caller.
+    """Decode clips and compute their features ahead of the caller; yield a :class:`Batch` for each list of items.
 
     Args:
-        batches: as `plan_epoch` or `group` make them; each gives one :class:`Batch`.
-        settings: of the features.
-        num_threads: for decoding and features.
-        skip: for training: a clip that cannot be learnt from is left out of its batch, logged and listed in
-            `Batch.skipped`. None, for evaluation: such a clip is an error.
-        named: clips and their defects that the log has named already; those that it names are added.
-        prefetch: batches that DALI works on before they are asked for.
+        batches: lists of items, from `plan_epoch` or `group`.
+        settings: settings of the features.
+        num_threads: number of threads for decoding and features.
+        skip: limits for training: a clip outside them is left out of its batch, logged and listed in `Batch.skipped`.
+            None, for evaluation: a bad clip is an error.
+        named: clips and defects that the log has already named, which it does not name again; new ones are added.
+        prefetch: number of batches that DALI works on before they are needed.
 
     Raises:
-        RuntimeError: Without `skip`, at the end, if clips cannot be decoded or are not what their manifest says; all
-            are named, with why. After the first of them no batch is given any more.
+        RuntimeError: Without `skip`, if clips cannot be decoded or do not match their manifest. No batch is yielded
+            after the first such clip; the error comes at the end and names all of them with the reasons.
     """
     failed: dict[Clip, str] = {}
     broken: set[Path] = set()
@@ -122,15 +121,15 @@ def run_surviving(
     failed: dict[Clip, str],
     build: Callable[[Sequence[Sequence[Item]]], Pipeline],
 ) -> Iterator[tuple[Sequence[Item], tuple[Any, ...]]]:
-    """Run a DALI pipeline over batches; where a file cannot be decoded, go on with a new one without that clip.
+    """Run a DALI pipeline over batches; if a file cannot be decoded, go on with a new pipeline without that clip.
 
     Args:
-        batches: where one is empty, DALI is not asked.
-        failed: gets the clips that cannot be decoded, with why.
-        build: makes a pipeline for the batches that are left; it reads clips through :func:`read_clip`.
+        batches: lists of items; an empty one does not run the pipeline.
+        failed: clips that cannot be decoded are added, with the reason.
+        build: makes a pipeline for the remaining batches; it must read clips through :func:`read_clip`.
 
     Yields:
-        Each batch with what DALI made of it; the rows of clips in `failed` mean nothing.
+        Each batch with the pipeline's outputs; rows of clips in `failed` are meaningless.
     """
     done = 0
     while done < len(batches):
@@ -141,7 +140,7 @@ def run_surviving(
                 try:
                     outputs = pipeline.run()
                 except RuntimeError as error:
-                    # The pipeline is dead. Another one starts from this batch, without the clips that are to blame.
+                    # The pipeline cannot be used any more. A new one starts from this batch, without the bad clips.
                     _blame(items, failed, error)
                     break
             done += 1
@@ -149,7 +148,7 @@ def run_surviving(
 
 
 def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
-    """The encoded clip; :data:`STAND_IN` for one in `failed`, and for one that cannot be read, which is put there."""
+    """Return the encoded clip, or :data:`STAND_IN` if it is in `failed` or cannot be read; then add it to `failed`."""
     if clip not in failed:
         try:
             return encoded(clip)
@@ -166,7 +165,11 @@ def _pipeline(
     num_threads: int,
     prefetch: int,
 ) -> Pipeline:
-    """Build the graph: items -> features, their frames; as decoded: samples, root mean square, level; and as used."""
+    """Build the pipeline that reads, disturbs and featurises items.
+
+    Its outputs are: padded features and their frames; of the decoded signal, the number of samples, the root mean
+    square and the level; and the root mean square after disturbance.
+    """
     encoded_batches, disturbed_batches = iter(batches), iter(batches)
 
     def read() -> tuple[list[Encoded], list[npt.NDArray[np.float32]], list[npt.NDArray[np.int32]]]:
@@ -190,11 +193,11 @@ def _pipeline(
         data, rate_hz, longest = fn.external_source(
             source=read, num_outputs=3, dtype=[types.UINT8, types.FLOAT, types.INT32], ndim=[1, 0, 1]
         )
-        # Resampled to 16000 / speed and then taken for 16000: that is the change of speed.
+        # Resampling to 16000 / speed Hz and treating the result as 16000 Hz changes the speed.
         decoded = decode(data, rate_hz)
         samples = decoded.shape(dtype=types.INT64)[0]
-        # A file that is far longer than its line says is refused later, and must not fill the memory until then. The
-        # operators of the features need one sample.
+        # A file far longer than its manifest says is refused later; cutting it keeps it from filling the memory. The
+        # padding is there because the operators of the features need one sample.
         decoded = fn.pad(decoded, axes=[0], shape=[1])
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
         if any(item.disturbance != UNDISTURBED for items in batches for item in items):
@@ -221,14 +224,14 @@ def _pipeline(
     return pipeline
 
 
-@functools.cache  # a pipeline's own would live on after it: DALI's operator and its function hold each other
+@functools.cache  # a pipeline's own would never be freed: DALI's operator and its function refer to each other
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """Threads for :func:`disturb`. DALI has one for Python, which feeds 2,000 s of audio a second: a GPU takes more."""
+    """Return the threads for :func:`disturb`. DALI has one for Python: 2,000 s of audio a second, too slow."""
     return ThreadPoolExecutor(num_threads)
 
 
 def _gpu_of_features(settings: FrontEnd) -> int | None:
-    """The GPU that computes features; None for the CPU."""
+    """Return the index of the GPU that computes features; None for the CPU."""
     if not torch.cuda.is_available():
         return None
     if isinstance(settings, FeatureSettings) and GetCufftVersion() < 0:
@@ -246,10 +249,10 @@ def _warn_of_cufft() -> None:
 
 
 def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) -> None:
-    """Find the clips that DALI cannot decode, each on its own.
+    """Decode the clips one by one and add those that fail to `failed`.
 
     Raises:
-        RuntimeError: `error`, where every clip can be decoded.
+        RuntimeError: `error`, if every clip can be decoded.
     """
     found = {clip: why for clip in {item.clip for item in items} - failed.keys() if (why := decoding_error(clip))}
     if not found:
@@ -258,7 +261,7 @@ def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) 
 
 
 def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[str, str]]) -> None:
-    """Log clips that are left out, once for each clip and reason."""
+    """Log the clips that were left out, once for each clip and reason."""
     for item, defect in skipped:
         if (item.title, defect) not in named:
             logger.warning("skipped %s: %s", item.title, defect)
@@ -266,9 +269,9 @@ def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[str, str]])
 
 
 def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:
-    """The clips of a batch without those that have a defect; see :func:`load` for `skip`.
+    """Make a batch of the clips without a defect; see :func:`load` for `skip`.
 
-    Silence, and a transcript that CTC cannot align, are defects in training alone.
+    Silence, and a transcript that CTC cannot align, are defects only in training.
     """
     tensors = (torch.from_numpy(np.array(out.as_tensor())) for out in outputs)
     features, frames, samples, decoded_rms, decoded_level, rms = tensors

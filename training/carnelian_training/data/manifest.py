@@ -1,7 +1,7 @@
-"""NeMo manifests: one JSON object per line with `audio_filepath`, `duration` (s), `text` and perhaps `offset` (s).
+"""NeMo manifests: one JSON object per line with `audio_filepath`, `duration` (s), `text` and optionally `offset` (s).
 
-The form that NeMo, DALI's `readers.nemo_asr` and the DeepLearningExamples tools read. Other fields of a line
-(`speaker`, `source`, ...) travel along in `Clip.extra`.
+NeMo, DALI's `readers.nemo_asr` and NVIDIA's DeepLearningExamples read this format. Other fields of a line (`speaker`,
+`source`, ...) are kept in `Clip.extra`.
 """
 
 import json
@@ -23,33 +23,37 @@ class Clip:
 
     audio_filepath: Path
     duration: float
-    """Seconds."""
+    """The duration of the clip in seconds, as the manifest says."""
     text: str
+    """The transcript."""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What else the line says: `speaker`, `source`, ..."""
+    """The other fields of the manifest's line: `speaker`, `source`, ..."""
     offset: float | None = field(default=None, kw_only=True)
-    """Seconds into the file where the clip begins; None: the file is the clip."""
+    """The place in the file where the clip begins, in seconds; None: the clip is the whole file."""
 
     @property
     def title(self) -> str:
-        """How errors and the log call it."""
+        """The name of the clip in errors and in the log: its file and, for a segment, its offset."""
         return f"{self.audio_filepath}" + ("" if self.offset is None else f" at {self.offset:g} s")
 
 
 def read_manifest(path: Path) -> list[Clip]:
-    """Read a manifest; relative audio paths are taken from the manifest's own folder, ``~`` is the user's.
+    """Read a manifest; relative audio paths start at the manifest's own folder, and ``~`` is the user's home.
 
-    White space within a transcript becomes one space, and that around it goes.
+    White space within a transcript becomes one space; white space around it is removed.
 
     Raises:
-        ValueError: The file cannot be read, or a line is not a clip; the message names the file, the line and what was
-            found.
+        ValueError: The file cannot be read, or a line is not a clip; the message says file, line and what was found.
     """
     return [_parse_line(line, path.parent, where) for where, line in _lines(path)]
 
 
 def read_manifest_leniently(path: Path) -> tuple[list[Clip], list[str]]:
-    """As :func:`read_manifest`, with the messages of the lines that are no clips beside the clips."""
+    """Read a manifest as :func:`read_manifest` does; return its clips, and a message for each line that is not a clip.
+
+    Raises:
+        ValueError: The file cannot be read.
+    """
     clips, mistakes = [], []
     for where, line in _lines(path):
         try:
@@ -72,10 +76,10 @@ def read_clips(manifest: Path) -> list[Clip]:
 
 
 def clips_to_evaluate(manifest: Path) -> list[Clip]:
-    """Read a manifest to compare transcripts with.
+    """Read a manifest whose transcripts are references for evaluation.
 
     Raises:
-        ValueError: The file is not a manifest, or holds no word to compare with.
+        ValueError: The file is not a manifest, or its transcripts have no words.
     """
     clips = read_clips(manifest)
     if not any(clip.text.split() for clip in clips):
@@ -84,7 +88,7 @@ def clips_to_evaluate(manifest: Path) -> list[Clip]:
 
 
 def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
-    """Warn of references with characters that are not labels, such as capitals: they count as errors in any case."""
+    """Log a warning if references have characters that are not labels, such as capitals; these count as errors."""
     outside = [others for clip in clips if (others := set(" ".join(clip.text.split())) - set(labels))]
     if outside:
         logger.warning(
@@ -96,9 +100,9 @@ def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
 
 
 def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
-    """Write a manifest in one step: a reader sees the old file or the new one, never half of one.
+    """Write a manifest atomically: a reader sees the old file or the new one, never a part.
 
-    Audio below the manifest's folder is written relative to it, so that the folder can be moved.
+    Paths of audio files below the manifest's folder are written relative to it, so that the folder can be moved.
     """
     folder = path.parent.absolute()
     with replaced(path) as partial, partial.open("w", encoding="utf-8") as file:
@@ -112,7 +116,7 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines that are not blank, each after the words that say where it is."""
+    """Yield the lines that are not blank, each after a string that says its file and line number."""
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -130,11 +134,11 @@ def _opened(path: Path) -> BinaryIO:
 def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     try:
         row = json.loads(line, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits; too deep
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits in a number; too deep
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
-    # JSON may spell a character above U+FFFF as two surrogates. Half of such a pair parses, but cannot be written.
+    # JSON may write a character above U+FFFF as two surrogates. One surrogate alone parses, but cannot be encoded.
     if b"\\ud" in line.lower() or b"\xed" in line:
         try:
             json.dumps(row, ensure_ascii=False).encode()
@@ -153,7 +157,7 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r}")
-    text = " ".join(text.split())  # as evaluation counts it; training would teach every tab and newline
+    text = " ".join(text.split())  # as evaluation splits words; otherwise training would learn tabs and newlines
     file = Path(audio)
     if file.parts[:1] == ("~",):
         file = file.expanduser()
@@ -161,7 +165,7 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which a key comes once; JSON lets the last of several equal keys win without a word."""
+    """Make a dict, and raise ValueError if a key occurs twice; by default `json` silently takes the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

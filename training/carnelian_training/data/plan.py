@@ -1,7 +1,7 @@
-"""Which clips an epoch holds, how each will be heard, and which of them make a step.
+"""The plan of an epoch: which clips it has, how each is augmented, and which clips form a step.
 
-In: clips of a manifest. Out: lists of :class:`Item`, one per step. They depend on the seed and the epoch alone, so a
-run can stop after any step and go on exactly there.
+Input: clips of a manifest. Output: lists of :class:`Item`, one per step. They depend only on the seed and the epoch, so
+a run can stop after any step and be resumed exactly there.
 """
 
 import logging
@@ -23,37 +23,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Item:
-    """One clip as it will be heard: `speed` 1.1 is ten per cent faster and higher."""
+    """One clip with its augmentation in one epoch."""
 
     clip: Clip
     speed: float = 1.0
+    """The factor of speed and pitch: 1.1 is ten per cent faster and higher."""
     seed: int = 0
-    """What else is random about this clip in this epoch is drawn from here, whatever its batch and its process."""
+    """The seed of all other random numbers of this clip in this epoch, whatever its batch and its process."""
     disturbance: Disturbance = UNDISTURBED
     line: Clip | None = None
-    """The clip of the manifest that `clip` is cut out of, if it is."""
+    """The clip of the manifest that `clip` was cut out of; None if `clip` is that clip."""
 
     @property
     def duration_s(self) -> float:
-        """Seconds after the change of speed."""
+        """The duration in seconds after the change of speed."""
         return self.clip.duration / self.speed
 
     @property
     def title(self) -> str:
-        """How the log calls it."""
+        """The name of the clip in the log."""
         return (self.line or self.clip).title
 
 
 def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Clip]:
-    """The clips that can be learnt from, by what their manifest says; the log counts by reason what is left out of it.
+    """Return the clips that can be used in training, judged by their manifest; log how many are left out, by reason.
 
-    Left out: clips outside the configured durations or too short for an output frame, characters outside the labels,
-    and transcripts that CTC cannot align even at the fastest speed. Nothing is read but the manifest; `load` sees
-    to what the files hold.
+    Left out are clips with a duration outside the limits or too short for an output frame, with characters that are not
+    labels, and with transcripts that CTC cannot align at the fastest speed. Sound files are not read here; `load`
+    checks them.
     """
     limits = Limits.of(config)
     left_out: Counter[str] = Counter()
-    unknown: dict[str, set[str]] = {}  # characters, by reason
+    unknown: dict[str, set[str]] = {}  # characters outside the labels, by reason
     kept = []
     for clip in clips:
         if duration_defect(clip, limits):
@@ -75,9 +76,9 @@ def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Cli
 
 
 def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[Item]]:
-    """Draw what augments each clip, group clips of about equal length under the budget of seconds, shuffle the groups.
+    """Draw each clip's augmentation, group clips of about equal length up to `data.batch_s`, and shuffle the groups.
 
-    The groups, one per step of the optimiser, depend on the seed and the epoch alone.
+    There is one group per step of the optimiser. The plan depends only on the clips, the seed and the epoch.
 
     Raises:
         ConfigError: A folder of noises or rooms holds no sound file.
@@ -88,7 +89,7 @@ def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[I
     items = [replace(item, disturbance=sounds.draw(config.augment, rng)) for item in items]
     if config.pretraining is not None:
         items = [crop(item, config.pretraining.crop_s, rng) for item in items]
-    # Lengths are blurred by 5 per cent, so that groups differ from epoch to epoch.
+    # Lengths vary randomly by 5 per cent for sorting, so that groups differ from epoch to epoch.
     blurred = [(item.duration_s * rng.uniform(0.95, 1.05), i) for i, item in enumerate(items)]
     batches = group([items[i] for _, i in sorted(blurred)], config.data.batch_s)
     rng.shuffle(batches)
@@ -96,7 +97,7 @@ def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[I
 
 
 def crop(item: Item, longest_s: float, rng: random.Random) -> Item:
-    """A random stretch of a clip, if it is longer than `longest_s` after the change of speed; else the clip."""
+    """Cut a random stretch of `longest_s` out of an item that is longer after the change of speed; else return it."""
     cut_s = longest_s * item.speed
     if item.clip.duration <= cut_s:
         return item
@@ -111,7 +112,7 @@ def _draw_speed(config: AugmentConfig, rng: random.Random) -> float:
 
 
 def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
-    """Cut a sequence into batches of at most `batch_s` seconds, padding included; a longer clip comes alone."""
+    """Cut a sequence into batches of at most `batch_s` seconds, padding included; a longer clip is its own batch."""
     batches: list[list[Item]] = []
     longest = 0.0
     for item in items:
@@ -126,13 +127,13 @@ def group(items: Sequence[Item], batch_s: float) -> list[list[Item]]:
 def deal(
     batch: Sequence[Item], device_batch_s: float | None, *, rank: int = 0, world_size: int = 1
 ) -> list[list[Item]]:
-    """The share of process `rank` in the clips of a step, in as few parts of at most `device_batch_s` as it takes.
+    """Return the clips of a step that process `rank` takes, in as few parts of at most `device_batch_s` as possible.
 
-    All processes get equally many parts, and together every clip once; where there are fewer clips than processes,
-    some parts are empty. A clip longer than `device_batch_s` comes alone.
+    All processes get the same number of parts, and together they get every clip once. With fewer clips than processes,
+    some parts are empty. A clip longer than `device_batch_s` is a part of its own.
     """
     longest = max(item.duration_s for item in batch)
-    most = len(batch) if device_batch_s is None else max(1, int(device_batch_s / longest))  # clips in a part
+    most = len(batch) if device_batch_s is None else max(1, int(device_batch_s / longest))  # most clips in a part
     parts = max(1, math.ceil(len(batch) / (world_size * most)))
-    # Every n-th of a sorted batch: all parts take about equally long.
+    # Each part takes every n-th clip of the batch, which is sorted by length, so all parts take about the same time.
     return [list(batch[part * world_size + rank :: parts * world_size]) for part in range(parts)]

@@ -1,4 +1,4 @@
-"""Sound files that are there whole or not at all."""
+"""Atomic writing of sound files: a file is complete or not there."""
 
 import io
 from pathlib import Path
@@ -10,13 +10,13 @@ from carnelian_training.replacement import replaced
 
 
 def write_sound(path: Path, samples: npt.ArrayLike, rate_hz: int) -> None:
-    """Write samples, [samples] float within 1, as the format of the file's ending: FLAC and WAV of 16 bits, Ogg Vorbis.
+    """Write samples, [samples] float in -1 to 1, in the format of the file's suffix (16-bit FLAC or WAV, Ogg Vorbis).
 
     Raises:
-        WriteError: It could not be written; a file that was there is as it was.
+        WriteError: The file could not be written; an existing file is unchanged.
     """
-    # By way of memory: where a disk has no room, libsndfile writes less and says nothing.
+    # Encoded in memory first, because libsndfile writes less without an error when the disk is full.
     sound = io.BytesIO()
     soundfile.write(sound, samples, rate_hz, format=path.suffix.removeprefix("."))
     with replaced(path) as partial:
-        partial.write_bytes(sound.getvalue())  # of a view in an error's traceback Python 3.12.1 crashes
+        partial.write_bytes(sound.getvalue())  # Python 3.12.1 crashes on `getbuffer`'s view in an error's traceback

@@ -1,6 +1,6 @@
-"""Masks of wav2vec 2.0: spans of frames, hidden behind one learnt vector, and spans of channels, which are zeroed.
+"""Masks of wav2vec 2.0: spans of frames, replaced by one learnt vector, and spans of channels, which are zeroed.
 
-What is drawn for a clip comes from its own seed: it is the same in every batch and in every process.
+Random numbers for a clip come from its own seed, so they are the same in every batch and every process.
 """
 
 import zlib
@@ -17,17 +17,19 @@ from carnelian_training.checks import check_at_least_one, check_not_negative, ch
 
 @dataclass(frozen=True, kw_only=True)
 class SpanMaskConfig:
-    """Masks between the extractor and the transformer. Spans may overlap."""
+    """The masks of frames and channels between the extractor and the transformer. Spans may overlap."""
 
     time_probability: float = 0.0
-    """That a frame begins a span, times `time_length`: the share of hidden frames if no spans overlapped."""
+    """The probability that a frame begins a span, times `time_length`: the share of hidden frames without overlap."""
     time_length: int = 10
-    """Frames of a span."""
+    """The number of frames in a span."""
     time_least: int = 2
-    """Spans in a clip, however short, if there are any."""
+    """The least number of spans in a clip, however short, if `time_probability` is above 0."""
     channel_probability: float = 0.0
-    """Likewise of channels."""
+    """The probability that a channel begins a span, times `channel_length`: the share of zeroed channels without
+    overlap."""
     channel_length: int = 64
+    """The number of channels in a span."""
 
     def __post_init__(self) -> None:
         check_probability(self, "time_probability", "channel_probability")
@@ -36,12 +38,12 @@ class SpanMaskConfig:
 
 
 def time_mask(lengths: Sequence[int], frames: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Tensor | None:
-    """Which frames to hide: [batch, frames] bool; None if there is nothing to hide.
+    """Draw the frames to hide: [batch, frames] bool; None if `time_probability` is 0.
 
     Args:
         lengths: frames of each clip.
-        frames: of the batch.
-        config: how much.
+        frames: frames of the batch, padding included.
+        config: share and length of spans.
         seeds: one per clip.
     """
     if not config.time_probability:
@@ -54,7 +56,7 @@ def time_mask(lengths: Sequence[int], frames: int, config: SpanMaskConfig, seeds
 
 
 def channel_mask(width: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Tensor | None:
-    """Which channels to zero: [batch, width] bool; None if there are none."""
+    """Draw the channels to zero: [batch, width] bool; None if `channel_probability` is 0."""
     if not config.channel_probability:
         return None
     rows = torch.zeros(len(seeds), width, dtype=torch.bool)
@@ -66,7 +68,7 @@ def channel_mask(width: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Te
 
 
 def _spans(size: int, probability: float, span: int, least: int, seed: int, purpose: str) -> npt.NDArray[np.int64]:
-    """The positions, below `size`, of as many spans as it takes; on average their number is exact."""
+    """Draw the positions, below `size`, that spans cover; the number of spans is right on average."""
     rng = np.random.default_rng([seed, zlib.crc32(f"{purpose} spans".encode())])
     span = min(span, size)
     places = size - span + 1 if size else 0

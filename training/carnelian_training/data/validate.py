@@ -1,7 +1,8 @@
-"""Look at every clip of a manifest before a training run does: what cannot be learnt from, and why.
+"""Check every clip of a manifest before a training run: which clips cannot be used, and why.
 
-In: manifests, or a configuration that names some. Out: a :class:`ManifestReport` for each and, on request, a cleaned
-manifest. The checks are those of training (:mod:`carnelian_training.data.defects`), and one of the sampling rate.
+Input: manifests, or configurations that name some. Output: a :class:`ManifestReport` for each manifest and, on request,
+a cleaned manifest. The checks are those of training (:mod:`carnelian_training.data.defects`), and one of the sampling
+rate.
 """
 
 import math
@@ -45,25 +46,25 @@ SECONDS_AT_ONCE = 300.0
 
 @dataclass(frozen=True)
 class ManifestCheck:
-    """A manifest to look at, and what it is for."""
+    """A manifest to check, with the limits of its clips and its purpose."""
 
     manifest: Path
     limits: Limits
     for_training: bool = True
-    """For evaluation, any length will do."""
+    """Whether the clips are for training; for evaluation, durations and alignments are not checked."""
 
 
 @dataclass(frozen=True)
 class ManifestReport:
-    """What was found in one manifest."""
+    """The result of checking one manifest."""
 
     manifest: Path
     clean: list[Clip] = field(default_factory=list)
     """The clips without a defect."""
     defects: list[tuple[str, str]] = field(default_factory=list)
-    """Which clip or line, and what is wrong with it."""
+    """The clip or line of each defect, and the message that says what is wrong."""
     kinds: Counter[str] = field(default_factory=Counter)
-    """How many clips have which kind of defect."""
+    """The number of clips with each kind of defect."""
 
     def write_clean(self) -> Path:
         """Write the clean clips beside the manifest, as `<name>.clean.jsonl`."""
@@ -73,7 +74,7 @@ class ManifestReport:
 
 
 def list_checks(paths: Sequence[Path]) -> list[ManifestCheck]:
-    """The manifests to check: those that are named, by the default limits, and those of YAML files, by the files' own.
+    """List the manifests to check: named ones with the default limits, and those of YAML files with the files' limits.
 
     Raises:
         ConfigError: A YAML file is wrong.
@@ -97,13 +98,13 @@ def list_checks(paths: Sequence[Path]) -> list[ManifestCheck]:
 def validate(
     check: ManifestCheck, *, min_rate_hz: int = SAMPLE_RATE_HZ, num_threads: int | None = None
 ) -> ManifestReport:
-    """Decode every clip of a manifest and collect what is wrong.
+    """Decode every clip of a manifest and collect its defects.
 
     Args:
-        check: the manifest, and what it is for.
-        min_rate_hz: files below are reported. They can be decoded, but half of the mel bands of an 8 kHz recording,
-            for example, hold nothing.
-        num_threads: that decode; as many as this process has cores by default.
+        check: the manifest, its limits and its purpose.
+        min_rate_hz: files with a lower sampling rate are reported. They can be decoded, but the upper mel bands of an
+            8 kHz recording, for example, are empty.
+        num_threads: number of decoding threads; by default, the number of cores of this process.
     """
     clips, mistakes = read_manifest_leniently(check.manifest)
     report = ManifestReport(check.manifest, defects=[(line, "") for line in mistakes])
@@ -121,13 +122,13 @@ def validate(
 
 
 def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int) -> None:
-    """Decode every clip of a manifest, so that a bad one ends a run before it begins and not at its first evaluation.
+    """Decode every clip of a manifest, so that a bad clip ends a run before it begins, not at its first evaluation.
 
-    References that hold other characters than `labels` are warned of.
+    References with characters that are not in `labels` give a warning.
 
     Raises:
-        ValueError: The file is not a manifest, or holds no word to compare with.
-        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+        ValueError: The file is not a manifest, or its transcripts have no words.
+        RuntimeError: Evaluation would refuse some clips; the message names each with the reason.
     """
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, labels)
@@ -135,10 +136,10 @@ def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int
 
 
 def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None:
-    """Decode the clips of a manifest.
+    """Decode the clips of a manifest and check that evaluation would accept them.
 
     Raises:
-        RuntimeError: Clips that evaluation would refuse; each is named, with why.
+        RuntimeError: Evaluation would refuse some clips; the message names each with the reason.
     """
     bad = [
         f"{clip.title}: {found[kind]}"
@@ -151,7 +152,7 @@ def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None
 
 
 def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
-    """What the manifest's line alone shows, by kind."""
+    """Return the defects that the manifest's line shows without its sound, by kind."""
     limits = check.limits
     found = {"text": text_defect(clip, limits)}
     if check.for_training:
@@ -163,7 +164,7 @@ def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
 def _listen(
     clips: Sequence[Clip], manifest: Path, min_rate_hz: int, num_threads: int
 ) -> Iterator[tuple[Clip, dict[str, str]]]:
-    """Decode the clips of a manifest, in its order, and name the defects of their sound, by kind."""
+    """Decode the clips of a manifest and yield each, in order, with the defects of its sound by kind."""
     failed: dict[Clip, str] = {}
     batches = group([Item(clip) for clip in clips], SECONDS_AT_ONCE)
 
