@@ -1,7 +1,8 @@
-"""What a recogniser's times and confidences mean: corrections that were measured on clips whose words are known.
+"""Corrections of a recogniser's times and confidences, measured on clips whose words are known.
 
-A CTC network writes a character when it is sure of it, which is after it began; how late differs from network to
-network. The least certain character of a word ranks words well, but is no probability that the word is right.
+A CTC network writes a character when it is sure of it, which is after the character began; the delay differs between
+networks. The probability of a word's least certain character ranks words well, but is not the probability that the word
+is right.
 """
 
 import json
@@ -21,26 +22,26 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 CERTAIN = 1e-3
-"""Confidences are kept so far from 0 and 1."""
+"""The distance that confidences keep from 0 and 1, so that log-odds stay finite."""
 MAX_DELAY_S = 10.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Corrections of one recogniser; without any, times are those of the network's frames."""
+    """The corrections of one recogniser. The defaults correct nothing."""
 
     start_late_s: float = 0.0
-    """How long after a word has begun its first character is written."""
+    """The delay in seconds between the start of a word and the first frame of its first character."""
     end_late_s: float = 0.0
-    """How long after a word has ended the frames of its last character end."""
+    """The delay in seconds between the end of a word and the end of its last character's frames."""
     confidence: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Decoder -> scale and offset of the log-odds of a word's confidence."""
+    """For each decoder, scale and offset of the log-odds of a word's confidence."""
 
     def check(self) -> None:
-        """See that it corrects what a recogniser may do.
+        """Check that the corrections are plausible.
 
         Raises:
-            ValueError: It does not.
+            ValueError: A delay is above `MAX_DELAY_S`, or a scale is not positive.
         """
         for delay_s in (self.start_late_s, self.end_late_s):
             if abs(delay_s) > MAX_DELAY_S:
@@ -54,10 +55,10 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read a file of :meth:`to_json`.
+        """Read a file of `carnelian-perf words`, with the content of :meth:`to_json`.
 
         Raises:
-            ValueError: It cannot be read, or is another file.
+            ValueError: The file cannot be read, or is not such a file.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -74,22 +75,26 @@ class Calibration:
         return found
 
     def to_json(self) -> str:
-        """What :meth:`read` reads."""
+        """Return the corrections as JSON, which :meth:`read` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def correct_times(self, starts: Times, ends: Times, shortest: int, is_first: Flags) -> tuple[Times, Times]:
-        """Move words to where they are said; they stay in order, apart, and long enough.
+        """Correct the times of words; they stay in order, do not overlap, and keep a least length.
 
         Args:
-            starts: [words] milliseconds, of one clip or several, in order.
-            ends: [words] milliseconds.
-            shortest: milliseconds that a word lasts at least.
-            is_first: [words] whether a clip begins with it.
+            starts: [words] starts in milliseconds, of one clip or several, in order.
+            ends: [words] ends in milliseconds.
+            shortest: the least length of a word in milliseconds.
+            is_first: [words] whether the word is the first of a clip.
+
+        Returns:
+            Corrected starts and ends, [words] int64 milliseconds each.
         """
         starts = np.maximum(starts - round(1e3 * self.start_late_s), 0)
         ends = np.maximum(ends - round(1e3 * self.end_late_s), starts + shortest)
-        # Ends of one clip must lie `shortest` apart. Less i * `shortest`, the i-th end must not fall: a running
-        # maximum. `levels` lifts each clip above the one before, so that the maximum begins anew.
+        # Ends of one clip must lie at least `shortest` apart: after subtracting i * `shortest` from the i-th end, they
+        # must not decrease, which a running maximum ensures. `levels` raises each clip above the one before, so that
+        # the maximum starts again with each clip.
         numbers = np.arange(len(starts)) * shortest
         levels = is_first.cumsum() << 32
         ends = np.maximum.accumulate(ends - numbers + levels) - levels + numbers
@@ -99,7 +104,7 @@ class Calibration:
         return np.maximum(starts, before), ends
 
     def likelihoods(self, confidences: Floats, decoder: str) -> Floats:
-        """The probabilities that words of these confidences are right."""
+        """Return the probability that each word is right, [words]; `confidences` if `decoder` is not calibrated."""
         if decoder not in self.confidence:
             return confidences
         scale, offset = self.confidence[decoder]
@@ -107,6 +112,6 @@ class Calibration:
 
 
 def log_odds(confidences: Floats) -> Floats:
-    """The log-odds of confidences; `carnelian-perf words` fits scales and offsets to the same."""
+    """Return the log-odds of confidences; `carnelian-perf words` fits scales and offsets to these."""
     bounded = np.clip(confidences, CERTAIN, 1 - CERTAIN)
     return np.log(bounded / (1 - bounded))

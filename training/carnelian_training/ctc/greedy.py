@@ -1,4 +1,4 @@
-"""Greedy CTC decoding, of all clips of a batch at once. Needs numpy alone."""
+"""Greedy CTC decoding of all clips of a batch at once. Needs only numpy."""
 
 from collections.abc import Sequence
 
@@ -9,24 +9,27 @@ from .calibration import Calibration
 from .hypothesis import Hypothesis, geometric_mean, make_words, mean_confidence
 
 LOG_HALF = -0.69
-"""Just above ln 0.5: a blank with more than that is the likeliest label of its frame, and need not be compared."""
+"""A threshold just above ln 0.5: a blank above it is the most probable label of its frame without any comparison."""
 
 
 def greedy(
     clips: Sequence[npt.NDArray[np.float32]], labels: Sequence[str], frame_s: float, calibration: Calibration
 ) -> list[Hypothesis]:
-    """Take the likeliest label of each frame, collapse repeats, drop blanks.
+    """Take the most probable label of each frame, merge repeats, and drop blanks.
 
     Args:
-        clips: [frames, len(labels) + 1] float32 each, log-probabilities; the last label is the blank.
+        clips: log-probabilities of each clip, [frames, len(labels) + 1] float32; the last label is the blank.
         labels: one character each; a space separates words.
         frame_s: seconds per frame.
-        calibration: of times and confidences.
+        calibration: corrections of times and confidences.
+
+    Returns:
+        One hypothesis per clip.
     """
     if not clips:
         return []
     blank = len(labels)
-    # Frames of all clips lie in one list, in order. Most are blanks beyond doubt; the others are looked at.
+    # The frames of all clips form one list, in order. Most are clearly blanks; only the others are compared.
     unsure = [(clip[:, blank] < LOG_HALF).nonzero()[0] for clip in clips]
     scores = np.concatenate([clip.take(frames, axis=0) for clip, frames in zip(clips, unsure, strict=True)])
     frames = np.concatenate(unsure)
@@ -35,7 +38,7 @@ def greedy(
     likely = (best != blank).nonzero()[0]
     best, frames, places, scores = best[likely], frames[likely], places[likely], scores[likely, best[likely]]
 
-    # A run is a stretch of equal labels in frames that follow one another.
+    # A run is a series of equal labels in consecutive frames of one clip.
     is_first = np.ones(len(best), np.bool_)
     is_first[1:] = (best[1:] != best[:-1]) | (frames[1:] != frames[:-1] + 1) | (places[1:] != places[:-1])
     is_last = np.ones(len(best), np.bool_)

@@ -1,6 +1,6 @@
-"""A word n-gram language model: ARPA (also .gz) or KenLM binary, read and asked through KenLM.
+"""A word n-gram language model: an ARPA file (also .gz) or KenLM binary, read and queried through KenLM.
 
-KenLM answers; what is kept here is its vocabulary as a prefix tree, and the answers that were given.
+This module keeps the model's vocabulary as a prefix tree, and a cache of KenLM's answers.
 """
 
 import gzip
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 LN_10 = math.log(10)
 NEVER = -99.0
-"""Decimal logarithm that SRILM writes for 0; KenLM puts -100 in place of an <unk> that a file does not have."""
+"""The decimal logarithm that SRILM writes for 0; KenLM gives -100 to <unk> if a file does not have it."""
 MAX_ANSWERS = 1_000_000
-"""Kept at a time, with the contexts they belong to; about 200 MB."""
+"""The most cached answers of KenLM, with their contexts; about 200 MB."""
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
 
 
@@ -36,24 +36,26 @@ class LanguageModelError(ValueError):
 
 
 class LanguageModel:
-    """Costs of words after words, as natural log-probabilities, for words spelled in the recogniser's labels.
+    """Natural log-probabilities of words given the words before, for words spelled in the recogniser's labels.
 
     Attributes:
-        tree: [states, labels] int32; the vocabulary, see :func:`build_tree`. The last state is the beginning of no
-            word.
-        word: [states] int32; the word that ends in a state, or -1.
-        best: [states] float64; log-probability of the likeliest unigram that begins so.
+        tree: [states, labels] int32; the vocabulary as a prefix tree, see :func:`build_tree`. The last state stands
+            for letters that begin no word.
+        word: [states] int32; the number of the word that ends in a state, or -1.
+        best: [states] float64; log-probability of the most probable unigram that begins with the state's letters.
     """
 
     def __init__(self, path: Path, labels: Sequence[str]) -> None:
         """Load a model.
 
         Args:
-            path: ARPA, plain or .gz, or KenLM binary. One in capitals serves labels in small letters, and the reverse.
+            path: an ARPA file, plain or .gz, or a KenLM binary. A model in upper case also fits labels in lower case,
+                and the reverse.
             labels: one character each.
 
         Raises:
-            LanguageModelError: It is none, has words that the labels cannot spell, or there is no label between words.
+            LanguageModelError: The file is not a language model or has words that the labels cannot spell, or no label
+                is the space.
         """
         if " " not in labels:
             raise LanguageModelError(
@@ -78,7 +80,7 @@ class LanguageModel:
         unknown = self._model.BaseScore(nowhere, "<unk>", after)
         self._unknown_offset = 0.0  # natural logarithm
         if unknown <= NEVER:
-            # Else no hot word that the model does not know could be heard, whatever its boost.
+            # With a probability of about 0, no boost could make up for a hot word that the model does not know.
             least = min((score for score in scores if score > NEVER), default=unknown)
             self._unknown_offset = (least - unknown) * LN_10
             logger.warning("%s has no <unk>: unknown words get the probability of its least likely one", path)
@@ -93,13 +95,13 @@ class LanguageModel:
         self._answers: dict[tuple[int, int], tuple[float, int]] = {}
 
     def start(self) -> int:
-        """The context at the start of a sentence; contexts of earlier sentences end here."""
+        """Return the context at the start of a sentence; contexts of earlier sentences become invalid."""
         if len(self._answers) > MAX_ANSWERS:
             self._forget()
         return 0
 
     def score(self, context: int, word: int) -> tuple[float, int]:
-        """Natural log-probability of a word, -1 being an unknown one, and the context after it."""
+        """Return the natural log-probability of a word (-1: unknown) in a context, and the context after it."""
         answer = self._answers.get((context, word))
         if answer is None:
             after = kenlm.State()
@@ -112,37 +114,37 @@ class LanguageModel:
         return answer
 
     def rate(self, text: str) -> tuple[float, int]:
-        """Natural log-probability of a whole text, its end included, and how many of its words are unknown."""
+        """Return the natural log-probability of a whole text, its end included, and its number of unknown words."""
         scores = list(self._model.full_scores(self._from_labels(text)))
         unknown = sum(is_unknown for _, _, is_unknown in scores)
         return sum(log_prob for log_prob, _, _ in scores) * LN_10 + unknown * self._unknown_offset, unknown
 
     def end(self, context: int) -> float:
-        """Natural log-probability of the sentence's end."""
+        """Return the natural log-probability of the sentence's end in a context."""
         return float(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
 
 
 def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
-    """KenLM's own model, and its words without marks such as <s>.
+    """Read a language model with KenLM; return it and its words, without marks such as <s>.
 
     Args:
-        path: ARPA, plain or .gz, or KenLM binary.
+        path: an ARPA file, plain or .gz, or a KenLM binary.
 
     Raises:
-        LanguageModelError: It is none, or a binary that was built without its words.
+        LanguageModelError: The file is not a language model, or is a binary that was built without its words.
     """
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
     try:
         with _unpacked(path) as plain:
-            model = kenlm.Model(os.fsencode(plain), config)  # it encodes text as UTF-8, whatever the locale
+            model = kenlm.Model(os.fsencode(plain), config)  # KenLM encodes text as UTF-8, whatever the locale
             return model, [word for word in read_vocabulary(plain) if word not in _MARKS]
     except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
         raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
 
 
 def match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """What spells a word of the model in the labels, and a text in the labels as the model does."""
+    """Return two functions: one spells the model's words in the labels' case, the other a text in the model's case."""
     lower, upper = choose_cases(labels)
     if not any(map(str.isupper, labels)) and all(upper(word) == upper(lower(word)) == word for word in words):
         return lower, upper
@@ -153,7 +155,7 @@ def match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[s
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """The file, or what a .gz holds: KenLM's wheels cannot read those."""
+    """Give the path of the file, or of an unpacked copy if it is a .gz, which KenLM's wheels cannot read."""
     with path.open("rb") as packed:
         if packed.read(2) != b"\x1f\x8b":
             yield path
@@ -165,7 +167,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 
 def read_vocabulary(path: Path) -> Iterator[str]:
-    """The words of an ARPA file or a KenLM binary, marks such as <s> included.
+    """Yield the words of an ARPA file or a KenLM binary, marks such as <s> included.
 
     Raises:
         LanguageModelError: A KenLM binary was built without its words.
@@ -184,7 +186,7 @@ def read_vocabulary(path: Path) -> Iterator[str]:
                 if line.strip():
                     yield line.split("\t")[1].strip()
         return
-    # KenLM's binary ends with the words, zero-terminated, <unk> being the first.
+    # A KenLM binary ends with the words, each zero-terminated; <unk> is the first.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         begin = content.rfind(b"<unk>\0")
         if begin < 0:

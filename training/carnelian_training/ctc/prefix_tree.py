@@ -9,10 +9,10 @@ Table = npt.NDArray[np.int32]
 
 
 def encode(words: Sequence[str], labels: Sequence[str]) -> Table:
-    """Words as label numbers: [words, longest] int32, -1 after each word's end.
+    """Encode words as label numbers: [words, longest] int32, with -1 after each word's end.
 
     Raises:
-        ValueError: A word holds a character that is no label; the message names the characters.
+        ValueError: A word has a character that is not a label; the message names the characters.
     """
     numbers = {label: i for i, label in enumerate(labels)}
     foreign: dict[str, str] = {}
@@ -23,26 +23,27 @@ def encode(words: Sequence[str], labels: Sequence[str]) -> Table:
         except KeyError:
             foreign |= {character: word for character in word if character not in numbers and character not in foreign}
     if foreign:
-        # Cut, for a server sends short messages alone.
+        # Shortened, because a server sends only short messages.
         found = ", ".join(f"{character!r} in {word.strip()!r:.32}" for character, word in sorted(foreign.items())[:20])
         raise ValueError(f"words must be of the model's labels, {''.join(labels)!r:.200}, but hold {found}")
     return codes
 
 
 def build_tree(codes: Table, num_labels: int) -> tuple[Table, Table, Table]:
-    """Share the prefixes of words.
+    """Build the prefix tree of words as a table.
+
+    States are prefixes, in order of their length; state 0 is the empty prefix.
 
     Args:
-        codes: [words, longest] int32, as of :func:`encode`.
-        num_labels: how many labels there are.
+        codes: [words, longest] int32, from :func:`encode`.
+        num_labels: the number of labels.
 
     Returns:
-        [states + 1, num_labels] int32, the state after each label or -1, state 0 being the empty prefix, in order of
-        depth, and the last row that of no prefix, which -1 finds as an index; [states] int32, the state before each,
-        0 of the first; and [words] int32, the state of each word.
+        [states + 1, num_labels] int32, the state after each label, or -1; the last row, all -1, is what the index -1
+        finds. [states] int32, the parent of each state, 0 for state 0. [words] int32, the state of each word.
     """
     ends = np.zeros(len(codes), np.int32)
-    levels, num_states = [np.zeros(0, np.int64)], 1  # where in the table the states of each length stand
+    levels, num_states = [np.zeros(0, np.int64)], 1  # the cells of the flat table that lead to each length's states
     for column in codes.T:
         rows = np.flatnonzero(column >= 0)
         if not rows.size:
@@ -52,7 +53,7 @@ def build_tree(codes: Table, num_labels: int) -> tuple[Table, Table, Table]:
         levels.append(places)
         num_states += len(places)
     places = np.concatenate(levels)
-    tree = np.full((num_states + 1, num_labels), -1, np.int32)  # made once: it is large where there are many labels
+    tree = np.full((num_states + 1, num_labels), -1, np.int32)  # allocated only once: it is large with many labels
     tree.ravel()[places] = np.arange(1, num_states)
     parents = np.zeros(num_states, np.int32)
     parents[1:] = places // num_labels

@@ -1,8 +1,9 @@
-"""Rescoring: a neural language model rates whole readings, and the best of them all is taken.
+"""Rescoring: a neural language model scores whole readings, which are then ordered again.
 
-The model is one ONNX file. It takes TOKENS [rows, time] and TOKEN_LENGTH [rows], both int64, and gives LOG_PROB [rows]
-float32: the natural log-probability of each row as a sentence, its end included. Its metadata hold `format`, `name`,
-`tokenizer` (a sentencepiece model, base64) and `case` (lower or upper), so that nothing else has to come with it.
+The model is one ONNX file. Its inputs are TOKENS [rows, time] and TOKEN_LENGTH [rows], both int64; its output is
+LOG_PROB [rows] float32, the natural log-probability of each row as a sentence, its end included. Its metadata contain
+`format`, `name`, `tokenizer` (a sentencepiece model, base64) and `case` (lower or upper), so that no other file is
+needed.
 """
 
 import base64
@@ -21,7 +22,7 @@ from .options import Options
 
 FORMAT = "carnelian-language-model-1"
 MAX_TOKENS = 8192
-"""In one run, padding included: what the model keeps of each must fit into memory."""
+"""The most tokens in one run, padding included, because the model's activations must fit into memory."""
 _CASES = {"lower": str.lower, "upper": str.upper}
 _BLANK = "▁"  # sentencepiece's space
 
@@ -31,21 +32,21 @@ class NeuralLanguageModelError(ValueError):
 
 
 class NeuralLanguageModel:
-    """Log-probabilities of sentences in the recogniser's labels.
+    """A neural language model that scores sentences spelled in the recogniser's labels.
 
     Attributes:
-        name: as its metadata have it.
+        name: the name in the model's metadata, or the file's name without suffix.
     """
 
     def __init__(self, path: Path, labels: Sequence[str]) -> None:
-        """Load a model; it runs on one thread, as the search does, so that instances of the server share cores.
+        """Load a model. Like the search, it runs on one thread, because instances of the server share the cores.
 
         Args:
-            path: ONNX, as described above.
+            path: an ONNX file as the module describes.
             labels: one character each.
 
         Raises:
-            NeuralLanguageModelError: It is no such model, or its alphabet is not the labels'.
+            NeuralLanguageModelError: The file is not such a model, or its alphabet differs from the labels.
         """
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = settings.inter_op_num_threads = 1
@@ -55,7 +56,7 @@ class NeuralLanguageModel:
             )
         except OSError:
             raise
-        except Exception as error:  # ONNX Runtime's own have no other base
+        except Exception as error:  # the base of ONNX Runtime's own exceptions
             raise NeuralLanguageModelError(f"{path} must be an ONNX file that ONNX Runtime loads: {error}") from error
         metadata = self._session.get_modelmeta().custom_metadata_map
         _check_format(metadata, path)
@@ -67,7 +68,7 @@ class NeuralLanguageModel:
             raise NeuralLanguageModelError(f"{path} must give finite log-probabilities, but gives {self.score([''])}")
 
     def score(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Natural log-probabilities of sentences, [texts]."""
+        """Return the natural log-probabilities of sentences, [texts] float32."""
         tokens = self._tokenizer.encode([self._change_case(text) for text in texts])
         lengths = np.array([len(row) for row in tokens], np.int64)
         log_probs = np.zeros(len(texts), np.float32)
@@ -79,11 +80,11 @@ class NeuralLanguageModel:
         return log_probs
 
     def rescore(self, readings: Sequence[Alternative], options: Options) -> list[Alternative]:
-        """Weigh the model in.
+        """Add the model's weighted scores to the readings of one clip.
 
         Args:
-            readings: those of one clip. Clips are not scored together: the readings of each are many, and about equally
-                long already; in each other's company they would differ in the last digits.
+            readings: the readings of one clip. Clips are not scored together: each has many readings of about equal
+                length already, and in a larger batch the last digits of scores would change.
             options: the weights.
 
         Returns:
@@ -98,7 +99,7 @@ class NeuralLanguageModel:
 
 
 def _split(lengths: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.intp]]:
-    """Rows that run together: of about equal lengths, and at most `MAX_TOKENS` unless one alone has more."""
+    """Yield groups of rows to run together, of about equal length and at most `MAX_TOKENS`, or a single longer row."""
     order = np.argsort(lengths, kind="stable")
     first = 0
     for place in range(1, len(order) + 1):
@@ -131,7 +132,7 @@ def _load_tokenizer(encoded: str, path: Path) -> Any:
 
 
 def _check_alphabet(tokenizer: Any, labels: Sequence[str], path: Path) -> None:
-    """What the recogniser writes, the model must know, and the other way round.
+    """Check that the model and the recogniser have the same alphabet.
 
     Raises:
         NeuralLanguageModelError: The alphabets differ; the message names the characters.

@@ -1,8 +1,8 @@
-"""CTC decoding: log-probabilities to text, words with times and confidence, and other readings.
+"""CTC decoding: from log-probabilities to text, words with times and confidence, and alternative readings.
 
-`carnelian-export` copies this folder, as it is, into ``<model>_ctc``: offline evaluation and the server decode with the
-same code. It needs numpy alone; KenLM where there is an n-gram language model, ONNX Runtime and sentencepiece
-where there is a neural one.
+`carnelian-export` copies this folder unchanged into ``<model>_ctc``, so offline evaluation and the server decode with
+the same code. It needs only numpy; an n-gram language model also needs KenLM, and a neural one ONNX Runtime and
+sentencepiece.
 """
 
 from .calibration import Calibration

@@ -1,4 +1,4 @@
-"""Forced alignment: where in the clip the characters of a text are, and what the recogniser thinks of them there."""
+"""Forced alignment: find where in a clip each character of a text is, and how probable it is there."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,37 +11,39 @@ from .hypothesis import Alternative, Hypothesis, geometric_mean, make_words, mea
 
 Frames = npt.NDArray[np.int64]
 MARGIN = 200.0
-"""How far below the best state others are followed: some forty characters that the recogniser does not believe in. So
-what a long clip takes grows with its length, not with the square of it."""
+"""The natural-log distance below the best state up to which states are followed: about forty characters that the
+recogniser considers very improbable. With it, time and memory grow with a clip's length, not with its square."""
 
 LOOK_EVERY = 16
-"""Frames between two looks at which states are followed."""
+"""The number of frames after which the states to follow are chosen again."""
 
 
 def least_frames(text: str) -> int:
-    """Frames that CTC needs for a text: one for each character, and one for the blank between equal ones."""
+    """Return the least number of frames that CTC needs for a text: one per character, and one between equal ones."""
     return len(text) + sum(first == second for first, second in pairwise(text))
 
 
 def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], space: int) -> tuple[Frames, Frames]:
-    """Find the likeliest alignment of a text, by Viterbi's algorithm, within :data:`MARGIN` as long as it ends there.
+    """Find the most probable alignment of a text with the Viterbi algorithm.
+
+    The search is limited to :data:`MARGIN`; if no alignment lies within it, it is repeated without the limit.
 
     Args:
         log_probs: [frames, labels + 1] float32; the last label is the blank.
         labels: [characters] int64, at least one; there must be frames enough for them.
-        space: the label that may come before and after the text, and repeatedly within it, and changes nothing there.
+        space: the label of the space; extra spaces before and after the text and beside its spaces are allowed.
 
     Returns:
-        First frame of each character and the frame after its last, [characters] int64.
+        The first frame of each character, and the frame after its last one, [characters] int64 each.
     """
     blank = log_probs.shape[1] - 1
     states = np.full(2 * len(labels) + 1, blank)  # a blank before, between and after the characters
     states[1::2] = labels
     beside = np.concatenate(([True], labels == space)) | np.concatenate((labels == space, [True]))
-    states[::2][beside] = blank + 1  # blanks that may be spaces as well
+    states[::2][beside] = blank + 1  # these may be a blank or a space
     either = np.maximum(log_probs[:, [blank]], log_probs[:, [space]])
     emitted = np.concatenate((log_probs, either), axis=1).astype(np.float64)
-    # A blank may be left out between different characters.
+    # The blank between different characters may be skipped.
     skips = np.full(len(states), -np.inf)
     skips[3::2] = np.where(labels[1:] != labels[:-1], 0.0, -np.inf)
     path = _viterbi(emitted, states, skips, MARGIN)
@@ -55,18 +57,18 @@ def align(log_probs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], spa
 def _viterbi(
     emitted: npt.NDArray[np.float64], states: Frames, skips: npt.NDArray[np.float64], margin: float
 ) -> Frames | None:
-    """Find the likeliest path through all states; None if the margin is finite and its end lies beyond.
+    """Find the most probable path through the states to the last two; None if a finite `margin` excludes them.
 
     Args:
         emitted: [frames, symbols] log-probabilities.
-        states: [states] the symbol of each.
-        skips: [states] what coming from two before adds.
-        margin: how far below a frame's best state others are followed.
+        states: [states] the symbol of each state.
+        skips: [states] the log-probability of coming from two states before; -inf: not allowed.
+        margin: distance below a frame's best state up to which states are followed.
 
     Returns:
-        [frames] the state in each, never falling.
+        [frames] the state in each frame, never decreasing.
     """
-    scores = np.full((3, len(states)), -np.inf)  # having stayed, come from the state before, or from two before
+    scores = np.full((3, len(states)), -np.inf)  # by the last move: stay, from one state before, from two before
     scores[0, :2] = emitted[0, states[:2]]
     low, high = 0, 2
     steps = [(0, np.zeros(2, np.int8))]
@@ -100,15 +102,15 @@ def time_words(
     calibration: Calibration,
     decoder: str,
 ) -> Hypothesis:
-    """Time the words of the best reading, and rate how sure the recogniser is of them.
+    """Make a hypothesis of the readings, with times and confidences of the words of the best one.
 
     Args:
         log_probs: [frames, len(labels) + 1] float32; the last label is the blank.
-        readings: the best first, at least one.
+        readings: at least one, the best first.
         labels: one character each.
         frame_s: seconds per frame.
-        calibration: of times and confidences.
-        decoder: what gave the readings.
+        calibration: corrections of times and confidences.
+        decoder: the decoder that gave the readings.
     """
     text = readings[0].text
     if not text:

@@ -1,7 +1,7 @@
-"""Beam search over one clip, vectorised over the beam: without a language model, or with one, and with hot words.
+"""Beam search over one clip, vectorised over the beam, with optional n-gram language model and hot words.
 
-Where more prefixes compete than the beam holds, those that nothing can tell apart from now on are recombined: the best
-of them goes on, and stands for the others. Where more than the best reading is wanted, these are remembered for it.
+If there are more prefixes than the beam holds, prefixes with equal futures are recombined: the best of them continues
+in place of the others. If more than one reading is wanted, the others are remembered.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from .prefixes import ROOT, Floats, Integers, Prefixes, Scoring
 from .recombination import Recombinations, find_equal_futures
 
 if TYPE_CHECKING:
-    from .language_model import LanguageModel  # needs KenLM, which is only there where it is used
+    from .language_model import LanguageModel  # needs KenLM, which need not be installed
 
 PATHS = 2
-"""Looked at for each reading that is wanted, as some spell the same text."""
+"""The number of paths to look at per wanted reading, because several may spell the same text."""
 
 
 def beam_search(
@@ -31,17 +31,17 @@ def beam_search(
     hotwords: Hotwords,
     language_model: "LanguageModel | None",
 ) -> list[Alternative]:
-    """Find the likeliest texts, the alignments of each summed up.
+    """Find the most probable texts; the probability of a text is the sum over its alignments.
 
     Args:
         log_probs: [frames, len(labels) + 1] float32; the last label is the blank.
         labels: one character each, one of them the space.
         options: widths and weights.
         hotwords: the automaton of `options.hotwords`.
-        language_model: None for none.
+        language_model: the word n-grams, or None.
 
     Returns:
-        At most `options.depth`, the best first; at least one.
+        At least one reading and at most `options.depth`, the best first.
     """
     scoring = Scoring(options, hotwords, language_model, space=list(labels).index(" "))
     prefixes = Prefixes(scoring, capacity=2 + options.beam_width * len(log_probs))
@@ -57,13 +57,13 @@ def beam_search(
     scores = np.stack((beam.total, *prefixes.finish(beam.nodes)), axis=1)
     for node, (acoustic, language, boost) in zip(beam.nodes.tolist(), scores.tolist(), strict=True):
         text = _spell(labels, prefixes.labels_of(node))
-        if text in readings:  # once with, once without a space at its end
+        if text in readings:  # one prefix ends in a space, the other does not
             acoustic = float(np.logaddexp(acoustic, readings[text].acoustic))
         readings[text] = Alternative(text, acoustic + language + boost, acoustic, language, boost)
     if options.depth > 1:
         for path, parts in beam.recombinations.best_paths(beam.nodes, scores, PATHS * options.depth):
             text = _spell(labels, path)
-            if least_frames(text) <= len(log_probs):  # what was put together may be more than there is time for
+            if least_frames(text) <= len(log_probs):  # an exchanged part may make a path too long for the clip
                 readings.setdefault(text, Alternative(text, sum(parts), *parts))
     return sorted(readings.values(), key=lambda reading: -reading.score)[: options.depth]
 
@@ -73,13 +73,13 @@ def _spell(labels: Sequence[str], path: Sequence[int]) -> str:
 
 
 class _Beam:
-    """The prefixes that are alive after a frame.
+    """The prefixes in the beam ("alive") after a frame.
 
     Attributes:
-        nodes: [alive] the prefixes.
-        blank: [alive] log-probability of their alignments that end in a blank.
-        label: [alive] the same, that end in their last label.
-        recombinations: prefixes that were left, if more readings than the best are wanted.
+        nodes: [alive] the prefixes' numbers.
+        blank: [alive] log-probability of each prefix's alignments that end in a blank.
+        label: [alive] log-probability of each prefix's alignments that end in its last label.
+        recombinations: prefixes that were recombined; filled only if more than the best reading is wanted.
     """
 
     def __init__(self, prefixes: Prefixes, options: Options) -> None:
@@ -94,29 +94,30 @@ class _Beam:
 
     @property
     def total(self) -> Floats:
-        """[alive] log-probability of all alignments."""
+        """The log-probability of all alignments of each prefix, [alive]."""
         return np.logaddexp(self.blank, self.label)
 
     def finds_worth_it(self, row: Floats) -> npt.NDArray[np.bool_]:
-        """[labels]; whether a hot phrase goes on with it, and a word's boost makes up for how unlikely it is.
+        """Return for each label whether a hot phrase continues with it, and is worth extending, [labels] bool.
 
-        Else a phrase that is begun would wait, in blanks, for the next frame that lets its last letter pass, and take
-        the words until there with it.
+        It is worth extending if the boost of a word makes up for the label's low probability. Without this, a phrase
+        would wait in blanks for the next frame in which its last letter is probable, and the words until then would
+        be lost.
         """
         return self._prefixes.expected_labels(self.nodes) & (row[:-1] >= self._least_expected)
 
     def advance(self, row: Floats, candidates: Integers) -> None:
-        """Take in a frame.
+        """Advance the beam by one frame.
 
         Args:
-            row: [labels + 1] log-probabilities.
-            candidates: labels that may extend prefixes.
+            row: [labels + 1] log-probabilities of the frame.
+            candidates: the labels that may extend prefixes.
         """
         prefixes, last = self._prefixes, self._last
         children, parents, via = self._children, self._parents, self._via
         total = self.total
         stay_blank = total + row[-1]
-        # Spaces at the start of a clip, which the root stands for, and repeated ones change nothing.
+        # Spaces at the start of a clip, which the root stands for, and repeated spaces leave a prefix as it is.
         stay_label = np.where(self._ends_in_space, total, self.label) + row[last]
         if children.size:
             source = np.where(self._is_repeat, self.blank[parents], total[parents]) + row[via]
@@ -127,8 +128,9 @@ class _Beam:
 
         stay_total = np.logaddexp(stay_blank, stay_label)
         stay = stay_total + prefixes.score[self.nodes]
-        # A hot phrase that is nearly spelled loses its points in one frame if another word is said. Measured by a best
-        # score with them, all that goes on from there would be dropped, and the text would end before that word.
+        # A nearly complete hot phrase loses its boost in one frame if another word is spoken. So the threshold is
+        # measured from the best score without such boosts: otherwise every prefix that continues from there would be
+        # dropped, and the text would end before that word.
         best = (stay_total + prefixes.settled[self.nodes]).max()
         acoustic = np.where(last[:, None] == candidates, self.blank[:, None], total[:, None]) + row[candidates]
         for column in (candidates == self._space).nonzero()[0]:
@@ -160,13 +162,13 @@ class _Beam:
         self._enter()
 
     def _enter(self) -> None:
-        """Take in which prefixes are alive now."""
+        """Update the arrays that depend on which prefixes are in the beam."""
         prefixes = self._prefixes
         prefixes.slot[self.nodes] = np.arange(len(self.nodes))
         self._last = prefixes.label[self.nodes]
         self._ends_in_space = self._last == self._space
         slots = prefixes.slot[prefixes.parent[self.nodes]]
-        self._children = (slots >= 0).nonzero()[0]  # those whose parents are alive may come from them, too
+        self._children = (slots >= 0).nonzero()[0]  # prefixes that can also be reached from a parent in the beam
         self._parents, self._via = slots[self._children], self._last[self._children]
         self._is_repeat = self._last[self._parents] == self._via
 

@@ -1,4 +1,4 @@
-"""The decoder of one recogniser: its labels, its language model, and each clip's own options."""
+"""The decoder of one recogniser, with its labels and language models; each clip has its own options."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from .rescoring import NeuralLanguageModel
 
 KEPT_HOTWORDS = 16
-"""Lists of hot words whose automata are kept for the next request: 8 MB for 10,000 words of 8 letters."""
+"""The number of hot word automata that are cached between requests; 10,000 words of 8 letters take 8 MB."""
 MAX_HOTWORD_CELLS = 10_000_000
-"""Characters of hot words, with a space on either side of each, times labels: 40 MB of the server's memory."""
+"""The most cells of a hot word table, characters (with a space on either side of a phrase) times labels: 40 MB."""
 
 
-class MissingPackage(RuntimeError):  # noqa: N818  it is a state of the installation
-    """What a language model needs is not installed; the message says how to get it."""
+class MissingPackage(RuntimeError):  # noqa: N818  it describes the installation
+    """A package that a language model needs is not installed; the message says how to install it."""
 
     def __init__(self, path: Path, module: str | None, packages: str) -> None:
         super().__init__(f"{path} needs the module {module}, which is not installed: pip install {packages}")
@@ -36,12 +36,12 @@ class MissingPackage(RuntimeError):  # noqa: N818  it is a state of the installa
 
 
 class Decoder:
-    """Turns log-probabilities into hypotheses; clips with different options may share a batch.
+    """The decoder of one recogniser: log-probabilities to hypotheses. Clips of a batch may have different options.
 
     Attributes:
-        language_model: word n-grams, or None.
-        neural_language_model: for rescoring, or None.
-        decoders: those of `DECODERS` that there are.
+        language_model: the word n-grams, or None.
+        neural_language_model: the language model for rescoring, or None.
+        decoders: the names in `DECODERS` that this recogniser supports.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Decoder:
         Args:
             labels: one character each.
             frame_s: seconds per frame.
-            language_model: ARPA or KenLM binary.
-            calibration: of times and confidences; None leaves them as the network has them.
-            neural_language_model: ONNX, see :mod:`.rescoring`.
+            language_model: path of an ARPA file or KenLM binary.
+            calibration: corrections of times and confidences; None: no corrections.
+            neural_language_model: path of an ONNX file, see :mod:`.rescoring`.
 
         Raises:
-            LanguageModelError, NeuralLanguageModelError: A language model does not fit.
-            MissingPackage: What one of them needs is not installed.
+            LanguageModelError, NeuralLanguageModelError: A language model does not fit the labels, or cannot be read.
+            MissingPackage: A package that a language model needs is not installed.
         """
         self._labels = list(labels)
         self._frame_s = frame_s
@@ -79,10 +79,10 @@ class Decoder:
         self._build_hotwords = lru_cache(KEPT_HOTWORDS)(self._build)
 
     def read_options(self, parameters: Mapping[str, Any], defaults: Options) -> Options:
-        """Apply a request's parameters to the defaults, and see that the result can be done here.
+        """Apply a request's parameters to the defaults, and check that this decoder supports the result.
 
         Raises:
-            OptionError: It cannot; the message says what is allowed.
+            OptionError: A parameter is not allowed; the message says what is.
         """
         options = read_options(parameters, defaults, self.decoders, self.neural_language_model is not None)
         if options.decoder != "greedy":
@@ -90,7 +90,7 @@ class Decoder:
         return options
 
     def change_options(self, parameters: Mapping[str, Any]) -> Options:
-        """Options that differ from the usual ones by these parameters: the defaults of a model.
+        """Return a model's default options: the general defaults changed by `parameters`.
 
         Raises:
             OptionError: A parameter does not exist, or its value is not allowed.
@@ -101,11 +101,14 @@ class Decoder:
         return options
 
     def decode(self, clips: Sequence[npt.NDArray[np.float32]], options: Sequence[Options]) -> list[Hypothesis]:
-        """Decode a batch.
+        """Decode a batch of clips.
 
         Args:
-            clips: log-probabilities of each, [frames, labels + 1] float32, no padding; the last label is the blank.
-            options: one for each clip.
+            clips: log-probabilities of each clip, [frames, labels + 1] float32, unpadded; the last label is the blank.
+            options: one per clip.
+
+        Returns:
+            One hypothesis per clip, in order.
 
         Raises:
             OptionError: The options were not read by :meth:`read_options` and do not fit.

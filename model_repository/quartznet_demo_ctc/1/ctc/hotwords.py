@@ -1,8 +1,8 @@
-"""Hot words: phrases that a caller expects, favoured while they are being spelled out.
+"""Hot words: phrases that a caller expects, which get a boost while they are being spelled.
 
-An Aho-Corasick automaton over the labels recognises each phrase between spaces. A prefix of a phrase is worth its share
-of the boost, so that the beam keeps it; what turns out to be another word loses that again. Its letters may be
-less likely than others, and its words unknown.
+An Aho-Corasick automaton over the labels finds each phrase between spaces. A prefix of a phrase already gets its share
+of the boost, so that the beam keeps it; if it turns out to be another word, it loses this share again. So a phrase is
+found even if its letters are less probable than others or the language model does not know its words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,34 +17,37 @@ from .prefix_tree import Table, build_tree, encode
 
 @dataclass(frozen=True)
 class Hotwords:
-    """The automaton; a search walks it with every label, from `start`."""
+    """The Aho-Corasick automaton of hot phrases. A search begins at `start` and moves with every label."""
 
     next_state: Table
-    """[states, labels] int32."""
+    """[states, labels] int32: the state after each label."""
     complete: npt.NDArray[np.float64]
-    """[states]; boost for the phrases that end here, to keep."""
+    """[states] float64: the permanent boost for the phrases that end in each state."""
     partial: npt.NDArray[np.float64]
-    """[states]; boost for the longest prefix that ends here, as long as the search is here."""
+    """[states] float64: the temporary boost for the best phrase that is begun in each state, while the search is
+    there."""
     start: int
+    """The state at the start of a clip."""
     depth: npt.NDArray[np.int32]
-    """[states]; labels of the longest prefix that ends here, the space before it included."""
+    """[states] int32: the number of labels of the longest phrase prefix that ends in each state, with its first
+    space."""
 
     @cached_property
     def is_expected(self) -> npt.NDArray[np.bool_]:
-        """[states]; whether a phrase or a prefix of one ends here."""
+        """[states] bool: whether a phrase, or the beginning of one, ends in each state."""
         return (self.complete > 0) | (self.partial > 0)
 
 
 def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) -> Hotwords:
-    """Build the automaton.
+    """Build the automaton of hot phrases.
 
     Args:
-        phrases: one or several words each, spelled with the labels.
-        boost: natural logarithm, for each word of a phrase.
+        phrases: phrases of one or more words, spelled with the labels.
+        boost: the boost per word of a phrase, added to natural logarithms.
         labels: one character each, one of them the space.
 
     Raises:
-        ValueError: A phrase holds a character that is no label; the message names both.
+        ValueError: A phrase has a character that is not a label; the message names both.
     """
     labels = list(labels)
     if not phrases:
@@ -58,19 +61,19 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
 
     complete = np.zeros(len(next_state))
     complete[ends] = boosts
-    share = np.zeros(len(next_state))  # of a boost, for each character
+    share = np.zeros(len(next_state))  # the boost per character
     share[ends] = boosts / lengths
-    ahead = np.zeros(len(next_state))  # the largest share of the phrases that go on from here
+    ahead = np.zeros(len(next_state))  # the largest share of the phrases that continue from here
     levels = list(_levels(next_state))
     for parents, _, children in reversed(levels):
         np.maximum.at(ahead, parents, np.maximum(share, ahead)[children])
     partial = np.zeros(len(next_state))
     depths = np.zeros(len(next_state), np.int32)
     for depth, (_, _, children) in enumerate(levels):
-        partial[children] = ahead[children] * depth  # the first level is the space before a phrase
+        partial[children] = ahead[children] * depth  # depth 0 is the space before a phrase
         depths[children] = depth + 1
 
-    # Where a prefix goes on as no phrase does, go on from its longest suffix that is a prefix too.
+    # Where no phrase continues with a label, the state is that of the longest suffix that is a prefix of a phrase.
     fallback = np.zeros(len(next_state), np.int32)
     goto = next_state.copy()
     goto[0] = np.maximum(goto[0], 0)
@@ -84,7 +87,7 @@ def build_hotwords(phrases: Sequence[str], boost: float, labels: Sequence[str]) 
 
 
 def _levels(tree: Table) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Table]]:
-    """Edges of a tree, level by level: parents, labels and children."""
+    """Yield the edges of a tree, level by level: parents, labels and children."""
     parents = np.zeros(1, np.int32)
     while True:
         rows, via = np.nonzero(tree[parents] >= 0)

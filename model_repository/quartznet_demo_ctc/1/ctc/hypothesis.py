@@ -1,4 +1,4 @@
-"""What a decoder returns."""
+"""The results of a decoder: hypotheses with words and alternatives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,47 +13,48 @@ from .calibration import Calibration
 
 
 class Word(NamedTuple):
-    """One word of a hypothesis; times in seconds from the start of the clip."""
+    """One word of a hypothesis, with its times in seconds from the start of the clip."""
 
     word: str
     start: float
     end: float
     confidence: float
-    """Probability of its least certain character, at that one's most certain frame; where the recogniser is calibrated,
-    the probability that the word is right. In [0, 1]."""
+    """The confidence in the word, in [0, 1]: the probability of its least certain character, at that character's most
+    certain frame. If the recogniser is calibrated, the probability that the word is right."""
 
 
-_make_word = partial(tuple.__new__, Word)  # a third of the time of Word(...), and there are thousands in a batch
+_make_word = partial(tuple.__new__, Word)  # three times as fast as Word(...); a batch has thousands
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One reading of a clip, with natural logarithms of what speaks for it."""
+    """One reading of a clip, with its scores as natural logarithms."""
 
     text: str
     score: float
-    """What the readings are ordered by: the sum of those below."""
+    """The sum of the scores below, by which readings are ordered."""
     acoustic: float
-    """Of the probability of the text given the audio, over all alignments that were kept; an estimate, where the search
-    went on with a better reading only."""
+    """The log-probability of the text given the audio, over all alignments that were kept; an estimate if the reading
+    was recombined with a better one."""
     language: float
-    """Weighted language model score and word scores; 0 without either."""
+    """The weighted language model score and the word scores; 0 without a language model."""
     hotwords: float
-    """Boosts of the hot words in it."""
+    """The boosts of the hot words in the reading."""
     neural: float = 0.0
-    """Weighted neural language model score; 0 without rescoring."""
+    """The weighted neural language model score; 0 without rescoring."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What one clip says."""
+    """The decoded text of one clip, with words, confidence and alternatives."""
 
     text: str
     words: tuple[Word, ...]
     confidence: float
-    """Mean of the words': the share to expect right. Of an empty text, geometric mean of the blanks. In [0, 1]."""
+    """The mean of the words' confidences, in [0, 1]: the share of words to expect right. For an empty text, the
+    geometric mean of the blanks' probabilities."""
     alternatives: tuple[Alternative, ...] = ()
-    """The best first, which is `text`; none by greedy decoding."""
+    """The readings, the best first, which is `text`; empty for greedy decoding."""
 
 
 def make_words(
@@ -66,20 +67,20 @@ def make_words(
     decoder: str,
     clips: npt.NDArray[np.integer[Any]] | None = None,
 ) -> tuple[list[Word], npt.NDArray[np.intp]]:
-    """Cut characters into words at their spaces, and where a clip ends.
+    """Cut characters into words at spaces and at the ends of clips.
 
     Args:
-        text: characters, of one or several clips, in order.
-        begin: [characters] first frame of each.
-        end: [characters] the frame after its last.
-        scores: [characters] log-probability at its most certain frame.
+        text: the characters of one or more clips, in order.
+        begin: [characters] the first frame of each character.
+        end: [characters] the frame after each character's last one.
+        scores: [characters] the log-probability of each character at its most certain frame.
         frame_s: seconds per frame.
-        calibration: of times and confidences.
-        decoder: what gave the text; confidences are calibrated for each.
-        clips: [characters] which clip each is of; None for one clip.
+        calibration: corrections of times and confidences.
+        decoder: the decoder that gave the text, for the calibration of confidences.
+        clips: [characters] the number of each character's clip, not decreasing; None for one clip.
 
     Returns:
-        The words, and the place in `text` of each one's first character.
+        The words, and the position in `text` of each word's first character.
     """
     is_letter = np.frombuffer(text.encode("utf-32-le"), np.uint32) != ord(" ")
     follows = is_letter[1:] & is_letter[:-1]
@@ -105,11 +106,11 @@ def make_words(
 
 
 def mean_confidence(words: Sequence[Word]) -> float:
-    """The share of words to expect right, to four digits; of at least one."""
+    """Return the mean confidence of at least one word, rounded to four digits."""
     total: float = sum(map(attrgetter("confidence"), words))
     return round(total / len(words), 4)
 
 
 def geometric_mean(log_probabilities: npt.NDArray[np.floating[Any]]) -> float:
-    """A mean probability, to four digits; 0 of none."""
+    """Return the geometric mean of probabilities, rounded to four digits; 0 if there are none."""
     return round(float(np.exp(log_probabilities.mean())), 4) if log_probabilities.size else 0.0

@@ -1,4 +1,4 @@
-"""What a caller may ask of the decoder, request by request, and the words for what nobody may."""
+"""The decoder's options, which every request may set, with their limits and error messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 DECODERS = ("greedy", "beam", "ngram")
 MAX_HOTWORDS = 10_000
 MAX_PHRASE_CHARACTERS, MAX_HOTWORD_CHARACTERS = 200, 300_000
-"""Of a hot word or phrase, and of all of a request: 4 bytes of the server's memory each for every label."""
+"""The most characters of a hot phrase, and of all phrases of a request. Each takes 4 bytes of memory per label."""
 SHOWN = 80
-"""Characters of a wrong value in a message, which gRPC sends only if it is short."""
+"""The most characters of a wrong value in a message, because gRPC sends only short messages."""
 
 RANGES: dict[str, tuple[float, float]] = {
     "beam_width": (1, 500),
@@ -25,49 +25,49 @@ RANGES: dict[str, tuple[float, float]] = {
     "rescore_depth": (1, 500),
 }
 LIMITS = {f"max_{name}": name for name in ("beam_width", "n_best", "rescore_depth")}
-"""An option that a model has and no request may give -> the option that it bounds."""
+"""Options of a model that no request may set, each with the option that it limits."""
 RANGES |= {limit: RANGES[name] for limit, name in LIMITS.items()}
 _NGRAM_ONLY = ("lm_weight", "word_score", "unknown_score")
 _RESCORING_ONLY = ("rescore_weight", "rescore_depth")
 
 
 class OptionError(ValueError):
-    """An option that does not exist or has a value it must not have; the message says what is allowed."""
+    """An option does not exist or has a wrong value; the message says what is allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to decode one clip. Scores are natural logarithms."""
+    """The options of decoding one clip. Scores are natural logarithms."""
 
     decoder: str = "greedy"
-    """greedy, beam (no language model) or ngram (beam with the language model)."""
+    """The decoder: `greedy`, `beam` (no language model) or `ngram` (beam search with the n-gram language model)."""
     beam_width: int = 100
-    """Prefixes kept from frame to frame."""
+    """The most prefixes kept after each frame."""
     beam_threshold: float = 12.0
-    """A prefix is dropped if its score is further than this below the best one's, hot phrases that are only begun not
-    counted."""
+    """The distance below the best score at which a prefix is dropped; in the best score, boosts of incomplete hot
+    phrases do not count."""
     token_threshold: float = -5.0
-    """A label extends prefixes only in frames where its log-probability is above this; `hotword_boost` below it, where
-    a hot phrase goes on with it."""
+    """The least log-probability of a label in a frame to extend prefixes. If a hot phrase continues with the label, the
+    threshold is lower by `hotword_boost`."""
     lm_weight: float = 0.5
-    """Times the language model's log-probability."""
+    """The factor on the n-gram language model's log-probability."""
     word_score: float = 1.0
-    """Added for each word, beside the language model."""
+    """The score added for each word, if there is a language model."""
     unknown_score: float = -5.0
-    """Added for each word that the language model does not know and that is no hot word."""
+    """The score added for each word that is neither known to the language model nor a hot word."""
     n_best: int = 1
-    """Readings to return, at most."""
+    """The most readings to return."""
     hotwords: tuple[str, ...] = ()
-    """Words and phrases that are expected."""
+    """The words and phrases to expect."""
     hotword_boost: float = 6.0
-    """Added for each word of a hot phrase."""
+    """The score added for each word of a hot phrase."""
     rescore: bool = False
-    """Whether a neural language model rates the readings of the search, too."""
+    """Whether a neural language model rescores the readings of the search."""
     rescore_weight: float = 0.3
-    """Times that model's log-probability."""
+    """The factor on the neural language model's log-probability."""
     rescore_depth: int = 20
-    """Readings to rescore, at most; where `n_best` is more, that many."""
-    # The most that requests may ask for.
+    """The most readings to rescore; `n_best`, if that is more."""
+    # The largest values that requests may set.
     max_beam_width: int = 500
     max_n_best: int = 100
     max_rescore_depth: int = 500
@@ -82,7 +82,7 @@ class Options:
 
     @property
     def depth(self) -> int:
-        """Readings that the search has to give, at most."""
+        """The most readings that the search has to return."""
         return max(self.n_best, self.rescore_depth) if self.rescore else self.n_best
 
 
@@ -96,16 +96,16 @@ def read_options(
     """Apply a request's parameters to the model's defaults.
 
     Args:
-        parameters: numbers may be text; `hotwords` is a list, or a JSON list in a string.
-        defaults: what the parameters do not say.
-        decoders: those of `DECODERS` that are there.
-        can_rescore: whether there is a neural language model.
+        parameters: options by name; numbers may be strings, and `hotwords` is a list or a JSON list in a string.
+        defaults: the values of all other options.
+        decoders: the names in `DECODERS` that the model supports.
+        can_rescore: whether the model has a neural language model.
 
     Raises:
         OptionError: A parameter does not exist, its value is not allowed, or the decoder does not use it.
     """
     options = change_options(parameters, defaults, decoders, can_rescore, _REQUESTED)
-    free = {"decoder"} if options.rescore else {"decoder", "rescore"}  # `rescore=false` asks for nothing
+    free = {"decoder"} if options.rescore else {"decoder", "rescore"}  # `rescore=false` is always allowed
     for name in sorted(set(parameters) - free):
         users = [decoder for decoder in decoders[1:] if decoder == "ngram" or name not in _NGRAM_ONLY]
         if options.decoder not in users:
@@ -123,15 +123,15 @@ def change_options(
     can_rescore: bool = False,
     names: Sequence[str] = _NAMES,
 ) -> Options:
-    """Change some options; unlike :func:`read_options`, also such as the decoder of the result has no use for.
+    """Change options, including those that the resulting decoder does not use (:func:`read_options` refuses these).
 
-    So a model's defaults may hold those of a decoder that is not its default one.
+    So a model's defaults may set options of a decoder that is not its default decoder.
 
     Raises:
         OptionError: A parameter does not exist, or its value is not allowed.
     """
     changes: dict[str, Any] = {}
-    for name, value in sorted(parameters.items()):  # Triton hands them over in any order
+    for name, value in sorted(parameters.items()):  # Triton gives them in any order
         if name not in names:
             raise OptionError(f"an option must be one of {', '.join(names)}, but there is {name!r:.{SHOWN}}")
         if name == "decoder":
@@ -146,10 +146,10 @@ def change_options(
 
 
 def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
-    """`name=value` of a command line as parameters.
+    """Split the `name=value` arguments of a command line into parameters.
 
     Raises:
-        OptionError: One has no `=`, or has two values.
+        OptionError: An argument has no `=`, or a name has two values.
     """
     parameters: dict[str, str] = {}
     for assignment in assignments:
@@ -196,7 +196,7 @@ def _hotwords(value: Any) -> tuple[str, ...]:
         phrases = json.loads(value) if isinstance(value, str) else list(value)
         if not isinstance(phrases, list) or not all(isinstance(phrase, str) for phrase in phrases):
             raise TypeError
-    except (TypeError, ValueError, RecursionError) as error:  # the last of lists in lists in lists
+    except (TypeError, ValueError, RecursionError) as error:  # RecursionError: deeply nested lists
         raise OptionError(
             f'hotwords must be a JSON list of strings, such as ["ada"], but is {value!r:.{SHOWN}}'
         ) from error

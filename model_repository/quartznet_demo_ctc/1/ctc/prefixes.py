@@ -1,4 +1,4 @@
-"""The prefixes of a beam search, as a tree, and what each is worth besides its acoustic score."""
+"""The prefixes of a beam search as a tree, with their scores of language model, words and hot words."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +9,7 @@ from .hotwords import Hotwords
 from .options import Options
 
 if TYPE_CHECKING:
-    from .language_model import LanguageModel  # needs KenLM, which is only there where it is used
+    from .language_model import LanguageModel  # needs KenLM, which need not be installed
 
 NOBODY, ROOT = 0, 1
 
@@ -18,7 +18,7 @@ Integers = npt.NDArray[Any]
 
 
 class Scoring:
-    """What language model, word scores and hot words make of a label after a prefix."""
+    """What prefixes are scored by, besides the network: options, hot words and language model."""
 
     def __init__(
         self, options: Options, hotwords: Hotwords, language_model: "LanguageModel | None", space: int
@@ -26,52 +26,53 @@ class Scoring:
         self.options, self.hotwords, self.language_model, self.space = options, hotwords, language_model, space
         self.has_hotwords = len(hotwords.complete) > 1
         if language_model:
-            # Until a word is known, it costs what the likeliest word with this beginning costs by itself. The last
-            # element is for what begins no word: state -1.
+            # Until a word is complete, it gets the score of the most probable unigram with the same beginning. The
+            # last element is for state -1: letters that begin no word.
             self.begun = options.lm_weight * language_model.best + options.word_score
             self.begun[-1] += options.unknown_score
 
 
 class Extensions(NamedTuple):
-    """Prefixes extended by one label: [prefixes, labels], but for the first two."""
+    """Prefixes extended by one label: arrays [prefixes, labels], except the first two."""
 
     nodes: Integers
-    """[prefixes]."""
+    """[prefixes] the prefixes that are extended."""
     labels: Integers
-    """[labels]."""
+    """[labels] the labels that extend them."""
     hot: Integers
-    """States of the hot words' automaton, if there are any."""
+    """The state of the hot words' automaton after each extension, if there are hot words."""
     states: Integers
-    """States of the vocabulary's tree, if there is a language model."""
+    """The state of the vocabulary's tree after each extension, if there is a language model."""
     score: Floats
-    """`Prefixes.score` of each."""
+    """`Prefixes.score` of each extension."""
     settled: Floats
-    """`Prefixes.settled` of each."""
+    """`Prefixes.settled` of each extension."""
 
 
 class Prefixes:
-    """A tree of label sequences; a prefix is a number, its place in these arrays.
+    """A tree of label sequences. A prefix is a number, its index in these arrays.
 
     Attributes:
-        parent: the prefix without its last label; of the root, NOBODY.
-        label: the last label; of the root, the space.
-        slot: place in the beam, -1 out of it.
-        score: all but the acoustic score, as it is at the moment.
-        settled: the same, less what hot words that are being spelled would lose if they became others.
-        count: how many there are: every number below has been given, in order of time.
+        parent: the prefix without its last label; for the root, NOBODY.
+        label: the last label; for the root, the space.
+        slot: the index in the beam, -1 if the prefix is not in it.
+        score: the whole score without the acoustic one, at the moment.
+        settled: `score` without the temporary boosts of incomplete hot words.
+        count: the end of the numbers that are in use; numbers are given in order of time.
     """
 
     def __init__(self, scoring: Scoring, capacity: int) -> None:
         """Start with the empty prefix.
 
         Args:
-            scoring: what the prefixes are rated by.
-            capacity: how many there may be in the end; memory is taken as they come.
+            scoring: what the prefixes are scored by.
+            capacity: the most prefixes there can be; memory is used only as they are added.
         """
         self.scoring = scoring
         self._integers, self._floats = np.empty((7, capacity), np.int32), np.empty((5, capacity))
         self.parent, self.label, self.slot, self._tree, self._hot, self._context, self._next_context = self._integers
-        # What language model and word scores, and hot words, add for good; the former of the word that ends here.
+        # `_language` and `_boost` are permanent scores: of language model and words, and of hot words. `_word` caches
+        # the language model's log-probability of the word that ends with the prefix.
         self.score, self.settled, self._language, self._boost, self._word = self._floats
         context = scoring.language_model.start() if scoring.language_model else 0
         self._integers[:, : ROOT + 1] = np.array(
@@ -81,13 +82,13 @@ class Prefixes:
         self.count = ROOT + 1
 
     def extend(self, nodes: Integers, labels: Integers, acoustic: Floats, floor: float) -> Extensions:
-        """Rate prefixes extended by one label.
+        """Score prefixes extended by one label.
 
         Args:
-            nodes: [prefixes].
-            labels: [labels].
-            acoustic: [prefixes, labels] acoustic scores of the extensions, -inf of those nobody asks for.
-            floor: what scores less in all need not be rated.
+            nodes: [prefixes] the prefixes to extend.
+            labels: [labels] the labels that extend them.
+            acoustic: [prefixes, labels] acoustic scores of the extensions, -inf for those not wanted.
+            floor: extensions with a total score below this need no exact score.
         """
         scoring, model = self.scoring, self.scoring.language_model
         kept = (self._language[nodes] + self._boost[nodes])[:, None] + np.zeros(len(labels))
@@ -105,7 +106,8 @@ class Prefixes:
         if scoring.has_hotwords:
             provisional[expected & (states < 0) & (labels != scoring.space)] -= scoring.options.unknown_score
         for column in (labels == scoring.space).nonzero()[0]:
-            # The language model takes its time and can only take away, so it is asked where that is not settled.
+            # The language model is slow and can only lower a score, so it is queried only for scores that may reach
+            # the floor.
             most = (acoustic + kept + provisional)[:, column] + max(scoring.options.word_score, 0.0)
             rows = (most >= floor).nonzero()[0]
             settled[:, column] = -np.inf
@@ -114,15 +116,15 @@ class Prefixes:
         return Extensions(nodes, labels, hot, states, settled + provisional, settled)
 
     def append(self, extensions: Extensions, rows: Integers, columns: Integers) -> Integers:
-        """Add prefixes that are others and one label more.
+        """Add extended prefixes to the tree.
 
         Args:
-            extensions: of prefixes by labels.
-            rows: [new] which prefix.
-            columns: [new] which label.
+            extensions: result of :meth:`extend`.
+            rows: [new] the index of each new prefix's parent in `extensions.nodes`.
+            columns: [new] the index of each new prefix's label in `extensions.labels`.
 
         Returns:
-            [new] the new ones.
+            [new] the numbers of the new prefixes.
         """
         scoring = self.scoring
         new = slice(self.count, self.count + len(rows))
@@ -144,10 +146,13 @@ class Prefixes:
         return np.arange(new.start, new.stop)
 
     def finish(self, nodes: Integers) -> tuple[Floats, Floats]:
-        """End the clip: language model's and word scores, and boosts of hot words, of whole texts.
+        """Compute the scores of prefixes as whole texts at the end of a clip.
 
         Args:
-            nodes: [prefixes].
+            nodes: [prefixes] the prefixes.
+
+        Returns:
+            Scores of language model and words, and boosts of hot words, [prefixes] each.
         """
         scoring, model = self.scoring, self.scoring.language_model
         language, boost = self._language[nodes].copy(), self._boost[nodes].copy()
@@ -162,30 +167,31 @@ class Prefixes:
         return language, boost
 
     def expected_labels(self, nodes: Integers) -> npt.NDArray[np.bool_]:
-        """[labels]; whether a hot phrase that one of `nodes` has begun goes on with it."""
+        """Return for each label whether a hot phrase begun by one of `nodes` continues with it, [labels] bool."""
         hotwords = self.scoring.hotwords
-        # After a space and a letter; a phrase that only begins with this label has less.
+        # A depth above 2 is at least a space and two letters; a phrase that only begins with this label has 2.
         goes_on = hotwords.depth[hotwords.next_state[np.unique(self._hot[nodes])]] > 2
         expected: npt.NDArray[np.bool_] = goes_on.any(axis=0)
         return expected
 
     def futures(self, nodes: Integers) -> tuple[Integers, ...]:
-        """What decides how prefixes can go on, and what that is worth.
+        """Return the states that decide all future scores of prefixes.
 
         Args:
-            nodes: [prefixes].
+            nodes: [prefixes] the prefixes.
 
         Returns:
-            Last label, hot words and word begun, and the language model's context, [prefixes] each.
+            Last label, state of the hot words, state of the vocabulary's tree, and the language model's context,
+            [prefixes] each.
         """
         return self.label[nodes], self._hot[nodes], self._tree[nodes], self._context[nodes]
 
     def kept_scores(self, nodes: Integers) -> tuple[Floats, Floats]:
-        """What words that are complete have got, by the language model and by hot words; [prefixes] each."""
+        """Return the scores of complete words, from the language model and from hot words, [prefixes] each."""
         return self._language[nodes], self._boost[nodes]
 
     def labels_of(self, node: int) -> list[int]:
-        """The labels of a prefix, in order."""
+        """Return the labels of a prefix, in order."""
         labels = []
         while node != ROOT:
             labels.append(int(self.label[node]))
@@ -193,7 +199,7 @@ class Prefixes:
         return labels[::-1]
 
     def _end_words(self, nodes: Integers, is_expected: npt.NDArray[np.bool_] | np.bool_) -> Floats:
-        """What language model and word scores give for the words that end in `nodes`."""
+        """Return the scores of language model and words for the words that end with `nodes`, [prefixes]."""
         scoring, model = self.scoring, self.scoring.language_model
         assert model is not None
         words = model.word[self._tree[nodes]]

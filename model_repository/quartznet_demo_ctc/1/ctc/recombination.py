@@ -1,7 +1,7 @@
-"""Recombination: prefixes that differ only in what lies behind them, of which one goes on for all.
+"""Recombination: of prefixes that differ only in their past, only the best one continues.
 
-A language model of n-grams sees the last n - 1 words, so two prefixes that end in these, and in the same beginning of a
-word, are worth the same from there on, whatever follows. Carrying both along wastes the beam on choices made long ago.
+An n-gram language model sees the last n - 1 words, so two prefixes that end in the same n - 1 words and the same
+beginning of a word get the same scores from there on, whatever follows. Keeping both in the beam wastes its width.
 """
 
 from bisect import insort
@@ -14,19 +14,20 @@ import numpy as np
 from .prefixes import ROOT, Floats, Integers, Prefixes
 
 Parts = tuple[float, float, float]
-"""Acoustic score, language model's with word scores, boosts of hot words."""
+"""The parts of a score: acoustic, language model with word scores, boosts of hot words."""
 
 
 def find_equal_futures(prefixes: Prefixes, nodes: Integers, acoustic: Floats) -> tuple[Integers, Integers]:
     """Find the prefixes whose futures are equal.
 
     Args:
-        prefixes: the tree.
-        nodes: [alive] prefixes.
+        prefixes: the tree of prefixes.
+        nodes: [alive] the prefixes in the beam.
         acoustic: [alive] their acoustic scores.
 
     Returns:
-        Places in `nodes` of all that are not the best of their future, and of the one that is, [recombined] each.
+        The indices in `nodes` of the prefixes that are not the best with their future, and for each the index of the
+        best one, [recombined] each.
     """
     futures = prefixes.futures(nodes)
     order = np.lexsort((-acoustic - prefixes.score[nodes], *futures))  # the best of each future first
@@ -37,22 +38,22 @@ def find_equal_futures(prefixes: Prefixes, nodes: Integers, acoustic: Floats) ->
 
 
 class Recombinations:
-    """The prefixes that were left, each with the one that goes on for it, and how far it was behind."""
+    """The prefixes that were recombined, each with the prefix that continues for it and how much lower it scored."""
 
     def __init__(self, prefixes: Prefixes) -> None:
-        """There are none before the first frame."""
+        """Start without any recombined prefixes."""
         self._prefixes = prefixes
-        # One that goes on -> each that it stands for, the best first: how far behind in all, which, how far in what,
-        # and the next prefix that there was.
+        # For each prefix that continues, those that it stands for, the best first: the total difference, the prefix,
+        # the difference of each part, and the number that the next new prefix got.
         self._others: dict[int, list[tuple[float, int, Parts, int]]] = {}
 
     def remember(self, others: Integers, best: Integers, behind: Floats) -> None:
-        """Take note of prefixes that were left.
+        """Remember prefixes that were recombined.
 
         Args:
-            others: [recombined] prefixes.
-            best: [recombined] the prefix that goes on for each.
-            behind: [recombined] acoustic scores less the other's.
+            others: [recombined] the prefixes that end.
+            best: [recombined] the prefix that continues for each.
+            behind: [recombined] the acoustic score of each, minus that of the prefix that continues.
         """
         (language, boost), (best_language, best_boost) = map(self._prefixes.kept_scores, (others, best))
         language, boost = language - best_language, boost - best_boost
@@ -62,19 +63,20 @@ class Recombinations:
             insort(self._others.setdefault(node, []), (-sum(parts), other, tuple(parts), following))
 
     def best_paths(self, nodes: Integers, scores: Floats, limit: int) -> Iterator[tuple[list[int], Parts]]:
-        """What was heard, the best first: prefixes that are alive, and those for which they stand.
+        """Yield the best paths, the best first: prefixes in the beam, and variants with recombined parts.
 
         Args:
-            nodes: [alive] prefixes.
+            nodes: [alive] the prefixes in the beam.
             scores: [alive, 3] float64, their :data:`Parts`.
-            limit: paths to find, at most.
+            limit: the most paths to find.
 
         Yields:
-            Labels and scores. The acoustic score of what was recombined is an estimate: as far behind as it was then.
+            Labels and scores. The acoustic score of a recombined path is an estimate, which assumes the same
+            difference as at recombination.
         """
-        numbers = count()  # so that paths of equal scores need not be compared
+        numbers = count()  # breaks ties, so that paths of equal scores are not compared
         queue: list[tuple[float, int, int, list[int], Parts]] = []
-        greatest = [-np.inf] * limit  # scores of paths, as a heap: nobody asks for what is below them all
+        greatest = [-np.inf] * limit  # the `limit` best scores so far, as a heap; lower ones are not needed
 
         def add(node: int, after: list[int], parts: Parts) -> None:
             heapreplace(greatest, sum(parts))
@@ -87,13 +89,13 @@ class Recombinations:
             if not queue:
                 return
             _, _, node, after, parts = heappop(queue)
-            # What is exchanged next lies before what was exchanged last, so that each combination is found once.
-            child: float = np.inf  # on the path; a prefix that is alive, or was until it was exchanged, has none
+            # The next exchange lies before the last one on the path, so that each combination is found once.
+            child: float = np.inf  # of `node` on the path; none if in the beam or just exchanged
             while node != ROOT:
                 for loss, other, behind, following in self._others.get(node, ()):
                     if sum(parts) - loss <= greatest[0]:
                         break
-                    if child >= following:  # what is older came of `node` alone, perhaps `other` itself
+                    if child >= following:  # an older child continues `node` alone, or is `other`
                         acoustic, language, boost = (part + less for part, less in zip(parts, behind, strict=True))
                         add(other, after, (acoustic, language, boost))
                 after.append(int(self._prefixes.label[node]))

@@ -1,4 +1,4 @@
-"""Text as a recogniser's labels spell it: in their case, and in the form of Unicode that they have."""
+"""Spelling of a text with a recogniser's labels: their case and their Unicode normal form."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -9,21 +9,21 @@ _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FI
 
 
 def spell(text: str, labels: tuple[str, ...]) -> str:
-    """Change the case of `text` where the labels have only one, and compose or take apart its characters as they are.
+    """Spell `text` with the labels: in their case, if they have only one, and with characters composed as theirs are.
 
     Args:
-        text: any.
+        text: any text; characters that the labels cannot spell stay.
         labels: one character each.
     """
     text = unicodedata.normalize("NFC", text)
     lower, upper = choose_cases(labels)
     if not any(map(str.isupper, labels)):
         text = lower(text)
-        if _SIGMA in labels and _FINAL_SIGMA not in labels:  # capitals that were made small have one
+        if _SIGMA in labels and _FINAL_SIGMA not in labels:  # `lower` makes one at the end of a word
             text = text.replace(_FINAL_SIGMA, _SIGMA)
     elif not any(map(str.islower, labels)):
         text = upper(text)
-    text = unicodedata.normalize("NFC", text)  # upper() takes some apart
+    text = unicodedata.normalize("NFC", text)  # `upper` decomposes some characters
     for composed, label in _apart(labels).items():
         text = text.replace(composed, label)
     marked = {character: unicodedata.normalize("NFD", character) for character in set(text) - set(labels)}
@@ -31,7 +31,7 @@ def spell(text: str, labels: tuple[str, ...]) -> str:
 
 
 def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """What makes a text small and what makes it capital; Turkish has two letters i, each with its own capital."""
+    """Return the functions for lower and upper case; Turkish labels have two letters i, each with its own capital."""
     if _DOTLESS_I not in labels and "İ" not in labels:
         return str.lower, str.upper
     return (
@@ -42,6 +42,6 @@ def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[
 
 @lru_cache(4)
 def _apart(labels: tuple[str, ...]) -> Mapping[str, str]:
-    """NFC -> label, of labels that NFC takes apart, as letters of Hindi with a dot, or writes as what is no label."""
+    """Map the NFC form of a label to the label, if NFC has characters that are not labels (as for some Hindi)."""
     normal = {unicodedata.normalize("NFC", label): label for label in labels}
     return {composed: label for composed, label in normal.items() if not set(composed) <= set(labels)}
