@@ -1,4 +1,4 @@
-"""The configuration tree of a recogniser: one YAML file, only what differs from the defaults, no unknown keys."""
+"""The configuration tree of a recogniser. A YAML file gives what differs from the defaults; unknown keys are errors."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -40,12 +40,12 @@ LABELS = tuple(LABEL_CHARACTERS)
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestConfig:
-    """One training manifest."""
+    """A training manifest and how often it is used."""
 
     path: GivenPath
-    """NeMo JSON lines; relative to the working directory."""
+    """The path of a NeMo manifest (JSON lines); relative to the working directory."""
     repeat: int = 1
-    """How often each of its clips comes in one epoch."""
+    """How often each clip of the manifest occurs in one epoch."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "repeat")
@@ -54,22 +54,22 @@ class ManifestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which clips, and how they are batched."""
+    """The clips to train and evaluate on, and how they are batched."""
 
     train: tuple[ManifestConfig, ...] = ()
     dev: GivenPath | None = None
     batch_s: float = 128.0
-    """Seconds of audio per step, padding included, over all processes together."""
+    """The seconds of audio per step, padding included, over all processes together."""
     device_batch_s: float | None = None
-    """Seconds of audio, padding included, that a device takes at once. A process whose share of a step is larger takes
-    it in parts and adds up their gradients. A longer clip comes alone; none: no limit."""
+    """The seconds of audio, padding included, that a device processes at once. A process whose share of a step is
+    larger splits it into parts and adds up their gradients. A longer clip is a part of its own. None: no limit."""
     max_duration_s: float = 16.7
-    """Longer training clips are left out and counted in the log."""
+    """The longest training clip in seconds; longer ones are left out and counted in the log."""
     min_duration_s: float = 0.2
     num_threads: int = 2
-    """Threads that decode audio, disturb it and compute features."""
+    """The number of threads that decode audio, disturb it and compute features."""
     prefetch_batches: int = 2
-    """Batches that DALI works on ahead of training."""
+    """The number of batches that DALI prepares ahead of training."""
 
     def __post_init__(self) -> None:
         check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches")
@@ -84,7 +84,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
-    """Additive noise from files."""
+    """The augmentation with noise from files."""
 
     path: GivenPath
     """A folder of sound files, searched with its subfolders; relative to the working directory."""
@@ -98,7 +98,7 @@ class NoiseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReverberationConfig:
-    """Convolution with the impulse responses of rooms."""
+    """The augmentation with reverberation: convolution with the impulse responses of rooms."""
 
     path: GivenPath
     """A folder of impulse responses as sound files, searched with its subfolders."""
@@ -110,13 +110,14 @@ class ReverberationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Training only. Masks as in SpecAugment (Park et al. 2019), filled with 0, the mean of normalised features.
+    """The augmentation of training clips.
 
-    wav2vec 2.0, which has no log-mel features, has masks of its own: `spans`.
+    Masks are those of SpecAugment (Park et al. 2019), filled with 0, the mean of normalised features. wav2vec 2.0,
+    which has no log-mel features, has its own masks: `spans`.
     """
 
     speed: tuple[float, float] = (0.85, 1.15)
-    """Range of the speed factor, by resampling: tempo, pitch and formants move together."""
+    """The range of the speed factor. Speed is changed by resampling, so tempo, pitch and formants change together."""
     speed_factors: tuple[float, ...] = ()
     """If given, one of these is drawn instead of a number within `speed`, for example [0.9, 1.0, 1.1]."""
     speed_probability: float = 1.0
@@ -124,28 +125,29 @@ class AugmentConfig:
     noise: NoiseConfig | None = None
     gain_db: tuple[float, float] = (0.0, 0.0)
     dither: float = 0.0
-    """Standard deviation of white noise that is added last, full scale 1 (NeMo's recipes: 1e-5)."""
+    """The standard deviation of white noise, relative to full scale 1, that is added last (NeMo's recipes: 1e-5)."""
     frequency_warp: float = 0.0
     """Vocal tract length perturbation: frequencies are scaled by a factor uniform in 1 +- this."""
     frequency_masks: int = 2
     frequency_mask_bands: int = 15
-    """Widest mask, in mel bands; the width is uniform from 0."""
+    """The widest frequency mask, in mel bands; the width is uniform from 0."""
     time_masks: int = 2
     time_mask_frames: int = 55
-    """Widest mask, in frames of 10 ms."""
+    """The longest time mask, in frames of `features.hop_samples`; the length is uniform from 0."""
     time_mask_share: float = 0.1
-    """And never more than this share of the clip."""
+    """The longest time mask as a share of the clip; the smaller of the two limits holds."""
     cutout_boxes: int = 0
-    """Rectangles of bands by frames (DeVries and Taylor 2017, arXiv:1708.04552), filled with 0 as well."""
+    """The number of rectangles of bands by frames that are filled with 0 (DeVries and Taylor 2017,
+    arXiv:1708.04552)."""
     cutout_bands: int = 20
-    """Widest box; the width is uniform from 0."""
+    """The widest cutout box, in mel bands; the width is uniform from 0."""
     cutout_frames: int = 5
-    """Longest box, likewise."""
+    """The longest cutout box, in frames; the length is uniform from 0."""
     spans: SpanMaskConfig = field(default_factory=SpanMaskConfig)
     consistency: float = 0.0
-    """Weight of CR-CTC (Yao et al. 2024, arXiv:2410.05101, who take 0.2): above 0 a recogniser sees two views of each
-    clip, with masks and warps of their own, and learns to hear the same in both. A step then costs as much as one of
-    twice `data.batch_s`, and a part as much memory: halve `data.device_batch_s`."""
+    """The weight of the CR-CTC loss (Yao et al. 2024, arXiv:2410.05101, who take 0.2). Above 0, a recogniser gets two
+    views of each clip, with different masks and warps, and learns to give the same result for both. A step then costs
+    as much as one of twice `data.batch_s`, and a part needs twice the memory: halve `data.device_batch_s`."""
 
     def __post_init__(self) -> None:
         check_range("speed", self.speed, 0.5, 2.0)
@@ -160,7 +162,7 @@ class AugmentConfig:
 
     @property
     def fastest(self) -> float:
-        """The highest speed that a clip can be played at."""
+        """The highest speed factor that can be drawn."""
         return max(1.0, *(self.speed_factors or self.speed)) if self.speed_probability else 1.0
 
 
@@ -175,26 +177,26 @@ AUGMENT_OF_MEL = (
     "cutout_bands",
     "cutout_frames",
 )
-"""Fields of :class:`AugmentConfig` for networks of log-mel features alone."""
+"""The fields of :class:`AugmentConfig` that apply only to networks with log-mel features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that makes a model. Written beside and into each checkpoint."""
+    """The whole configuration of a recogniser's run. It is written beside and into each checkpoint."""
 
     name: str
-    """Also the name of the config file, the checkpoint and the Triton model."""
+    """The name of the run, and of its config file, its checkpoints and the Triton model."""
     model: Annotated[QuartzNetConfig | JasperConfig | Wav2Vec2Config, Field(discriminator="name")]
-    """The architecture that `model.name` says."""
+    """The network; `model.name` chooses the architecture."""
     labels: tuple[str, ...] = LABELS
-    """One character each; the CTC blank comes after the last and is not listed."""
+    """The labels, one character each. The CTC blank follows the last one and is not listed."""
     features: Features = field(default_factory=FeatureSettings)
-    """Log-mel, or `name: waveform`, which wav2vec 2.0 has by default."""
+    """The features: log-mel, or `name: waveform`, the default of wav2vec 2.0."""
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     init: InitConfig = field(default_factory=InitConfig)
     pretraining: PretrainingConfig | None = None
-    """For wav2vec 2.0: pre-train on sound alone, without reading transcripts; none: train a recogniser."""
+    """The pre-training of wav2vec 2.0, from audio without transcripts. None: train a recogniser."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
@@ -232,15 +234,17 @@ class Config:
         check_stages(self.init, self.model.num_stages)
 
 
-# The rule reaches nested dataclasses by propagation; a test pins that.
+# `extra="forbid"` also applies to nested dataclasses; a test checks that.
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))
 
 
 def check_all_used(config: Config, where: str) -> None:
-    """Refuse what a network has no use for. Not a rule of :class:`Config`: checkpoints may hold such fields.
+    """Check that no field is set that the network does not use.
+
+    :class:`Config` itself does not check this, because checkpoints may hold such fields.
 
     Raises:
-        ConfigError: wav2vec 2.0 is asked for what only networks of log-mel features have; a mask of 0 asks for nothing.
+        ConfigError: Fields that only networks with log-mel features use are set for wav2vec 2.0; 0 does not count.
     """
     if not isinstance(config.model, Wav2Vec2Config):
         return
@@ -261,10 +265,10 @@ def check_all_used(config: Config, where: str) -> None:
 
 
 def config_from_dict(tree: dict[str, Any], where: str) -> Config:
-    """Validate a plain tree, for example one out of a checkpoint.
+    """Make a configuration of a plain tree, for example from a checkpoint.
 
     Raises:
-        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+        ConfigError: The tree is wrong; the message begins with `where` and lists each unknown key and wrong value.
     """
     if isinstance(tree.get("model"), dict) and tree["model"].get("name") == Wav2Vec2Config.name:
         tree = {"features": {"name": WaveformSettings.name}, **tree}

@@ -1,11 +1,11 @@
-"""Log-mel features, defined once, as a DALI graph: training reads its batches through it and serving ships this file.
+"""Log-mel features as a DALI graph, the one definition for training and serving.
 
-In: mono float waveforms at 16 kHz. Out: [mels, frames] float32, mean 0 and variance 1 per mel band over the clip; as
-the defaults are, 64 bands and ``frames = samples // 160 + 1``. The values equal a plain ``torch.stft`` reference
-within 1e-4.
+Input: mono float waveforms at 16 kHz. Output: [mels, frames] float32 with mean 0 and variance 1 per mel band over the
+clip; by default 64 bands and ``frames = samples // 160 + 1``. The values equal those of a plain ``torch.stft``
+reference within 1e-4.
 
-`carnelian-export` copies this file, as it is, to ``<model>_features/1/dali.py``; Triton's DALI backend finds
-:func:`serve` there. So it needs nothing but DALI.
+`carnelian-export` copies this file unchanged to ``<model>_features/1/dali.py``, where Triton's DALI backend finds
+:func:`serve`. So it needs only DALI.
 """
 
 import json
@@ -27,27 +27,34 @@ shape_of = DataNode.shape if hasattr(DataNode, "shape") else fn.shapes
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """What differs between models. A checkpoint of another toolkit brings its own (docs/checkpoints.md)."""
+    """The settings of the features. Checkpoints of other toolkits have their own (docs/checkpoints.md)."""
 
     window_samples: int = 320
-    """A Hann window, symmetric as the published checkpoints were trained with; 20 ms."""
+    """The length of the Hann window; by default 20 ms. It is symmetric, as in training of the published checkpoints."""
     hop_samples: int = 160
+    """The number of samples from one frame to the next; by default 10 ms."""
     fft_size: int = 512
+    """The length of the FFT in samples; even, and at least `window_samples`."""
     num_mels: int = 64
+    """The number of mel bands."""
     low_hz: float = 0.0
+    """The lower end of the lowest mel band, in Hz."""
     high_hz: float = SAMPLE_RATE_HZ / 2
+    """The upper end of the highest mel band, in Hz."""
     preemphasis: float = 0.97
+    """The coefficient of the pre-emphasis filter, 0 to 1; 0: no filter."""
     magnitude_power: Literal[1, 2] = 2
-    """Of the spectrum, before the mel filters."""
+    """The power of the magnitude spectrum before the mel filters: 1 for magnitudes, 2 for energies."""
     log_guard: float = 2.0**-24
-    """Keeps the logarithm of the mel energies finite."""
+    """The small value that keeps the logarithm of the mel energies finite."""
     log_guard_by: Literal["add", "clamp"] = "add"
+    """How `log_guard` is applied: added to the mel energies, or as their least value."""
     std_guard: float = 0.0
-    """Added to each band's standard deviation before it divides; without it, a constant band is 0."""
+    """The value added to each band's standard deviation before division. With 0, a constant band becomes 0."""
     edges: Literal["reflect", "zero"] = "reflect"
-    """What the windows at both ends of a clip see beyond it."""
+    """The padding that windows at both ends of a clip see: the reflected signal, or zeros."""
     frame_count: Literal["floor + 1", "ceil", "floor"] = "floor + 1"
-    """Frames of n samples: that of n / hop, and at least 1."""
+    """The number of frames of n samples: floor(n / hop) + 1, ceil(n / hop) or floor(n / hop), and at least 1."""
 
     def __post_init__(self) -> None:
         for name in ("window_samples", "hop_samples", "fft_size", "num_mels", "log_guard"):
@@ -72,9 +79,9 @@ class FeatureSettings:
             )
 
     def frames(self, samples: DataNode) -> DataNode:
-        """How many frames a clip of no fewer than 0 samples has: int32 -> int32."""
-        # Nothing is added before the division: the greatest length that a caller can claim would overflow. And nothing
-        # that needs no doing: each operator costs as much as some thousand samples.
+        """Return the number of frames of a clip of `samples` samples, at least 0: int32 -> int32."""
+        # No addition before the division, because the largest length that a caller can claim would overflow. As few
+        # operators as possible, because each costs as much as a few thousand samples.
         if self.frame_count == "floor + 1":
             return samples // self.hop_samples + 1
         if self.frame_count == "ceil":
@@ -83,7 +90,7 @@ class FeatureSettings:
 
 
 def hann(size: int) -> list[float]:
-    """A symmetric Hann window."""
+    """Return a symmetric Hann window of `size` samples."""
     return [0.5 - 0.5 * math.cos(2 * math.pi * n / (size - 1)) for n in range(size)]
 
 
@@ -92,7 +99,7 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
     emphasised = signal
     if settings.preemphasis:
         emphasised = fn.preemphasis_filter(signal, preemph_coeff=settings.preemphasis, border="zero")
-    # An odd window gets a zero at its end, or DALI would centre it one sample later than PyTorch does.
+    # An odd window gets a zero at its end; without it, DALI would centre the window one sample later than PyTorch.
     window = hann(settings.window_samples) + [0.0] * (settings.window_samples % 2)
     power = fn.spectrogram(
         emphasised,
@@ -103,7 +110,7 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
         center_windows=True,
         reflect_padding=settings.edges == "reflect",
         power=settings.magnitude_power,
-        layout="tf",  # each window's samples side by side: the other way, the longest step takes half as long again
+        layout="tf",  # frames first; the other layout makes the slowest step take 1.5 times as long
     )
     mel = fn.mel_filter_bank(
         power,
@@ -117,12 +124,12 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
     mel = fn.transpose(mel, perm=[1, 0])  # [frames, num_mels] -> [num_mels, frames]
     guard = settings.log_guard
     energy = graph_math.log(mel + guard if settings.log_guard_by == "add" else graph_math.max(mel, guard))
-    if settings.frame_count != "floor + 1":  # what the spectrogram makes
+    if settings.frame_count != "floor + 1":  # the spectrogram already has this number
         energy = fn.slice(energy, start=0, shape=settings.frames(shape_of(signal, dtype=types.INT32)), axes=[1])
     if not settings.std_guard:
         return fn.normalize(energy, axes=[1], ddof=1)
     centred = energy - fn.reductions.mean(energy, axes=[1], keep_dims=True)
-    # Counted on the data's own device: a tensor of shapes is always on the CPU.
+    # The frames are counted by a sum on the data's own device, because a tensor of shapes is always on the CPU.
     count = fn.reductions.sum(centred * 0.0 + 1.0, axes=[1], keep_dims=True)
     variance = fn.reductions.sum(centred * centred, axes=[1], keep_dims=True) / graph_math.max(count - 1.0, 1.0)
     return centred / (graph_math.sqrt(variance) + settings.std_guard)
@@ -131,12 +138,13 @@ def log_mel(signal: DataNode, settings: FeatureSettings) -> DataNode:
 @autoserialize
 @pipeline_def(batch_size=1, num_threads=1, device_id=None)
 def serve() -> tuple[DataNode, DataNode]:
-    """The `<model>_features` stage: SIGNAL, SIGNAL_LENGTH -> FEATURES, FEATURE_LENGTH.
+    """Build the `<model>_features` stage: SIGNAL, SIGNAL_LENGTH -> FEATURES, FEATURE_LENGTH.
 
-    It is total: every float input of every length passes. FEATURES has as many frames as the row's tensor, equal
-    within a request as Triton requires; frames past the clip's own end are zero. FEATURE_LENGTH is computed from
-    SIGNAL_LENGTH alone, 0 where there are no samples; where it exceeds the frames of FEATURES, the decoder refuses
-    the clip. A tensor over the limit yields a single frame, so that a refused clip costs nothing downstream.
+    The stage is total: it accepts every float input of every length. FEATURES has the number of frames of the row's
+    whole tensor, which is equal within a request, as Triton requires; frames past the clip's own end are zero.
+    FEATURE_LENGTH is computed only from SIGNAL_LENGTH and is 0 without samples; if it exceeds the frames of FEATURES,
+    the decoder refuses the clip. A tensor over the limit gives a single frame, so that a refused clip costs almost
+    nothing in later stages.
     """
     content = json.loads(Path(__file__).with_name(SETTINGS_FILE).read_text())
     limit = round(content.pop("max_audio_s") * SAMPLE_RATE_HZ)
@@ -147,8 +155,8 @@ def serve() -> tuple[DataNode, DataNode]:
     samples = shape_of(signal, dtype=types.INT32)
     samples = samples * (samples <= limit)
     kept = graph_math.clamp(length, 1, graph_math.max(samples, 1))
-    # Empty signals get one sample: the pre-emphasis operator crashes on none. Slicing before framing lets the
-    # reflection at the end see the clip's true end.
+    # Empty signals get one sample, because the pre-emphasis operator crashes without any. Slicing before framing puts
+    # the reflection at the clip's true end.
     clip = fn.slice(signal, start=0, shape=kept, axes=[0], out_of_bounds_policy="pad")
     features = fn.pad(log_mel(clip, settings), axes=[1], shape=settings.frames(samples))
     return features, settings.frames(length) * (length > 0)

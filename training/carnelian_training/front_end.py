@@ -1,4 +1,4 @@
-"""Which features a model takes: log-mel for the convolutional ones, the waveform for wav2vec 2.0."""
+"""The choice of features: log-mel for the convolutional networks, the waveform for wav2vec 2.0."""
 
 from types import ModuleType
 from typing import Annotated, Any
@@ -22,11 +22,11 @@ def _kind(found: Any) -> str:
 Features = Annotated[
     Annotated[FeatureSettings, Tag("log_mel")] | Annotated[WaveformSettings, Tag("waveform")], Discriminator(_kind)
 ]
-"""As a configuration has them: log-mel, which has no name in files, or `name: waveform`."""
+"""The type of `features` in a configuration: log-mel, which has no `name` in files, or `name: waveform`."""
 
 
 def channels(settings: FrontEnd) -> int:
-    """Rows of the features."""
+    """Return the number of rows of the features: mel bands, or 1 for a waveform."""
     return 1 if isinstance(settings, WaveformSettings) else settings.num_mels
 
 
@@ -38,5 +38,5 @@ def build_features(signal: DataNode, settings: FrontEnd) -> DataNode:
 
 
 def served_by(settings: FrontEnd) -> ModuleType:
-    """The module whose file is the `<model>_features` stage."""
+    """Return the module whose file becomes the `<model>_features` stage."""
     return waveform if isinstance(settings, WaveformSettings) else features

@@ -1,4 +1,4 @@
-"""What every run has in its configuration, of a recogniser or of a language model: start, optimiser, loop."""
+"""The parts of the configuration that recognisers and language models share: start, optimiser, loop."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,33 +11,37 @@ from carnelian_training.checks import check_at_least_one, check_not_negative, ch
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Which optimiser, and the learning rate over the steps: linear warm-up, hold, then the schedule's decay."""
+    """The optimiser and the learning rate schedule: linear warm-up, hold, then decay."""
 
     name: Literal["adamw", "muon", "novograd"] = "novograd"
     lr: float = 0.01
     lr_batch_s: float | None = None
-    """The `data.batch_s` that `lr` is meant for; with another one it is scaled by the square root of their ratio, as
-    suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). None: `lr` as it is."""
+    """The `data.batch_s` that `lr` is meant for. With another `data.batch_s`, `lr` is scaled by the square root of
+    their ratio, which suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). None: no
+    scaling."""
     betas: tuple[float, float] = (0.95, 0.0)
     eps: float = 1e-8
-    """Of AdamW, and of Muon for what is no matrix, as the betas are."""
+    """The term of AdamW that avoids division by zero; Muon uses it, like `betas`, for parameters other than
+    matrices."""
     weight_decay: float = 1e-3
     warmup_steps: int = 1000
     hold_steps: int = 0
     schedule: Literal["cosine", "linear", "exponential", "tri_stage"] = "cosine"
-    """Cosine and linear fall to `min_lr` at `loop.steps`; exponential by `decay` every `decay_steps`, but not below
-    `min_lr`; tri-stage, fairseq's, exponentially to `final_share` of `lr` at `loop.steps`."""
+    """The decay of the learning rate. `cosine` and `linear` fall to `min_lr` at `loop.steps`; `exponential` falls by
+    the factor `decay` every `decay_steps`, but not below `min_lr`; `tri_stage`, as in fairseq, falls exponentially to
+    `final_share` of `lr` at `loop.steps`."""
     start_share: float = 0.0
-    """Of `lr`, where the warm-up begins."""
+    """The learning rate at the start of the warm-up, as a share of `lr`."""
     final_share: float = 0.05
+    """The learning rate at `loop.steps`, as a share of `lr`, with `tri_stage`."""
     decay: float = 0.981
-    """As in NVIDIA's recipes, where it is per epoch."""
+    """The factor of the `exponential` schedule per `decay_steps`. NVIDIA's recipes have this value per epoch."""
     decay_steps: int = 1000
     min_lr: float = 1e-5
     max_grad_norm: float | None = None
     ema: float | None = None
-    """Decay of an average of the weights over the steps, for example 0.999, which is then what is evaluated, called the
-    best and published; none: no average."""
+    """The decay of an exponential moving average of the weights, for example 0.999. The average is then evaluated,
+    compared and published in place of the weights. None: no average."""
 
     def __post_init__(self) -> None:
         if self.name != "novograd" and not 0 < self.betas[1] < 1:
@@ -61,7 +65,7 @@ class OptimizerConfig:
 
 
 def _check_freezes(value: object) -> object:
-    """In words of our own, for pydantic would name the kinds that a value might have been."""
+    """Check the type here, because pydantic's own message would list the types of the union."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(part, (dict, FreezeConfig)) for part in value):
         raise ValueError("must be a list of sections, such as `[{stages: body, until_step: 1000}]`")
     return value
@@ -75,25 +79,26 @@ def _check_stages(value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeConfig:
-    """Stages that do not learn for a while. Their batch norms keep their statistics; their dropout stays on."""
+    """Stages that are frozen for a number of steps. Their batch norms keep their statistics; their dropout stays on."""
 
     stages: Annotated[tuple[int, ...] | Literal["body"], BeforeValidator(_check_stages)]
-    """Positions in `model.stages`, or all of them: everything but the head. Those of wav2vec 2.0 are its extractor (0),
-    the input of its transformer (1), and the transformer's layers."""
+    """The positions of the stages in `model.stages`, or `body`, everything but the head. The stages of wav2vec 2.0 are
+    its extractor (0), the input of its transformer (1), and the transformer's layers."""
     until_step: int | None = None
-    """They learn from this step on; none: never."""
+    """The first step at which the stages learn. None: they never learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
-    """Fine-tuning: where the weights of a new run come from, and how fast each part moves away from there."""
+    """The start of a run: a checkpoint to fine-tune, and which parts learn when and how fast."""
 
     checkpoint: Path | None = None
-    """Ours, published ones too. `model`, `labels` and `features` are its own where the YAML does not give them; a
-    `model` or `features` without `name` is laid over its own."""
+    """The Carnelian checkpoint to start from, of a run or published. It gives `model`, `labels` and `features` if the
+    YAML file does not; a `model` or `features` without `name` changes single fields of the checkpoint's."""
     freeze: Annotated[tuple[FreezeConfig, ...], BeforeValidator(_check_freezes)] = ()
     stage_lr_decay: float = 1.0
-    """The head learns at the full rate, the last stage at this factor of it, the one before at its square, ..."""
+    """The factor on the learning rate per stage below the head: the head learns at the full rate, the last stage at
+    this factor of it, the stage before at its square, and so on."""
 
     def __post_init__(self) -> None:
         if not 0 < self.stage_lr_decay <= 1:
@@ -104,41 +109,42 @@ class InitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """How long to train, how often to look."""
+    """The length and precision of training, and how often to log, evaluate and write checkpoints."""
 
     steps: int = 100_000
     seed: int = 1
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Of matrix products and convolutions; the rest is float32. tf32 is fp32 on devices without it."""
+    """The precision of matrix products and convolutions; the rest is float32. On devices without tf32, it is fp32."""
     compile: bool = False
-    """Let `torch.compile` fuse the network; needs a C++ compiler, and Triton on GPUs."""
+    """Whether `torch.compile` fuses the network; needs a C++ compiler, and Triton on GPUs."""
     depthwise: Literal["pytorch", "triton"] = "triton"
-    """What computes depthwise convolutions on a GPU: kernels of ours in the Triton language
-    (`models/depthwise_gpu.py`), or PyTorch's, of cuDNN, with which QuartzNet 15x5 trains half as fast on an H100. With
-    `compile` they are PyTorch's. Without meaning for networks that have none."""
+    """The kernels of depthwise convolutions on a GPU: Carnelian's own in the Triton language
+    (`models/depthwise_gpu.py`), or PyTorch's (cuDNN), with which QuartzNet 15x5 trains half as fast on an H100. With
+    `compile` they are always PyTorch's. Networks without depthwise convolutions ignore this."""
     recompute: bool = False
-    """Keep only the inputs of blocks for the backward pass and compute the rest again: less memory, a third more
-    time. Of Jasper and QuartzNet alone, as `batch_statistics` is."""
+    """Whether only the inputs of blocks are kept for the backward pass and the rest is computed again: less memory, a
+    third more time. Only for Jasper and QuartzNet."""
     batch_statistics: Literal["process", "shared", "frozen"] = "process"
-    """What batch norms see in training: each process its own clips, all clips of all processes (of one part, where a
-    step is taken in parts: see `data.device_batch_s`), or the statistics of the checkpoint, which then stay."""
+    """The statistics of batch norms in training: `process` computes them over each process's own clips, `shared` over
+    the clips of all processes (in a step of several parts, of one part: see `data.device_batch_s`), and `frozen` keeps
+    those of the checkpoint. Only for Jasper and QuartzNet."""
     max_skipped_steps: int = 50
-    """A step whose loss or gradient is not finite changes nothing; more than this many in a row end the run."""
+    """The most steps in a row that may be skipped because loss or gradient is not finite; more end the run."""
     log_every_steps: int = 50
     evaluate_every_steps: int = 1000
     checkpoint_every_steps: int | None = None
-    """None: at each evaluation. SIGTERM and Ctrl-C write one in any case."""
+    """The number of steps between checkpoints. None: `evaluate_every_steps`. SIGTERM and Ctrl-C always write one."""
     checkpoint_every_s: float | None = None
-    """And whenever the last one is older than this."""
+    """The age in seconds of the last checkpoint after which another one is written. None: no limit."""
     keep_last: int = 2
     milestones: tuple[int, ...] = ()
-    """Steps whose checkpoints are kept for ever."""
+    """The steps at which checkpoints are written that are never removed."""
 
     def __post_init__(self) -> None:
         check_at_least_one(
             self, "steps", "log_every_steps", "evaluate_every_steps", "checkpoint_every_steps", "keep_last"
         )
-        if not -(2**63) <= self.seed < 2**64:  # as PyTorch takes them
+        if not -(2**63) <= self.seed < 2**64:  # the range that PyTorch accepts
             raise ValueError(f"`seed` must be at least -2^63 and below 2^64, but is {self.seed}")
         if early := [step for step in self.milestones if step < 1]:
             raise ValueError(f"`milestones` must be steps, at least 1, but hold {early}")
@@ -147,18 +153,18 @@ class LoopConfig:
 
 
 LOOP_OF_STACKS = ("recompute", "batch_statistics")
-"""Fields of :class:`LoopConfig` for Jasper and QuartzNet alone. Not `depthwise`, which had another default once:
-resolved configurations and checkpoints of all models hold that."""
+"""The fields of :class:`LoopConfig` only for Jasper and QuartzNet. `depthwise` is not listed: resolved configurations
+and checkpoints of all models have it with an earlier default."""
 
 
 def check_name(name: str) -> None:
-    """A run's name, which files carry."""
+    """Check that a run's name can be part of file names."""
     if name in {"", ".."} or Path(name).name != name:
         raise ValueError(f"`name` must be fit to name files, without folders, but is {name!r}")
 
 
 def check_stages(init: InitConfig, num_stages: int) -> None:
-    """Only stages that there are can be frozen."""
+    """Check that `init.freeze` names only stages that the network has."""
     for freeze in init.freeze:
         absent = [i for i in freeze.stages if i not in range(num_stages)] if freeze.stages != "body" else []
         if absent:

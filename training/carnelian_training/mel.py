@@ -1,4 +1,4 @@
-"""Slaney's mel scale: linear below 1 kHz, which is 15 mel, logarithmic above."""
+"""Slaney's mel scale (Auditory Toolbox): linear below 1 kHz, which is 15 mel, and logarithmic above."""
 
 import math
 
@@ -9,12 +9,12 @@ _BREAK_HZ, _BREAK_MEL, _MEL_PER_E = 1000.0, 15.0, 27 / math.log(6.4)
 
 
 def to_mel(hz: Tensor) -> Tensor:
-    """From Hz."""
+    """Convert frequencies in Hz to the Slaney mel scale."""
     logarithmic = _BREAK_MEL + _MEL_PER_E * (hz.clamp(min=_BREAK_HZ) / _BREAK_HZ).log()
     return torch.where(hz < _BREAK_HZ, hz * _BREAK_MEL / _BREAK_HZ, logarithmic)
 
 
 def to_hz(mel: Tensor) -> Tensor:
-    """And back."""
+    """Convert values of the Slaney mel scale to frequencies in Hz."""
     logarithmic = _BREAK_HZ * ((mel - _BREAK_MEL) / _MEL_PER_E).exp()
     return torch.where(mel < _BREAK_MEL, mel * _BREAK_HZ / _BREAK_MEL, logarithmic)

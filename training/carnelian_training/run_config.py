@@ -1,4 +1,4 @@
-"""The configuration of a run of either kind: a recogniser's or a language model's, told apart by `model.name`."""
+"""The configuration of a run of either kind, a recogniser or a language model, which `model.name` decides."""
 
 import logging
 from pathlib import Path
@@ -17,22 +17,22 @@ from carnelian_training.models.transformer_xl import TransformerXlConfig
 logger = logging.getLogger(__name__)
 
 RunConfig = Config | LanguageModelConfig
-"""Whatever the loop trains."""
+"""The configuration of any run of the training loop."""
 
 OF_TRAINING = ("dropout", "layer_drop", "extractor_gradient")
-"""Fields of `model` whose names end so change no output of a trained network."""
+"""The endings of the names of `model` fields that only training uses: they do not change a trained network's output."""
 
 SIZES_OF_PRETRAINING = tuple(f"pretraining.{name}" for name in ("groups", "codes", "code_width", "width"))
-"""They shape weights; the rest of `pretraining` does not."""
+"""The fields of `pretraining` that set the shapes of weights; the other fields do not."""
 
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(LanguageModelConfig))
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
-    """As :func:`load_run`, of a recogniser.
+    """Read a recogniser's configuration; see :func:`load_run`.
 
     Raises:
-        ConfigError: It is of a language model.
+        ConfigError: The configuration is wrong, or is a language model's.
     """
     config = load_run(path, overrides)
     if isinstance(config, LanguageModelConfig):
@@ -43,10 +43,10 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
 
 
 def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Read a YAML file and apply ``a.b=value`` overrides to its tree before validation.
+    """Read a YAML file, and apply ``a.b=value`` overrides to its tree before validation.
 
     Raises:
-        ConfigError: with every unknown key and wrong value, by path.
+        ConfigError: The configuration is wrong; the message lists each unknown key and wrong value by its path.
     """
     tree = load_tree(path, overrides)
     inherit(tree)
@@ -66,10 +66,10 @@ def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
 
 
 def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
-    """Validate a plain tree, for example one out of a checkpoint.
+    """Make a configuration of either kind of a plain tree, for example from a checkpoint.
 
     Raises:
-        ConfigError: with every unknown key and wrong value, by path; `where` opens the message.
+        ConfigError: The tree is wrong; the message begins with `where` and lists each unknown key and wrong value.
     """
     model = tree.get("model")
     if isinstance(model, dict) and model.get("name") == TransformerXlConfig.name:
@@ -78,9 +78,9 @@ def run_from_dict(tree: dict[str, Any], where: str) -> RunConfig:
 
 
 def model_differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields by which two networks compute something else: dotted path -> the value in each.
+    """Return the fields that make two networks compute different results: dotted path -> both values.
 
-    Those of `model`, and the sizes in `pretraining` where both have it.
+    These are the fields of `model`, and the sizes in `pretraining` if both have it.
     """
     ours, theirs = (flat(config_to_dict(config)) for config in (one, other))
     keys = [key for key in ours | theirs if key.startswith("model.") and not key.endswith(OF_TRAINING)]

@@ -1,7 +1,7 @@
-"""The features of wav2vec 2.0: the waveform itself, normalised if the checkpoint asks for it, as a DALI graph.
+"""The features of wav2vec 2.0 as a DALI graph: the waveform itself, normalised if the settings say so.
 
-In: mono float waveforms at 16 kHz. Out: [samples] float32. As `features.py`, it is copied into the model repository as
-``<model>_features/1/dali.py``, so it needs nothing but DALI.
+Input: mono float waveforms at 16 kHz. Output: [samples] float32. Like `features.py`, this file is copied into the model
+repository as ``<model>_features/1/dali.py``, so it needs only DALI.
 """
 
 import json
@@ -23,13 +23,13 @@ shape_of = DataNode.shape if hasattr(DataNode, "shape") else fn.shapes
 
 @dataclass(frozen=True, kw_only=True)
 class WaveformSettings:
-    """What differs between checkpoints."""
+    """The settings of waveform features; they differ between checkpoints."""
 
     name: Literal["waveform"] = "waveform"
     normalise: bool = True
-    """To mean 0 and variance 1 over the clip. Base of fairseq was trained without."""
+    """Whether each clip is normalised to mean 0 and variance 1. fairseq's Base was trained without."""
     variance_guard: float = 1e-7
-    """Added to the variance before its root divides: `transformers`' value; fairseq's is 1e-5."""
+    """The value added to the variance before its square root divides: 1e-7 in `transformers`, 1e-5 in fairseq."""
 
     hop_samples = 1
 
@@ -48,11 +48,12 @@ def waveform(signal: DataNode, settings: WaveformSettings) -> DataNode:
 @autoserialize
 @pipeline_def(batch_size=1, num_threads=1, device_id=None)
 def serve() -> tuple[DataNode, DataNode]:
-    """The `<model>_features` stage: SIGNAL, SIGNAL_LENGTH -> FEATURES, FEATURE_LENGTH.
+    """Build the `<model>_features` stage: SIGNAL, SIGNAL_LENGTH -> FEATURES, FEATURE_LENGTH.
 
-    It is total: every float input of every length passes. FEATURES is as long as the row's tensor, equal within a
-    request as Triton requires, zero past the clip's own end, and a single sample of a tensor over the limit, so that a
-    refused clip costs nothing downstream. FEATURE_LENGTH is SIGNAL_LENGTH, 0 where that is negative.
+    The stage is total: it accepts every float input of every length. FEATURES has the length of the row's whole tensor,
+    which is equal within a request, as Triton requires; it is zero past the clip's own end. A tensor over the limit
+    gives a single sample, so that a refused clip costs almost nothing in later stages. FEATURE_LENGTH is SIGNAL_LENGTH,
+    or 0 if that is negative.
     """
     content = json.loads(Path(__file__).with_name(SETTINGS_FILE).read_text())
     limit = round(content.pop("max_audio_s") * SAMPLE_RATE_HZ)
