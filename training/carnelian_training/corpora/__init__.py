@@ -1,1 +1,1 @@
-"""Corpora for training: fetched, converted, looked through, multiplied."""
+"""Training corpora: fetch, convert, validate and perturb them."""

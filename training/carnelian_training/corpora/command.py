@@ -12,7 +12,7 @@ prepare = typer.Typer(no_args_is_help=True, help="Fetch a corpus and write its m
 
 @prepare.callback()
 def _prepare() -> None:
-    """A callback keeps `librispeech` a word of the command line while it is the only corpus."""
+    """Keep `librispeech` a subcommand: without a callback, typer would drop the name of an only command."""
 
 
 @prepare.command()

@@ -1,4 +1,4 @@
-"""Large files from the web: what was fetched is never fetched again, and nothing is used unchecked."""
+"""Download of large files: interrupted downloads are resumed, and checksums are verified."""
 
 import hashlib
 import http.client
@@ -18,25 +18,25 @@ from carnelian_training.replacement import WriteError, written
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60
 ATTEMPTS = 5
-"""In a row that bring nothing new, each after a longer pause."""
+"""The most attempts in a row without new bytes, each after a longer pause than the one before."""
 
 
 def download(url: str, target: Path, md5: str, stop: threading.Event) -> None:
-    """Fetch a file, from where an earlier attempt stopped; one that is there is only checked.
+    """Fetch a file, starting where an earlier attempt stopped; an existing file is only verified.
 
-    The bytes grow in `<target>.partial`, which becomes `target` when its checksum is right.
+    The bytes are written to `<target>.partial`, which is renamed to `target` when its checksum is right.
 
     Args:
-        url: of the file.
-        target: where it goes.
-        md5: its checksum.
-        stop: set by another thread, ends this.
+        url: address of the file.
+        target: path to write to.
+        md5: MD5 of the file, in hexadecimal.
+        stop: an event with which another thread can end the download.
 
     Raises:
-        OSError: The server refuses, or goes silent for good, or the disk is full; the partial file stays for the next
+        OSError: The server refuses or stops answering, or the disk is full; the partial file stays for the next
             attempt.
-        ValueError: The checksum is wrong; a file that was fetched is removed.
-        CancelledError: `stop` is set; the partial file stays.
+        ValueError: The checksum is wrong; if the file was just fetched, it is removed.
+        CancelledError: `stop` was set; the partial file stays.
     """
     if target.exists():
         _check(target, md5, stop)
@@ -64,13 +64,13 @@ def _fetch(url: str, partial: Path, stop: threading.Event) -> None:
                     return
                 problem = "the connection ended early"
             except urllib.error.HTTPError as error:
-                error.close()  # it is a response, too
+                error.close()  # the error is also an open response
                 if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    return  # nothing is missing; the checksum will tell whether that is so
+                    return  # the file seems complete; the checksum will show
                 if error.code < 500:
                     raise OSError(f"{url}: the server answers {error.code} {error.reason}") from error
                 problem = str(error)
-            except WriteError:  # no server's fault
+            except WriteError:  # the disk, not the server
                 raise
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error)
@@ -82,11 +82,11 @@ def _fetch(url: str, partial: Path, stop: threading.Event) -> None:
 
 
 def _append(url: str, partial: Path, progress: tqdm, stop: threading.Event) -> bool:  # type: ignore[type-arg]
-    """One request for what is missing; False if the connection ended before the file did."""
+    """Request the missing bytes and append them; return False if the connection ended before the file was complete."""
     start = _size(partial)
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-        # A server that cannot resume answers 200 and begins anew.
+        # A server that cannot resume answers 200 and sends the whole file.
         start = start if response.status == http.client.PARTIAL_CONTENT else 0
         announced = response.headers.get("Content-Length")
         total = start + int(announced) if announced else None
@@ -113,7 +113,7 @@ def _check(path: Path, md5: str, stop: threading.Event) -> None:
 
 
 def _blocks(file: http.client.HTTPResponse | io.BufferedReader, stop: threading.Event) -> Iterator[bytes]:
-    while block := file.read1(BLOCK_BYTES):  # what has come, for a slow server takes its time for a whole block
+    while block := file.read1(BLOCK_BYTES):  # returns what has arrived: a slow server takes long for a block
         if stop.is_set():
             raise CancelledError
         yield block

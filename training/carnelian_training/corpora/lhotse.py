@@ -1,6 +1,6 @@
-"""Lhotse's manifests (https://github.com/lhotse-speech/lhotse) to ours: its recipes know about 100 corpora.
+"""Conversion of Lhotse's manifests (https://github.com/lhotse-speech/lhotse, recipes for about 100 corpora) to clips.
 
-Clips inside longer recordings become lines with `offset`; no sound is written.
+Clips inside longer recordings become clips with an `offset`; no audio is written.
 """
 
 import zlib
@@ -15,10 +15,11 @@ from carnelian_training.data.manifest import Clip
 
 
 def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
-    """The supervised parts of a cut manifest.
+    """Yield a clip for each supervision of a cut manifest.
 
     Raises:
-        ValueError: A cut is mixed, padded or perturbed, or its sound is missing or not one file of one channel; named.
+        ValueError: A cut is mixed, padded or perturbed, or its sound is missing or not one file of one channel; the
+            message names the cut.
     """
     seen: set[tuple[str, str, float]] = set()
     for cut in _read(_lhotse().CutSet, cuts):
@@ -29,17 +30,18 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
         for supervision in cut.supervisions:
             start = cut.start + supervision.start
             known = (cut.recording.id, supervision.id, round(start, 3))
-            if known in seen:  # in the window before, too: windows overlap, or one begins amid what is said
+            if known in seen:  # the same supervision in another window, if windows overlap or cut it
                 continue
             seen.add(known)
             yield _clip(cut.recording, start, supervision, f"{cuts}: {supervision.id}")
 
 
 def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip]:
-    """The clips of a recording manifest and a supervision manifest.
+    """Yield a clip for each supervision of a supervision manifest, with its sound from a recording manifest.
 
     Raises:
-        ValueError: A recording is missing, perturbed, or not one file of one channel; named.
+        ValueError: A recording is missing, perturbed, or not one file of one channel; the message names the
+            supervision.
     """
     lhotse = _lhotse()
     by_id = {recording.id: recording for recording in _read(lhotse.RecordingSet, recordings)}
@@ -51,10 +53,10 @@ def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip
 
 
 def _read(kind: Any, path: Path) -> Iterator[Any]:
-    """What a manifest holds, which Lhotse may read as it goes.
+    """Yield the items of a manifest; Lhotse may read them one by one.
 
     Raises:
-        ValueError: It is empty, or holds something else.
+        ValueError: The manifest cannot be read, is empty, or has items of another kind.
     """
     names = {"CutSet": "Cut", "RecordingSet": "Recording", "SupervisionSet": "SupervisionSegment"}
     expected = f"{path} must be a {kind.__name__} of Lhotse"

@@ -1,4 +1,4 @@
-"""LibriSpeech (Panayotov et al. 2015, https://www.openslr.org/12): from the web to manifests, over its FLAC files."""
+"""LibriSpeech (Panayotov et al. 2015, https://www.openslr.org/12): download, unpack, and write manifests."""
 
 import shutil
 import tarfile
@@ -27,27 +27,28 @@ PARTS = {
     "dev-clean-2": (31, "6d7ab67ac6a1d2c993d050e16d61080d"),
     "train-clean-5": (31, "5df7d4e78065366204ca6845bb08f490"),
 }
-"""Part -> its number and the MD5 of its archive at OpenSLR (`md5sum.txt`). 31 is Mini LibriSpeech, half a gigabyte."""
+"""For each part, OpenSLR's number of the resource and the MD5 of the archive (from `md5sum.txt`). 31 is Mini
+LibriSpeech, half a gigabyte."""
 
 ALL = tuple(part for part, (resource, _) in PARTS.items() if resource == 12)
 
 
 def prepare(directory: Path, parts: Sequence[str] = ALL, *, url: str = URL, jobs: int = 4) -> list[Path]:
-    """Fetch, check and unpack the parts, and write `<part>.jsonl` for each; what is done already is not done again.
+    """Fetch, verify and unpack parts, and write `<part>.jsonl` for each; steps that are already done are skipped.
 
     Args:
-        directory: gets `LibriSpeech/<part>/` and the manifests. An archive `<part>.tar.gz` that is there is used.
+        directory: folder for `LibriSpeech/<part>/` and the manifests. An existing archive `<part>.tar.gz` is used.
         parts: keys of :data:`PARTS`.
-        url: OpenSLR's or a mirror's.
-        jobs: parts at a time, and files at a time whose durations are read.
+        url: address of OpenSLR's resources or of a mirror.
+        jobs: how many parts are fetched, and how many files are read, at the same time.
 
     Returns:
-        The manifests.
+        The paths of the manifests.
 
     Raises:
         OSError: A file cannot be fetched; see :func:`download`.
-        ValueError: There is no such part, another process prepares it here, a checksum is wrong, or an archive does not
-            hold what its transcripts name.
+        ValueError: A part is unknown, another process prepares it in this folder, a checksum is wrong, or an archive
+            lacks files that its transcripts name.
     """
     if unknown := set(parts) - PARTS.keys():
         raise ValueError(f"LibriSpeech's parts are {', '.join(PARTS)}, but not {', '.join(sorted(unknown))}")
@@ -63,7 +64,7 @@ def prepare(directory: Path, parts: Sequence[str] = ALL, *, url: str = URL, jobs
                 manifest = directory / f"{part}.jsonl"
                 write_manifest(manifest, pool.map(_clip, *zip(*_transcripts(directory, part), strict=True)))
                 manifests.append(manifest)
-        except BaseException:  # such as Ctrl-C: this waits for the other threads, which would go on for hours
+        except BaseException:  # also Ctrl-C; otherwise the other threads would go on for hours
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -71,10 +72,10 @@ def prepare(directory: Path, parts: Sequence[str] = ALL, *, url: str = URL, jobs
 
 
 def _unpack(directory: Path, part: str, url: str, stop: threading.Event) -> None:
-    """Make `LibriSpeech/<part>`: whole or not at all."""
+    """Fetch and unpack a part into `LibriSpeech/<part>`, which is complete or not there."""
     target = directory / "LibriSpeech" / part
     archive = directory / f"{part}.tar.gz"
-    # By another name than an archive that was there, which stays: a later run has to tell them apart.
+    # A fetched archive is removed at the end; one that the user put there is not. So they have different names.
     fetched = directory / f"{part}.fetched.tar.gz"
     refusal = f"{part} must be prepared by one process, but another one does so in {directory}: wait for that"
     with locked(directory / f".{part}.lock", refusal):
@@ -87,12 +88,12 @@ def _unpack(directory: Path, part: str, url: str, stop: threading.Event) -> None
 
 
 def _extract(archive: Path, target: Path, unpacking: Path, stop: threading.Event) -> None:
-    shutil.rmtree(unpacking, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(unpacking, ignore_errors=True)  # left by a killed run
     try:
         with written(unpacking), tarfile.open(archive) as tar:
             if hasattr(tarfile, "data_filter"):
                 tar.extractall(unpacking, _members(tar, stop), filter="data")
-            else:  # a Python below 3.11.4, such as Debian 12's; the checksum was right
+            else:  # Python before 3.11.4, such as Debian 12's; the archive's checksum was right
                 tar.extractall(unpacking, _members(tar, stop))
         target.parent.mkdir(parents=True, exist_ok=True)
         (unpacking / "LibriSpeech" / target.name).rename(target)
@@ -108,7 +109,7 @@ def _members(tar: tarfile.TarFile, stop: threading.Event) -> Iterator[tarfile.Ta
 
 
 def _transcripts(directory: Path, part: str) -> Iterator[tuple[Path, str, str]]:
-    """Sound file, transcript and part, in the order of their names."""
+    """Yield sound file, transcript and part of each clip, in the order of their names."""
     files = sorted((directory / "LibriSpeech" / part).rglob("*.trans.txt"))
     if not files:
         raise ValueError(f"{directory / 'LibriSpeech' / part} must hold *.trans.txt files, but holds none")

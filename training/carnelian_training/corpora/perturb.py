@@ -1,4 +1,4 @@
-"""Speed perturbation on disk (Ko et al. 2015): for tools that cannot do it while they read, as our training does."""
+"""Speed perturbation on disk (Ko et al. 2015), for tools that cannot do it while reading, as training here does."""
 
 import io
 import os
@@ -21,19 +21,19 @@ from carnelian_training.replacement import check_apart
 
 
 def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
-    """Write each clip once more at each speed as FLAC, and a manifest of the old clips and the new.
+    """Write a copy of each clip at each speed as FLAC, and a manifest of the old and the new clips.
 
     Args:
-        manifest: of the clips; their files are referred to, not copied.
-        directory: gets `manifest.jsonl` and `<speed>/<number>-<name>.flac`.
-        speeds: 1.1 is ten per cent faster and higher.
+        manifest: manifest of the clips; their files are referred to, not copied.
+        directory: folder for `manifest.jsonl` and `<speed>/<number>-<name>.flac`.
+        speeds: factors of speed and pitch; 1.1 is ten per cent faster and higher.
 
     Returns:
-        The new manifest.
+        The path of the new manifest.
 
     Raises:
-        ValueError: A speed is outside 0.5 to 2 or given twice, a clip cannot be read or is not what its line says, or
-            the old manifest would be lost to the new.
+        ValueError: A speed is outside 0.5 to 2, is 1 or occurs twice; a clip cannot be read or does not match its
+            manifest; or the new manifest would overwrite the old one.
     """
     if wrong := [speed for speed in speeds if not 0.5 <= speed <= 2.0 or speed == 1.0]:
         raise ValueError(f"speeds must be within 0.5 to 2.0 and not 1, but are {wrong}")
