@@ -1,1 +1,1 @@
-"""Word and character error rates, offline and through a server; transcripts as labels."""
+"""Evaluation by word and character error rates, offline and through a server; and pseudo-labels."""

@@ -1,6 +1,6 @@
-"""The table of decoders: greedy, n-grams, rescored; offline and through a server, which must say the same.
+"""Comparison of decoders (greedy, n-gram, rescored), offline and through a server, which must give the same result.
 
-In: a checkpoint, test sets, the language models. Out: a :class:`Row` for each test set and way to decode.
+Input: a checkpoint, test sets and language models. Output: a :class:`Row` for each test set and way to decode.
 """
 
 import json
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 32
-"""Clips that are decoded together, as a server does at most."""
+"""The number of clips decoded together, the most that a server decodes at once."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Error rates, and what decoding cost."""
+    """The error rates of a test set and the time that decoding took."""
 
     wer: float | None
-    """None, as is the next, where nothing was said."""
+    """The word error rate as a fraction; None if the references have no words."""
     cer: float | None
+    """The character error rate as a fraction; None if the references have no words."""
     decode_s: float
-    """Offline, seconds of one core; of a server, the time that its `<model>_ctc` worked."""
+    """The decoding time in seconds: of one CPU core offline, of the stage `<model>_ctc` on a server."""
     real_time_factor: float
-    """Of decoding alone: those seconds by seconds of audio."""
+    """The decoding time divided by the duration of the audio; the network's time is not included."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One test set, decoded in one way."""
+    """The result of one test set, decoded in one way."""
 
     test_set: str
     decoder: str
@@ -52,13 +53,13 @@ class Row:
     offline: Measured
     served: Measured | None = None
     same: int | None = None
-    """Clips that the server transcribes as offline."""
+    """The number of clips with the same transcript from the server as offline."""
     failed: int = 0
-    """Clips without a transcript, offline or served, which count as ones in which nothing was heard."""
+    """The number of clips without a transcript, offline or served; their transcripts count as empty."""
 
 
 def ways_to_decode(decoder: ctc.Decoder) -> dict[str, dict[str, str]]:
-    """Name of a row -> its options: greedy, and a row more for each language model."""
+    """Return the ways to decode, row name -> decoder options: greedy, and one more for each language model."""
     ways = {"greedy": {"decoder": "greedy"}}
     if decoder.language_model:
         ways["n-gram"] = {"decoder": "ngram", "rescore": "false"}
@@ -76,20 +77,21 @@ def compare(
     defaults: Mapping[str, Any],
     server: tuple[str, str] | None = None,
 ) -> Iterator[Row]:
-    """Decode every test set in every way; each `source` of a manifest is one, and all of them together.
+    """Decode every test set in every way; yield a row for each.
 
-    Clips that fail are logged, each once.
+    Each `source` of a manifest is a test set, and the whole manifest is another. Clips that fail are logged once.
 
     Args:
-        network: in any mode.
-        config: its configuration.
-        manifests: NeMo JSON lines.
-        decoder: with the language models that are compared.
-        defaults: of the decoder's options. A server has those of its export; only with the same ones it reads the same.
-        server: host:port and name of what is to be compared with.
+        network: the recogniser, in training or evaluation mode.
+        config: the network's configuration.
+        manifests: paths of NeMo manifests.
+        decoder: the decoder, with the language models to compare.
+        defaults: changed default options of the decoder. A server uses those of its export, and gives the same
+            transcripts only if they are equal.
+        server: host:port of a server and the name of its model, to compare with; or None.
 
     Raises:
-        ValueError: A file is not a manifest, or holds no word to compare with; or the options are wrong.
+        ValueError: A file is not a manifest, or its transcripts have no words; or the options are wrong.
         RuntimeError: The server is not ready.
     """
     usual = decoder.change_options(defaults)
@@ -109,7 +111,7 @@ def compare(
 def _compare_offline(
     network: CtcNetwork, config: Config, manifests: Sequence[Path], decoder: ctc.Decoder, usual: ctc.Options
 ) -> Iterator[tuple[Row, Evaluation, Mapping[str, str]]]:
-    """Rows without a server, what was heard in each, and by which options."""
+    """Yield rows without a server's figures, each with its evaluation and its decoder options."""
     for manifest in manifests:
         clips = clips_to_evaluate(manifest)
         warn_of_characters(clips, config.labels)
@@ -130,12 +132,12 @@ def _compare_offline(
 
 
 def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
-    """Texts of clips, and the seconds of a core that the decoder took for them, in batches of similar clips.
+    """Decode clips in batches of similar length; return their texts and the decoding time in seconds of one core.
 
     Args:
-        log_probs: of each clip, [frames, labels + 1] float32.
-        decoder: of these labels.
-        options: for all of them.
+        log_probs: log-probabilities of each clip, [frames, labels + 1] float32.
+        decoder: the decoder of these labels.
+        options: decoder options for all clips.
     """
     order = sorted(range(len(log_probs)), key=lambda i: len(log_probs[i]))
     heard: dict[int, str] = {}
@@ -151,7 +153,7 @@ def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Opt
 
 
 def render_comparison(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Render the comparison as a Markdown table."""
     has_server = any(row.served for row in rows)
     heads = ["test set", "decoder", "clips", "words", "WER %", "CER %", "decode s", "RTF"]
     heads += ["served WER %", "CER %", "decode s", "RTF", "the same"] if has_server else []
@@ -164,7 +166,7 @@ def render_comparison(rows: Sequence[Row]) -> str:
 
 
 def write_comparison(path: Path, rows: Sequence[Row]) -> None:
-    """Write JSON lines, one for each row."""
+    """Write the comparison as JSON lines, one per row."""
     with replaced(path) as partial:
         partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
 

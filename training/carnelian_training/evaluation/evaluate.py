@@ -1,7 +1,7 @@
-"""Exact evaluation: every clip of a manifest once, decoded as on a server; error rates and alignments are jiwer's.
+"""Evaluation of a model: every clip of a manifest once, decoded as on a server, with error rates by jiwer.
 
-In: a model and a manifest; several processes share the clips out. Out, in every process: :class:`Evaluation`.
-`served.py` evaluates a running server.
+Input: a model and a manifest, whose clips several processes share. Output: an :class:`Evaluation`, in every process. To
+evaluate a running server, see `served.py`.
 """
 
 import math
@@ -28,56 +28,61 @@ from carnelian_training.models.network import CtcNetwork
 from carnelian_training.precision import full_precision
 
 LogProbs: TypeAlias = npt.NDArray[np.float32]
-"""Of one clip: [frames, labels + 1]; the last label is the blank."""
+"""The log-probabilities of one clip, [frames, labels + 1]; the last label is the blank."""
 
 MOST_S = 600.0
-"""Seconds of audio in a batch, padding included: a step of training may be of many devices, evaluation of a laptop."""
+"""The most seconds of audio in a batch, padding included: a training step may be for many devices, this for a
+laptop."""
 
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Over all clips together, as fractions; where nothing was said there is no rate, and both are NaN."""
+    """The error rates over several clips together, as fractions; both are NaN if the references have no words."""
 
     wer: float
     cer: float
     clips: int
     words: int
     substitutions: int
-    """Of words, as are the next two."""
+    """The number of words that were replaced by others."""
     deletions: int
+    """The number of words that are missing in the transcripts."""
     insertions: int
+    """The number of words that are only in the transcripts."""
 
 
 @dataclass(frozen=True)
 class Mistakes:
-    """What went wrong, the most frequent first."""
+    """The mistakes of an evaluation, the most frequent first."""
 
     substitutions: list[tuple[tuple[str, str], int]]
-    """(said, heard) and how often."""
+    """Pairs of words, (in the reference, in the transcript), with their counts."""
     deletions: list[tuple[str, int]]
+    """Words missing in transcripts, with their counts."""
     insertions: list[tuple[str, int]]
+    """Words only in transcripts, with their counts."""
     worst: list[tuple[float, Clip, str]]
-    """Word error rate, clip and what was heard, from the worst downwards; perfect ones are left out."""
+    """Word error rate, clip and transcript of the clips with errors, the worst first."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was heard, in the order of the manifest."""
+    """The transcripts of a manifest's clips, in the order of the manifest."""
 
     clips: Sequence[Clip]
     transcripts: Sequence[str]
     failures: Mapping[int, str] = field(default_factory=dict)
-    """Why clips, by their position, have no transcript; they count as ones in which nothing was heard."""
+    """The reason for each clip without a transcript, by the clip's position; its transcript counts as empty."""
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
-        """Over all clips, or over those whose manifest line has this `source`."""
+        """Compute the error rates over all clips, or over those whose manifest line has this `source`."""
         places = self.places(source)
         references = single_spaced(self.clips[i].text for i in places)
         transcripts = single_spaced(self.transcripts[i] for i in places)
         words = jiwer.process_words(references, transcripts)
         said = words.hits + words.substitutions + words.deletions
         return ErrorRates(
-            # Without words jiwer's rates are counts of insertions.
+            # Without words in the references, jiwer's rates are counts of insertions.
             wer=words.wer if said else math.nan,
             cer=jiwer.cer(references, transcripts) if said else math.nan,
             clips=len(places),
@@ -88,15 +93,15 @@ class Evaluation:
         )
 
     def places(self, source: str | None) -> list[int]:
-        """Which clips have this `source`; all of them for None."""
+        """Return the positions of the clips with this `source`; of all clips for None."""
         return [i for i, clip in enumerate(self.clips) if source is None or _source(clip) == source]
 
     def sources(self) -> list[str]:
-        """The distinct `source` fields, in order of appearance."""
+        """Return the distinct `source` fields, in order of appearance."""
         return [source for source in dict.fromkeys(map(_source, self.clips)) if source is not None]
 
     def mistakes(self, most: int) -> Mistakes:
-        """The `most` frequent substitutions, deletions and insertions of words, and the `most` worst clips."""
+        """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each."""
         substitutions: Counter[tuple[str, str]] = Counter()
         deletions: Counter[str] = Counter()
         insertions: Counter[str] = Counter()
@@ -118,7 +123,7 @@ class Evaluation:
         )
 
     def clip_wers(self) -> list[float]:
-        """The word error rate of each clip; infinite where something was heard and nothing said."""
+        """Return the word error rate of each clip; infinite if only the transcript has words."""
         rates = []
         for clip, transcript in self._pairs():
             errors, said = count_errors(clip.text, transcript), len(clip.text.split())
@@ -126,7 +131,7 @@ class Evaluation:
         return rates
 
     def write(self, path: Path) -> None:
-        """Write JSON lines: those of the manifest with `pred_text`, and `error` where a clip failed."""
+        """Write the manifest's JSON lines with the transcript as `pred_text`, and `error` if a clip failed."""
         rows = []
         for i, (clip, transcript) in enumerate(self._pairs()):
             extra: dict[str, Any] = {**clip.extra, "pred_text": transcript}
@@ -140,12 +145,12 @@ class Evaluation:
 
 
 def single_spaced(texts: Iterable[str]) -> list[str]:
-    """Texts with one space wherever they have white space: jiwer takes a tab or a no-break space for a letter."""
+    """Replace all white space by single spaces, because jiwer treats a tab or a no-break space as a letter."""
     return [" ".join(text.split()) for text in texts]
 
 
 def count_errors(reference: str, heard: str) -> int:
-    """Words that were substituted, left out or put in."""
+    """Return the number of word errors: substitutions, deletions and insertions."""
     reference, heard = single_spaced([reference, heard])
     words = jiwer.process_words(reference, heard)
     return words.substitutions + words.deletions + words.insertions
@@ -157,7 +162,7 @@ def _source(clip: Clip) -> str | None:
 
 
 def frame_duration_s(config: Config) -> float:
-    """Seconds per output frame of a model."""
+    """Return the seconds per output frame of a model."""
     return config.model.stride * config.features.hop_samples / SAMPLE_RATE_HZ
 
 
@@ -168,7 +173,7 @@ def build_decoder(
     neural_language_model: Path | None = None,
     calibration: ctc.Calibration | None = None,
 ) -> ctc.Decoder:
-    """A decoder of a model's labels and frames; see :class:`carnelian_training.ctc.Decoder`."""
+    """Build the decoder for a model's labels and frames; see :class:`carnelian_training.ctc.Decoder`."""
     return ctc.Decoder(
         config.labels,
         frame_duration_s(config),
@@ -179,7 +184,7 @@ def build_decoder(
 
 
 def batch_s(config: Config) -> float:
-    """Seconds of audio, padding included, that a process evaluates at once."""
+    """Return the seconds of audio, padding included, that a process evaluates at once."""
     return min(config.data.device_batch_s or config.data.batch_s, MOST_S)
 
 
@@ -191,18 +196,18 @@ def evaluate(
     decoder: ctc.Decoder | None = None,
     options: ctc.Options | None = None,
 ) -> Evaluation:
-    """Transcribe a manifest in batches of about equal length; the result does not depend on the batches.
+    """Transcribe a manifest in batches of clips of about equal length; the result does not depend on the batches.
 
     Args:
-        model: with equal weights in every process.
-        config: its configuration.
-        manifest: NeMo JSON lines.
-        process: this one among several, all of which must call; each hears its share of the batches, none twice.
-        decoder: of the model's labels; None for one without a language model.
-        options: that the decoder has read; None for its defaults.
+        model: the recogniser, with equal weights in every process.
+        config: the model's configuration.
+        manifest: path of a NeMo manifest.
+        process: this process; all processes must call this, and each transcribes its own share of the batches.
+        decoder: a decoder of the model's labels; None: without language models.
+        options: options read by the decoder; None: the defaults.
 
     Raises:
-        ValueError: The file is not a manifest, or holds no word to compare with.
+        ValueError: The file is not a manifest, or its transcripts have no words.
     """
     decoder = decoder or build_decoder(config)
     options = options or ctc.Options()
@@ -219,7 +224,7 @@ def evaluate(
 
 
 def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict[int, str]:
-    """Clips without a frame, by their position, and what to say of them."""
+    """Return a message for each clip without an output frame, by the clip's position."""
     return {
         i: f"too short: the network makes no frame of {clip.duration:g} s"
         for i, (clip, rows) in enumerate(zip(clips, log_probs, strict=True))
@@ -231,9 +236,9 @@ def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict
 def score(
     model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process
 ) -> Iterator[tuple[list[int], list[LogProbs]]]:
-    """Run the network: positions and log-probabilities of this process's share of the clips, batch by batch.
+    """Run the network on this process's share of the clips; yield positions and log-probabilities, batch by batch.
 
-    A terminal shows how many clips the leading process has heard.
+    On a terminal, the process of rank 0 shows its progress.
     """
     model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
@@ -252,7 +257,7 @@ def score(
 
 
 def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip]) -> list[LogProbs]:
-    """Log-probabilities of each clip, [frames, labels + 1], to be decoded more than once."""
+    """Return the log-probabilities of each clip, [frames, labels + 1], to decode them more than once."""
     found: dict[int, LogProbs] = {}
     for share, log_probs in score(model, config, clips, Process(next(model.parameters()).device)):
         found |= {i: clip.copy() for i, clip in zip(share, log_probs, strict=True)}

@@ -1,10 +1,10 @@
-"""An evaluation as text."""
+"""Rendering of an evaluation as text."""
 
 from carnelian_training.evaluation.evaluate import Evaluation
 
 
 def render(evaluation: Evaluation) -> str:
-    """WER and CER by source, where the manifest names sources, and of all together."""
+    """Render WER and CER for each source that the manifest names, and for all clips together."""
     lines = []
     for source in [*evaluation.sources(), None]:
         rates = evaluation.error_rates(source)
@@ -17,7 +17,7 @@ def render(evaluation: Evaluation) -> str:
 
 
 def render_mistakes(evaluation: Evaluation, most: int) -> str:
-    """The alignment's table: what was substituted, deleted and inserted most often, and the worst clips."""
+    """Render the most frequent substitutions, deletions and insertions, and the worst clips."""
     rates, mistakes = evaluation.error_rates(), evaluation.mistakes(most)
     lines = [f"substitutions {rates.substitutions}, deletions {rates.deletions}, insertions {rates.insertions}"]
     lines += [f"{count:>6}  {said} -> {heard}" for (said, heard), count in mistakes.substitutions]

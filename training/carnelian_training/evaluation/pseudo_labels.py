@@ -1,7 +1,7 @@
-"""Pseudo-labels: what a recogniser hears in clips that nobody has transcribed, to train on.
+"""Pseudo-labels: a recogniser's transcripts of untranscribed clips, to train on.
 
-In: a model and a manifest, whose transcripts are not looked at; several processes share the clips out. Out: the clips
-with the model's own transcripts.
+Input: a model and a manifest, whose transcripts are ignored; several processes share the clips. Output: the clips with
+the model's transcripts.
 """
 
 from dataclasses import replace
@@ -24,19 +24,24 @@ def transcribe(
     decoder: ctc.Decoder,
     options: ctc.Options,
 ) -> list[Clip]:
-    """The clips of a manifest, in its order, with what was heard as `text`, its `confidence` and whose it is.
+    """Transcribe the clips of a manifest.
 
     Args:
-        model: with equal weights in every process.
-        config: its configuration.
-        manifest: NeMo JSON lines.
-        process: this one among several, all of which must call.
-        decoder: of the model's labels.
-        options: that the decoder has read.
+        model: the recogniser, with equal weights in every process.
+        config: the model's configuration.
+        manifest: path of a NeMo manifest.
+        process: this process; all processes must call this.
+        decoder: a decoder of the model's labels.
+        options: options read by the decoder.
+
+    Returns:
+        The clips in the manifest's order, with the transcript as `text`, and the fields `confidence` and `text_source`,
+        the name of the model.
 
     Raises:
         ValueError: The file is not a manifest, or names no clips.
-        RuntimeError: Clips cannot be decoded or are not what their lines say; all are named, before any is heard.
+        RuntimeError: Clips cannot be decoded or do not match the manifest; the message names all, before any is
+            transcribed.
     """
     clips = read_clips(manifest)
     if process.leads:

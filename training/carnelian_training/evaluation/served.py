@@ -1,6 +1,6 @@
-"""Evaluation of a running server the way that users call it: files through the SDK.
+"""Evaluation of a running server as users call it: files sent through the SDK.
 
-Training does not depend on the SDK, so it is imported here alone, and only when a server is to be evaluated.
+Training does not depend on the SDK, so it is imported only here, when a server is evaluated.
 """
 
 import time
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 CONCURRENCY = 8
 COUNTED_WITHIN_S = 5.0
-"""Triton counts a request after it has answered it."""
+"""The longest wait in seconds for Triton to count requests, which it does after answering them."""
 
 
 def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, Any] | None = None) -> Evaluation:
-    """Transcribe a manifest with a server; the transcripts are those of :func:`evaluate` on what is served.
+    """Transcribe a manifest with a server; `evaluate` gives the same transcripts from the served checkpoint.
 
     Args:
         url: host:port of the server's gRPC endpoint.
         model: name of the ensemble.
-        manifest: NeMo JSON lines.
-        options: of the decoder, where they differ from the server's defaults.
+        manifest: path of a NeMo manifest.
+        options: decoder options that differ from the server's defaults.
 
     Raises:
         RuntimeError: The SDK is not installed, or the server has no such model ready.
-        ValueError: The file is not a manifest, or holds no word to compare with.
+        ValueError: The file is not a manifest, or its transcripts have no words.
     """
     clips = clips_to_evaluate(manifest)
     with connect(url, model) as client:
@@ -41,7 +41,7 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
 
 
 def connect(url: str, model: str) -> "CarnelianClient":
-    """A client of a server that has the model ready.
+    """Connect to a server that has the model ready, and return the client.
 
     Raises:
         RuntimeError: The SDK is not installed, or the server has no such model ready.
@@ -57,20 +57,20 @@ def connect(url: str, model: str) -> "CarnelianClient":
     try:
         if client.is_ready():
             return client
-    except CarnelianClientError as error:  # as of a server that is shutting down
+    except CarnelianClientError as error:  # for example if the server is shutting down
         why = f": {error}"
     client.close()
     raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready{why}")
 
 
 def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options: Mapping[str, Any]) -> Evaluation:
-    """Send clips, several at a time."""
+    """Transcribe clips with a server, `CONCURRENCY` at a time."""
     from carnelian_client import Transcript
 
     failed: dict[Clip, str] = {}
 
     def recordings() -> Iterator[Path | bytes]:
-        for clip in clips:  # a segment of a longer file goes as a file of its own
+        for clip in clips:  # a segment of a longer file is sent as a file of its own
             yield clip.audio_filepath if clip.offset is None else read_clip(clip, failed).tobytes()
 
     decoding = cast("DecodingOptions", options)  # the server says which options are wrong
@@ -83,14 +83,14 @@ def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options:
 
 
 class DecodingClock:
-    """How long a server's `<model>_ctc` has worked, its copies of tensors included, by Triton's own statistics.
+    """Measures how long a server's stage `<model>_ctc` has worked, by Triton's statistics; copying tensors is included.
 
-    Each method raises a RuntimeError where the server does not tell: it has ended, has no such stage, or does not count
-    what it answered.
+    Every method raises RuntimeError if the server gives no figures: it has ended, has no such stage, or does not count
+    its answers.
     """
 
     def __init__(self, url: str, model: str) -> None:
-        """Count from now on."""
+        """Connect to the server and start counting."""
         from tritonclient.grpc import InferenceServerClient  # comes with the SDK
 
         self._client, self._stage = InferenceServerClient(url), f"{model}_ctc"
@@ -103,11 +103,11 @@ class DecodingClock:
         self._client.close()
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Start counting again from zero."""
         self._started = self._read()
 
     def elapsed_s(self, rows: int) -> float:
-        """Seconds that `rows` answered rows have taken since the start; the time of a batch counts once."""
+        """Return the seconds that the stage has worked on `rows` answered rows since the start; a batch counts once."""
         deadline = time.monotonic() + COUNTED_WITHIN_S
         while (now := self._read())[0] - self._started[0] < rows and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -116,7 +116,7 @@ class DecodingClock:
         return (now[1] - self._started[1]) / 1e9
 
     def _read(self) -> tuple[int, int]:
-        """Rows and nanoseconds."""
+        """Return the stage's total rows and its total time in nanoseconds."""
         from tritonclient.utils import InferenceServerException
 
         try:
