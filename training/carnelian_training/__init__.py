@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before onnxruntime, whose wheels report to Microsoft from 1.30 on
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before onnxruntime: from 1.30 on, its wheels report to Microsoft

@@ -1,4 +1,4 @@
-"""Checkpoints that describe themselves: the weights with the configuration that made them, written atomically."""
+"""Self-describing checkpoints: the weights with the configuration of their run, written atomically."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +27,12 @@ from carnelian_training.weight_files import (
 )
 
 MOST_NAMED = 10
-"""Tensors or fields that do not fit; the others are counted."""
+"""The most mismatched tensors or fields that an error names; it only counts the others."""
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
 
 
 def build_network(config: RunConfig) -> nn.Module:
-    """What a configuration trains, with random weights: a recogniser, wav2vec 2.0 in pre-training, a language model."""
+    """Build a run's network with random weights: a recogniser, wav2vec 2.0 for pre-training, or a language model."""
     if isinstance(config, LanguageModelConfig):
         return TransformerXl(config.model, config.text.vocabulary)
     if config.pretraining is None:
@@ -42,10 +42,10 @@ def build_network(config: RunConfig) -> nn.Module:
 
 
 def build_model(config: Config) -> CtcNetwork:
-    """The recogniser of a configuration, with random weights; the blank is its last label.
+    """Build the recogniser of a configuration with random weights; the blank is its last label.
 
     Raises:
-        CheckpointError: It is one of pre-training, which knows no labels.
+        CheckpointError: The configuration is of pre-training, which has no labels.
     """
     if config.pretraining is not None:
         raise CheckpointError(
@@ -68,17 +68,17 @@ def save(
     results: dict[str, Any],
     training: dict[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint; a reader sees the old file or the new one, never half of one.
+    """Write a checkpoint atomically: a reader sees the old file or the new one, never a part.
 
     Args:
-        path: usually `<name>.pt`; its folder is made.
-        config: stored inside.
+        path: the file, usually `<name>.pt`; its folder is created.
+        config: configuration of the run, stored in the checkpoint.
         weights: the model's state dict.
-        results: what is known about it, for example {"step": 1000, "dev_wer": 0.4}.
-        training: what resuming needs beyond the weights; left out of published checkpoints.
+        results: figures about the weights, for example {"step": 1000, "dev_wer": 0.4}.
+        training: the state for resuming, beyond the weights; None in published checkpoints.
 
     Raises:
-        OSError: It cannot be written, for want of room for example; nothing of it is left on the disk.
+        OSError: The file cannot be written, for example because the disk is full; nothing of it is left there.
     """
     content = {
         "format": 1,
@@ -95,7 +95,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
     Raises:
-        CheckpointError: The file cannot be read, is not a checkpoint of ours, lacks a part, or holds weights that are
+        CheckpointError: The file cannot be read, is not a Carnelian checkpoint, lacks a part, or has weights that are
             not finite.
     """
     check_holds_weights(path)
@@ -104,7 +104,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} must be a checkpoint, but there is no such file") from error
-    except Exception as error:  # torch names no common base for what a damaged file raises
+    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"
         ) from error
@@ -129,8 +129,8 @@ def load_model(path: Path) -> tuple[Config, CtcNetwork]:
     """Read a recogniser's checkpoint for inference: float32 weights, evaluation mode.
 
     Raises:
-        CheckpointError: as :func:`load`, or it is no recogniser, or tensors are missing, unexpected or misshapen; each
-            is named.
+        CheckpointError: The checkpoint cannot be read (see :func:`load`), is not of a recogniser, or has missing or
+            unexpected tensors, or tensors of another shape; the message names each.
     """
     config, content = load(path)
     if isinstance(config, LanguageModelConfig):
@@ -147,7 +147,8 @@ def load_language_model(path: Path) -> tuple[LanguageModelConfig, TransformerXl]
     """Read a language model's checkpoint for inference: float32 weights, evaluation mode.
 
     Raises:
-        CheckpointError: as :func:`load_model`, of a recogniser.
+        CheckpointError: The checkpoint cannot be read (see :func:`load`), is not of a language model, or has missing or
+            unexpected tensors, or tensors of another shape; the message names each.
     """
     config, content = load(path)
     if not isinstance(config, LanguageModelConfig):
@@ -167,12 +168,12 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def publish(source: Path, target: Path) -> None:
-    """Strip what only resuming needs and halve the weights to float16, batch-norm statistics included.
+    """Write a copy of a checkpoint without the state for resuming, with tensors in float16.
 
-    A tensor with a value that float16 cannot hold, above 65504, stays as it is.
+    A tensor with a value above 65504, which float16 cannot hold, keeps its type.
 
     Raises:
-        CheckpointError: as :func:`load`.
+        CheckpointError: `source` cannot be read (see :func:`load`).
         ValueError: `target` is `source`.
     """
     check_apart(target, source)
@@ -187,16 +188,17 @@ def publish(source: Path, target: Path) -> None:
 def average(sources: Sequence[Path], target: Path) -> None:
     """Write the mean of the weights of several checkpoints of one network, batch-norm statistics included.
 
-    Where they lie in one basin, as the checkpoints of a run do and the ends of runs that each began at the one before,
-    the mean errs less than any of them (stochastic weight averaging, Izmailov et al. 2018).
+    If the checkpoints lie in one basin of the loss, the mean often has fewer errors than each of them (stochastic
+    weight averaging, Izmailov et al. 2018). This holds for checkpoints of one run, and of runs that each continue
+    another.
 
     Args:
-        sources: at least two files; one that comes twice counts twice. The configuration is taken from the last one.
-        target: in float32, without what resuming needs.
+        sources: at least two different files; a file given twice counts twice. The last one gives the configuration.
+        target: the file to write, in float32 and without the state for resuming.
 
     Raises:
-        CheckpointError: There are fewer, or one differs from the last in labels, features, text, what `model` computes
-            or a tensor's shape.
+        CheckpointError: There are fewer than two files, or one differs from the last in labels, features, text, in
+            what `model` computes, or in a tensor's shape.
         ValueError: `target` is one of them.
     """
     if len(sources) < 2:
@@ -212,7 +214,7 @@ def average(sources: Sequence[Path], target: Path) -> None:
             *(key for key in ("labels", "features", "text") if getattr(other, key, None) != getattr(config, key, None)),
             *sorted(model_differences(other, config)),
         ]
-        if not differences:  # else they say why tensors differ
+        if not differences:  # otherwise these already explain why tensors differ
             differences = sorted({name for name, _ in _shapes(content["weights"]) ^ _shapes(more["weights"])})
         if differences:
             named = ", ".join(differences[:MOST_NAMED])

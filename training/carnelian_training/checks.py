@@ -1,4 +1,4 @@
-"""Checks of the numbers in a configuration: each raises a ValueError with what must hold and what was found."""
+"""Checks of fields of a configuration; each raises ValueError with what must hold and what was found."""
 
 import math
 from pathlib import Path
@@ -14,11 +14,11 @@ def _check_given(path: Any) -> Any:
 
 
 GivenPath = Annotated[Path, BeforeValidator(_check_given)]
-"""Not "", which to Path is the working directory."""
+"""A path that is not the empty string, which `Path` would make the working directory."""
 
 
 def check_positive(config: object, *names: str) -> None:
-    """Finite fields that must be above 0, where they are given."""
+    """Check that the named fields are above 0 and finite, or None."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
@@ -26,7 +26,7 @@ def check_positive(config: object, *names: str) -> None:
 
 
 def check_not_negative(config: object, *names: str) -> None:
-    """Finite fields that must be 0 or more."""
+    """Check that the named fields are at least 0 and finite."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value < math.inf:
@@ -34,7 +34,7 @@ def check_not_negative(config: object, *names: str) -> None:
 
 
 def check_at_least_one(config: object, *names: str) -> None:
-    """Whole fields that must be 1 or more, where they are given, and that 32 bits can hold."""
+    """Check that the named integer fields are from 1 to 2^31 - 1, or None."""
     for name in names:
         value = getattr(config, name)
         if value is None:
@@ -45,7 +45,7 @@ def check_at_least_one(config: object, *names: str) -> None:
 
 
 def check_at_most(config: object, most: int, *names: str) -> None:
-    """Whole fields that would only cost memory beyond a number."""
+    """Check that the named integer fields are at most `most`, above which they would only use memory."""
     for name in names:
         value = getattr(config, name)
         if value > most:
@@ -53,7 +53,7 @@ def check_at_most(config: object, most: int, *names: str) -> None:
 
 
 def check_below_one(config: object, *names: str) -> None:
-    """Fields from 0 to less than 1, such as the shares that dropout leaves out."""
+    """Check that the named fields are at least 0 and below 1, as probabilities of dropout must be."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value < 1:
@@ -61,7 +61,7 @@ def check_below_one(config: object, *names: str) -> None:
 
 
 def check_probability(config: object, *names: str) -> None:
-    """Fields from 0 to 1."""
+    """Check that the named fields are from 0 to 1."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value <= 1:
@@ -69,6 +69,6 @@ def check_probability(config: object, *names: str) -> None:
 
 
 def check_range(name: str, found: tuple[float, float], lowest: float, highest: float) -> None:
-    """A lower and an upper end, within limits."""
+    """Check that `found`, the field `name`, is a lower and an upper end within `lowest` to `highest`."""
     if not lowest <= found[0] <= found[1] <= highest:
         raise ValueError(f"`{name}` must be a range within {lowest} to {highest}, but is {found[0]} to {found[1]}")

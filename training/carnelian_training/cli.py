@@ -196,7 +196,7 @@ def transcribe(
 def _read_decoding(
     decoder: str | None, options: list[str] | None, language_model: Path | None, neural_language_model: Path | None
 ) -> dict[str, str]:
-    """The decoder's options, of which one has to ask each language model."""
+    """Collect the decoder's options, and check that each given language model is used."""
     from carnelian_training import ctc
 
     decoding = ctc.split_assignments([*(options or ()), *([f"decoder={decoder}"] if decoder else ())])
@@ -217,7 +217,7 @@ def _compare(
     server: tuple[str, str] | None,
     out: Path | None,
 ) -> None:
-    """The table of `evaluate`."""
+    """Compute, print and write the table of `evaluate --table`."""
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.comparison import compare, render_comparison, write_comparison
 
@@ -234,7 +234,7 @@ def average(
     checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoints of one network: of a run, or of several.")],
     target: Annotated[Path, typer.Option("--out", help="Where to write it: .pt.", callback=check_checkpoint)],
 ) -> None:
-    """Average the weights of checkpoints, which often hears better than any of them."""
+    """Average the weights of checkpoints; the result often makes fewer errors than any of them."""
     from carnelian_training.checkpoint import average as run
 
     run(checkpoints, target)
@@ -276,7 +276,7 @@ app.command(rich_help_panel=TOOLKITS)(to_huggingface)
 def main() -> None:
     """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # "generated new fontManager", before anything of ours
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # hides "generated new fontManager"
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Options of several commands: what they refuse before any work."""
+"""Checks of options of several commands, made before any work."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,11 @@ import typer
 
 
 def check_writable(path: Path | None) -> Path | None:
-    """Refuse, before hours of work, what could not be written afterwards."""
+    """Check before the work that `path`, unless None, can be written afterwards; return it.
+
+    Raises:
+        typer.BadParameter: The path is a folder, or its folder cannot be created or written to.
+    """
     if path is not None:
         there = next(place for place in (path, *path.resolve().parents) if place.exists())
         if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
@@ -16,17 +20,19 @@ def check_writable(path: Path | None) -> Path | None:
 
 
 def check_checkpoint(path: Path) -> Path:
-    """A checkpoint to write, which no manifest ends like."""
+    """Check that a checkpoint to write ends in .pt, so that no manifest is overwritten by mistake; return the path."""
     if path.suffix != ".pt":
         raise typer.BadParameter(f"a checkpoint must end in .pt, but the target is {path}")
     return path
 
 
 def folder(path: str | Path) -> Path:
-    """A folder to write. Not "", a variable of a shell that is not set: to Path it is the working directory.
+    """Check the path of a folder to write to, and return it as a `Path`.
+
+    The empty string, for example from an unset shell variable, is refused: to `Path` it is the working directory.
 
     Raises:
-        typer.BadParameter: It is empty, or a file.
+        typer.BadParameter: The path is empty, or a file.
     """
     if not str(path):
         raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a configuration, in terms of the YAML file that it came from."""
+"""The errors that pydantic finds in a configuration, described in terms of its YAML file."""
 
 import reprlib
 
@@ -16,8 +16,8 @@ WORDS = {
 }
 
 MAX_SHOWN = 200
-"""Characters of a value in a message."""
-_SHORT = reprlib.Repr()  # looks no further, for what is shared may be there billions of times
+"""The most characters of a value in a message."""
+_SHORT = reprlib.Repr()  # limits depth and size, because YAML aliases can repeat a value billions of times
 _SHORT.maxlevel = 3
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 40
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
@@ -28,17 +28,17 @@ class ConfigError(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value of a file as Python writes it, without what no line has room for."""
+    """Return a value as Python writes it, shortened to fit into a message."""
     text = _SHORT.repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
-    """One line for each mistake: where, what must hold and, unless it is a whole section, what was found.
+    """Describe each mistake in a line: its path, what must hold and, unless it is a whole section, what was found.
 
     Args:
-        error: what pydantic says.
-        tagged: sections of which there are several kinds.
+        error: the error of pydantic.
+        tagged: the names of sections of several kinds, told apart by their `name`.
     """
     return [f"{_path(mistake['loc'], tagged)}: {_words(mistake)}" for mistake in error.errors()]
 
@@ -49,7 +49,7 @@ def _words(mistake: ErrorDetails) -> str:
 
 
 def _path(location: tuple[int | str, ...], tagged: tuple[str, ...]) -> str:
-    """The dotted path in the file, without the kind of a tagged section, which pydantic names and which is no key."""
+    """Return the dotted path in the file, without the kind of a tagged section, which pydantic inserts."""
     if location and location[0] in tagged:
         location = (location[0], *location[2:])
     return ".".join(map(str, location)) or "config"

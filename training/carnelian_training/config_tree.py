@@ -1,4 +1,4 @@
-"""Configurations as plain trees, as YAML and JSON hold them: read, overridden, validated."""
+"""Configurations as plain trees of dicts, lists and values: read, override, validate, and convert back."""
 
 from copy import copy
 from pathlib import Path
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def load_tree(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The plain tree of a YAML file with its overrides, not validated.
+    """Read the plain tree of a YAML file and apply overrides, without validation.
 
     Raises:
         ConfigError: The file cannot be read or is not a mapping, or an override cannot be applied.
@@ -33,7 +33,7 @@ def load_tree(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _expand_home(node: Any) -> Any:
-    """Paths in the home folder, which a shell expands neither in a file nor behind the `=` of an override."""
+    """Expand `~/` in strings: a shell expands it neither in a file nor after the `=` of an override."""
     if isinstance(node, dict):
         return {key: _expand_home(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -42,10 +42,10 @@ def _expand_home(node: Any) -> Any:
 
 
 def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    """Set ``a.b=value`` in a plain tree; of a list, ``a.0.b=value``.
+    """Apply overrides ``a.b=value`` to a plain tree, in place; ``a.0.b=value`` changes an element of a list.
 
     Raises:
-        ConfigError: An override cannot be read, or its place is no section.
+        ConfigError: An override cannot be read, or its path leads through a value or past the end of a list.
     """
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -56,7 +56,7 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
         *parents, leaf = key.split(".")
         for parent in parents:
             place = _place(node, parent, path, override)
-            child = copy(node.setdefault(parent, {}) if isinstance(node, dict) else node[place])  # YAML's `*` shares it
+            child = copy(node.setdefault(parent, {}) if isinstance(node, dict) else node[place])  # aliases share it
             node[place] = child
             node, path = child, f"{path}.{parent}".lstrip(".")
         place = _place(node, leaf, path, override)
@@ -67,7 +67,7 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
 
 
 def _place(node: Any, key: str, path: str, override: str) -> str | int:
-    """Where a section or a list has what an override calls `key`."""
+    """Return the key in a section, or the index in a list, that `key` of an override means."""
     if isinstance(node, dict):
         return key
     if not isinstance(node, list):
@@ -81,20 +81,20 @@ def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagg
     """Validate a plain tree with a pydantic adapter.
 
     Args:
-        adapter: of the configuration's class.
-        tree: as YAML gives it.
-        where: opens the message of an error.
-        tagged: sections of which there are several kinds, told apart by their `name`.
+        adapter: adapter of the configuration's class.
+        tree: the plain tree, as YAML gives it.
+        where: the file or place, with which an error's message begins.
+        tagged: the names of sections of several kinds, told apart by their `name`.
 
     Raises:
-        ConfigError: with every unknown key and wrong value, by path; where there is none, with every `true` for a
-            number.
+        ConfigError: The tree is wrong; the message lists each unknown key and wrong value by its path or, if there are
+            none, each `true` or `false` in place of a number.
     """
     try:
         config = adapter.validate_python(tree)
     except ValidationError as error:
         raise ConfigError(_listed(where, config_errors.describe(error, tagged))) from error
-    # To pydantic, `true` is 1; its strict mode would refuse 1e-3 as well, which is a string to YAML.
+    # Pydantic takes `true` for 1. Its strict mode would also refuse 1e-3, which YAML reads as a string.
     values = flat(config_to_dict(config))
     misplaced = {
         path: found for path, found in flat(tree).items() if isinstance(found, bool) and values[path] is not found
@@ -109,13 +109,13 @@ def _listed(where: str, mistakes: list[str]) -> str:
 
 
 def config_to_dict(config: object) -> dict[str, Any]:
-    """The plain tree of a configuration, as YAML and JSON can hold it."""
+    """Convert a configuration to a plain tree, as YAML and JSON can hold it."""
     plain: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
     return plain
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of a plain tree by their dotted paths."""
+    """Return the leaves of a plain tree by their dotted paths."""
     if isinstance(tree, dict):
         children = [(str(key), value) for key, value in tree.items()]
     elif isinstance(tree, list):

@@ -1,7 +1,7 @@
-"""The processes of a run, one per device, as `torchrun` starts them on one machine or many; one alone without it.
+"""The processes of a run, one per device: started by `torchrun` on one or more machines, or a single one without it.
 
-All of them walk through the same steps. What they must agree on (the loss, when to stop) travels in small sums;
-gradients and Muon's updates are large ones.
+All processes take the same steps. Small sums over them decide what they must agree on (the loss, when to stop);
+gradients and Muon's updates are large sums.
 """
 
 import datetime
@@ -21,13 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
-# Long enough for one to write a large checkpoint, or to evaluate a slower share, while the others wait.
+# Long enough for one process to write a large checkpoint, or to evaluate a slower share, while the others wait.
 _TIMEOUT = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Process:
-    """This process among those of the run."""
+    """This process, among `size` processes of the run."""
 
     device: torch.device
     rank: int = 0
@@ -35,29 +35,29 @@ class Process:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes files."""
+        """Whether this is the process of rank 0, which writes files."""
         return self.rank == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all processes, in place; every process has to call it."""
+        """Sum `values` over all processes, in place, and return them; every process has to call it."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def any(self, *flags: bool) -> list[bool]:
-        """Of each flag, whether it is up in any process. Does not wait for a GPU."""
+        """Return for each flag whether any process has set it; never waits for a GPU. Every process must call it."""
         counts = self.total(torch.tensor(flags, dtype=torch.int64))
         return [bool(count) for count in counts]
 
     def broadcast(self, word: str) -> str:
-        """The leader's `word`, in every process; every process has to call it."""
+        """Return the `word` of rank 0; every process has to call it."""
         words = [word]
         if self.size > 1:
             dist.broadcast_object_list(words, device=torch.device("cpu"))
         return words[0]
 
     def union(self, part: dict[int, T]) -> dict[int, T]:
-        """What all processes have found together; every process has to call it."""
+        """Merge the dictionaries of all processes; every process has to call it."""
         if self.size == 1:
             return part
         parts: list[dict[int, T]] = [{} for _ in range(self.size)]
@@ -65,14 +65,14 @@ class Process:
         return {key: value for found in parts for key, value in found.items()}
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes, by rank, on the CPU; every process has to call it."""
+        """Return the tensors of all processes, by rank, on the CPU; every process has to call it."""
         tensors = [tensor.cpu()] * self.size
         if self.size > 1:
             dist.all_gather_object(tensors, tensor.cpu())
         return tensors
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """The same model, whose backward pass leaves the mean of all processes' gradients in every one of them."""
+        """Wrap the model so that its backward pass gives every process the mean of all processes' gradients."""
         if self.size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
@@ -81,12 +81,12 @@ class Process:
         keep_buffers: dict[str, Any] = {
             "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
         }
-        # Gradients of channels-last convolutions are copied into the buckets; that is nothing to warn of at each start.
+        # Gradients of channels-last convolutions are copied into the buckets, which does not deserve a warning.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **keep_buffers)
 
     def gradient_sync(self, network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-        """The context of one part of a step: gradients accumulate in each process and are averaged in the last part."""
+        """Return the context for one part of a step: gradients accumulate locally and are averaged in the last part."""
         if isinstance(network, DistributedDataParallel) and not is_last:
             context: AbstractContextManager[None] = network.no_sync()
             return context
@@ -94,12 +94,12 @@ class Process:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that leads; known before it has joined the others."""
+    """Return whether this process has rank 0; works before :func:`joined`."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def find_device() -> torch.device:
-    """The GPU of this process, and the CPU where there is none.
+    """Return the GPU of this process, or the CPU if there is no GPU.
 
     Raises:
         RuntimeError: More processes than GPUs were started on this machine.
@@ -119,13 +119,13 @@ def find_device() -> torch.device:
 
 @contextmanager
 def joined() -> Iterator[Process]:
-    """Join the processes that `torchrun` started; the log of all but the first is kept to warnings.
+    """Join the processes that `torchrun` started; all but the first log only warnings.
 
     Raises:
-        RuntimeError: as :func:`find_device`, or the processes could not be started again.
+        RuntimeError: There are more processes than GPUs, or `torchrun` has options with which it could not restart.
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
-        # PyTorch 2.13 keeps one store for all attempts: the second would look for the processes of the first.
+        # PyTorch 2.13 uses one store for all attempts, so a second attempt would look for the first one's processes.
         raise RuntimeError(
             "`torchrun --max-restarts` must run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, and with "
             "--rdzv-backend=c10d and --rdzv-endpoint in the place of --master-addr and --master-port"
@@ -140,5 +140,5 @@ def joined() -> Iterator[Process]:
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
     yield process
-    # Not after an error: the others may be gone or waiting, and `torchrun` ends them.
+    # Not after an error: the other processes may be gone or waiting, and `torchrun` ends them.
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a YAML leaves to the checkpoint that it starts from."""
+"""Fields of a configuration that are taken from the checkpoint in `init.checkpoint`."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -11,18 +11,18 @@ from carnelian_training.models.pretraining import PretrainingConfig
 
 
 def inherit(tree: dict[str, Any]) -> None:
-    """Fill in what a YAML leaves out of `model`, `labels` and `features` from its `init.checkpoint`, in place.
+    """Fill in missing parts of `model`, `labels` and `features` from the checkpoint in `init.checkpoint`, in place.
 
-    A section without its `name` is laid over the checkpoint's, as is `pretraining`; one with its `name` stands alone.
-    A YAML without `pretraining` is of a fine-tuning and gets none.
+    A section without `name`, and `pretraining`, changes single fields of the checkpoint's section; a section with
+    `name` replaces it. A tree without `pretraining` is of fine-tuning and gets none.
 
     Raises:
-        CheckpointError: `init.checkpoint` cannot be read.
-        ConfigError: The YAML names a stage that the checkpoint does not have.
+        CheckpointError: The checkpoint cannot be read.
+        ConfigError: The tree changes a stage that the checkpoint does not have.
     """
     init = tree.get("init")
     if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not _is_whole(tree):
-        from carnelian_training.checkpoint import load  # which reads configurations, and so needs this module
+        from carnelian_training.checkpoint import load  # which itself imports this module, through `run_config`
 
         source = config_to_dict(load(Path(init["checkpoint"]))[0])
         wanted = tree.get("model")
@@ -42,7 +42,10 @@ def inherit(tree: dict[str, Any]) -> None:
 
 
 def _is_whole(tree: dict[str, Any]) -> bool:
-    """Whether nothing is left to a checkpoint, as in a run's own YAML, which goes on where that file is gone."""
+    """Return whether a tree needs nothing from a checkpoint.
+
+    This is so for a run's own resolved YAML file, so that a run can be resumed when `init.checkpoint` is gone.
+    """
     model, features, text, pretraining = (tree.get(key) for key in ("model", "features", "text", "pretraining"))
     if not (isinstance(model, dict) and "name" in model):
         return False
@@ -55,7 +58,7 @@ def _is_whole(tree: dict[str, Any]) -> bool:
 
 
 def _laid_over(node: Any, changes: Any, path: str) -> Any:
-    """A plain tree with changes; those of a list, such as `model.stages`, are a mapping from positions."""
+    """Return a plain tree with changes; a list, such as `model.stages`, is changed by a mapping from positions."""
     if isinstance(node, dict) and isinstance(changes, dict):
         return node | {key: _laid_over(node.get(key), value, f"{path}.{key}") for key, value in changes.items()}
     if isinstance(node, list) and isinstance(changes, dict):

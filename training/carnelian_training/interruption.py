@@ -1,4 +1,4 @@
-"""SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) ask a run to stop after its step, with a checkpoint."""
+"""Signals that stop a run after its step, with a checkpoint: SIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal)."""
 
 import signal
 import threading
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Interruption:
-    """Within this context, the first signal is only remembered; a second Ctrl-C stops at once.
+    """A context in which the first signal is only stored in `signal`; a second Ctrl-C stops the process at once.
 
-    A second SIGTERM does not: `torchrun` sends one after the terminal's Ctrl-C.
+    A second SIGTERM does not stop it, because `torchrun` sends one after the terminal's Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -17,9 +17,9 @@ class Interruption:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        if threading.current_thread() is threading.main_thread():  # only it may set handlers
             numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` ignores it
                 numbers.append(signal.SIGHUP)
             self._handlers = {number: signal.signal(number, self._receive) for number in numbers}
         return self

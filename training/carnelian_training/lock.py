@@ -1,4 +1,4 @@
-"""Files that one process at a time holds, on this machine or, over NFS, on another."""
+"""Lock files, each held by one process at a time, on this machine or, over NFS, on another."""
 
 import fcntl
 import logging
@@ -10,21 +10,22 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 100
-"""In a row that found the file removed; others come and go, or it is a link that leads nowhere."""
+"""The most attempts to lock a file that is removed each time: by other processes, or because it is a broken link."""
 
 
 @contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold a file, which is made, and stays unless its holder removes it.
+    """Hold the lock of a file while the context lasts.
 
-    The system lets others in if this process is killed. A file system without locks is warned of.
+    The file is created and is not removed. If this process is killed, the system releases the lock. A file system
+    without locks only gives a warning.
 
     Args:
-        path: of the file; its folder is made.
-        refusal: what the error says.
+        path: the file to lock; its folder is created.
+        refusal: the message of the error.
 
     Raises:
-        ValueError: Another process holds it.
+        ValueError: Another process holds the lock.
     """
     handle = _lock(path, refusal)
     try:
@@ -36,9 +37,9 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 def _lock(path: Path, refusal: str) -> int:
     for _ in range(MOST_ATTEMPTS):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # whoever held it has removed it meanwhile, and perhaps the folder
-            # A file, and one that may be written to: NFS makes ranges of bytes of these locks, which folders do not
-            # have.
+        with suppress(FileNotFoundError):  # its last holder has just removed it, and perhaps its folder
+            # The lock is on a file opened for writing, not on a folder, because NFS implements `flock` by locks on
+            # byte ranges, which need such a file.
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 _take(handle, path, refusal)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and not in the place of their sources; errors of writing name the file."""
+"""Atomic writing of files, with errors that name the file, and a check that no source is overwritten."""
 
 import os
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 class WriteError(OSError):
-    """A file could not be written, for want of room for example; the message names it and says what became of it."""
+    """A file could not be written, for example because the disk is full; the message names it and says its state."""
 
 
 def check_apart(target: Path, *sources: Path | None) -> None:
-    """Refuse to write over a file what is made of it; None stands for one that was not given.
+    """Check that a target does not overwrite one of the files that it is made from; None is ignored.
 
     Raises:
         ValueError: The target is one of the sources.
@@ -23,26 +23,26 @@ def check_apart(target: Path, *sources: Path | None) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes the place of `path` when this context ends well; its folder is made.
+    """Give a path to write to; the file replaces `path` when the context ends without an error.
 
-    A reader sees the old file or the new one, never half of one. A symbolic link stays one, and what is no file, such
-    as /dev/stdout, is written to as it is.
+    A reader of `path` sees the old file or the new one, never a part. Its folder is created. A symbolic link stays a
+    link, and something other than a file, such as /dev/stdout, is written to directly.
 
     Raises:
-        WriteError: It could not be written; `path` is as it was, and nothing is beside it.
+        WriteError: The file could not be written; `path` is unchanged, and the partial file is removed.
     """
     if path.exists() and not path.is_file():
         with written(path):
             yield path
         return
     target = path.resolve()
-    partial = target.with_name(f".{os.getpid()}.{target.name}")  # ends as it does, which many libraries go by
+    partial = target.with_name(f".{os.getpid()}.{target.name}")  # the same suffix, which many libraries read
     with written(path, ", and is as it was before"):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield partial
             with partial.open("rb") as file:
-                os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
+                os.fsync(file.fileno())  # otherwise a power failure could leave an empty file under the new name
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -50,19 +50,19 @@ def replaced(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written(path: Path, state: str = "") -> Iterator[None]:
-    """Name `path` in errors of this context, which writes it: the system's own do not say which file had no room.
+    """Name `path` in errors of the context that writes it: an error of a full disk does not say which file it is.
 
     Args:
-        path: what is written.
-        state: what became of it, if that is known.
+        path: the file that the context writes.
+        state: the state of the file after an error, for the message.
 
     Raises:
-        WriteError: It could not be written.
+        WriteError: The file could not be written.
     """
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # Where the disk has no room, PyTorch ends the file at a position that it did not expect, and says only that.
+        # On a full disk, PyTorch raises an error about an unexpected position; the system's error is its context.
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise

@@ -1,4 +1,4 @@
-"""YAML of strangers: aliases stand for little, and a key comes once, of which PyYAML lets the last win in silence."""
+"""Strict reading of untrusted YAML: limited aliases, and errors for repeated keys (PyYAML silently takes the last)."""
 
 from collections import Counter
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import yaml
 
 MAX_ALIASED = 100_000
-"""Nodes, and characters of text, that all aliases of a document stand for. Nested ones can stand for billions."""
+"""The most nodes and characters that all aliases of a document may stand for; nested ones can stand for billions."""
 
 
 class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str | bytes) -> None:
         super().__init__(stream)
         self._size = self._aliased = 0
-        self._sizes: dict[yaml.Node, int] = {}  # of what has been read to its end
+        self._sizes: dict[yaml.Node, int] = {}  # the size of each complete node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         is_alias, before = self.check_event(yaml.AliasEvent), self._size
@@ -39,13 +39,13 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, TypeError, AttributeError) as error:  # of a date with a month 99, of `!!int x`
+        except (ValueError, TypeError, AttributeError) as error:  # for example a date with month 99, or `!!int x`
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
 
 class _UniqueKeys(_Loader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here, for construction puts what `<<` merges among the keys, where it may be overridden.
+        # Checked here, before construction adds the keys that `<<` merges, which may be overridden.
         node = super().compose_mapping_node(anchor)
         marks = {(key.tag, key.value): key.start_mark for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
         counts = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
@@ -57,14 +57,14 @@ class _UniqueKeys(_Loader):
 
 
 def load(text: str | bytes, *, unique_keys: bool = True) -> Any:
-    """Plain values out of YAML.
+    """Read a YAML document into plain values.
 
     Args:
-        text: a document.
-        unique_keys: refuse a key that comes twice; other toolkits do not.
+        text: the document.
+        unique_keys: whether a repeated key is an error; files of other toolkits may have some.
 
     Raises:
-        yaml.YAMLError: It does not parse, has a key twice, or aliases that stand for too much; with the line.
+        yaml.YAMLError: The document does not parse, repeats a key, or has aliases for too much; with the line.
     """
     try:
         return yaml.load(text, _UniqueKeys if unique_keys else _Loader)

@@ -1,7 +1,7 @@
-"""Text to labels: what is said, in a-z, apostrophe and space, or in the labels of another language.
+"""Normalisation of text to labels: a-z, apostrophe and space for English, or the labels of another language.
 
-English training transcripts, synthesised sentences and reference transcripts all pass through `to_labels`, so that a
-number, an abbreviation or a typographic quote is written in one way everywhere.
+English training transcripts, synthesised sentences and references all use `to_labels`, so that numbers, abbreviations
+and typographic quotes are written in the same way everywhere.
 """
 
 import re
@@ -31,7 +31,7 @@ ABBREVIATIONS = {
     "jr": "junior",
     "etc": "et cetera",
 }
-"""Spoken forms; the period is required, except after `mr` and `mrs`, which are no other word."""
+"""The spoken form of each abbreviation. Its period is required, except after `mr` and `mrs`, which are not words."""
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -40,21 +40,21 @@ CURRENCIES = {
 }
 
 MAX_DIGITS = 15
-"""Longer runs of digits are no amount that anybody reads out; a sentence with one is refused."""
+"""The most digits of a number that is spelled out; a sentence with a longer one is refused."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bb\u02bc`\u00b4\u2032", "'"))
-# A letter may follow at once if it is a capital: Mr.Smith.
+# A letter may follow directly only if it is a capital, as in Mr.Smith.
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
 )
-# A number beside letters or other digits (A4, 5kg, 5'6, .5) stays, and the sentence is refused for its digits.
+# A number next to letters or other digits (A4, 5kg, 5'6, .5) is not spelled out, so the sentence is refused.
 _NUMBER = re.compile(
     r"(?<![^\W_])(?<!\.)(?<!\d')(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
     r"(?:(?P<ordinal>st|nd|rd|th)|(?P<decade>s)|(?P<percent>\s?%))?"
     r"(?(currency)(?P<scale>[\s-](?:hundred|thousand|million|billion|trillion)(?![^\W_]))?)(?![^\W_]|[.']\d)",
     flags=re.IGNORECASE,
 )
-_NUMBERED = re.compile(r"(?:(?<=[\w,;:]\s)|(?<=\())No\.\s?(?=\d)")  # not an answer, which begins a sentence
+_NUMBERED = re.compile(r"(?:(?<=[\w,;:]\s)|(?<=\())No\.\s?(?=\d)")  # not the answer "No.", which begins a sentence
 _MINUS = re.compile("(?<![^\\s(\\[\"'“‘])(?<!\\d\\s)[-\u2212](?=[$£€]?\\d)")  # noqa: RUF001
 _TIME = re.compile(
     r"(?<![\w:.,])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?:\s?(?P<half>[ap]\.?m)\b|(?!\w|:\d))(?!\.\d)",
@@ -62,7 +62,7 @@ _TIME = re.compile(
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
-# Unicode calls them punctuation, but each language has words for them.
+# Unicode classes these as punctuation, but they are read out as words.
 _READ_OUT = frozenset("&%@#\u00a7\u066a\u2030\u2031\u0609\u060a\ufe60\ufe6a\ufe5f\ufe6b\uff06\uff05\uff20\uff03")
 _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
@@ -70,11 +70,11 @@ _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
 
 
 def spell_out(text: str) -> str:
-    """Write numbers, currencies and abbreviations as they are said, keeping case and punctuation.
+    """Write numbers, currencies and abbreviations as they are spoken, keeping case and punctuation.
 
-    A speech engine that is given this text says the words of `to_labels`, whatever it knows of abbreviations.
+    A speech engine that reads this text says the words of `to_labels`, whatever abbreviations it knows.
     """
-    text = _RAISED.sub("^", text.translate(_APOSTROPHES))  # NFKC would make 22 of 2 squared
+    text = _RAISED.sub("^", text.translate(_APOSTROPHES))  # NFKC would turn "2 squared" into 22
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
     text = _NUMBERED.sub("number ", _ABBREVIATION.sub(_spell_abbreviation, text))
     text = _MINUS.sub("minus ", _TIME.sub(_spell_time, text))
@@ -90,8 +90,8 @@ def to_labels(text: str) -> str | None:
         (an accented letter, a symbol) whose sound is not known, or no word at all.
     """
     labels = _SILENT.sub(" ", spell_out(text).lower())
-    # An apostrophe belongs to a word between letters (don't) and after a plural (the boys' room). A single
-    # quotation mark looks like the latter, so where one opens before a word only the former are kept.
+    # An apostrophe belongs to a word between letters (don't) and after a plural (the boys' room). A closing single
+    # quotation mark looks like the latter, so if one opens before a word, only apostrophes between letters are kept.
     stray = _NO_LETTER_AROUND if _QUOTE.search(labels) else _NO_POSSESSIVE
     labels = " ".join(stray.sub(" ", labels).split())
     if not labels or any(character not in LABEL_CHARACTERS for character in labels):
@@ -103,15 +103,15 @@ def to_given_labels(text: str, labels: str) -> str | None:
     """Write text of any language in a recogniser's labels; numbers and abbreviations are left as they are.
 
     Args:
-        text: in the labels' case and form of Unicode, after this; its punctuation (but for what is read out, as & and %
-            are) and what cannot be seen in it are dropped where the labels have none.
-        labels: one character each.
+        text: any text. It gets the labels' case and Unicode form. Punctuation and invisible characters that are not
+            labels are dropped, except punctuation that is read out, such as & and %.
+        labels: the labels, one character each.
 
     Returns:
         Words with one space between them; None if the text has other letters or symbols, or no word at all.
     """
-    # Whichever apostrophe the labels have. One that is no letter (in Uzbek and Hawaiian some are) is no quotation mark
-    # where it stands between letters.
+    # All apostrophes become the labels' own one. An apostrophe that is not a letter (in Uzbek and Hawaiian some are
+    # letters) is a quotation mark unless it stands between letters.
     all_of_them = {*map(chr, _APOSTROPHES), "'"}
     own = next((label for label in labels if label in all_of_them), "'")
     quotes = "".join(sorted(mark for mark in all_of_them if not (mark in labels and mark.isalpha())))
@@ -120,7 +120,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     text = spell(text, tuple(labels))
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
     marks = {code: " " for code, category in outside if category.startswith("P") and chr(code) not in _READ_OUT}
-    # Soft hyphens and marks of direction; a space of no width is between words, as in Khmer.
+    # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
     unseen = {code: " " if code == 0x200B else "" for code, category in outside if category == "Cf"}
     text = " ".join(text.translate(marks | unseen).split())
     return text if text and set(text) <= {*labels, " "} else None
@@ -130,7 +130,7 @@ def _spell_abbreviation(match: re.Match[str]) -> str:
     found = match[1] or match[2]
     said = ABBREVIATIONS[found.lower()]
     said = said.capitalize() if found[0].isupper() else said
-    if match.end() == len(match.string):  # the period of an abbreviation also ends the sentence
+    if match.end() == len(match.string):  # the abbreviation's period also ends the sentence
         return said + "." if match[0].endswith(".") else said
     return f"{said} " if match.string[match.end()].isalpha() else said
 

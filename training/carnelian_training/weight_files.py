@@ -1,4 +1,4 @@
-"""Files of weights, anyone's: what is refused before PyTorch reads them, and why it could not."""
+"""Checks of files of weights from any source before PyTorch reads them, and reasons why it cannot read one."""
 
 import io
 import re
@@ -10,27 +10,27 @@ import torch
 from torch import Tensor
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
-"""How PyTorch's files begin; the second, those of before PyTorch 1.6."""
+"""The first bytes of PyTorch's files: a zip archive or, before PyTorch 1.6, a pickle."""
 MAX_TIMES_PACKED = 20
-"""How much larger than its file what a file holds may be: trained weights hardly compress."""
+"""The largest ratio of unpacked to packed size; trained weights hardly compress."""
 SMALL = 1 << 20
-"""Bytes that may be packed into any file."""
+"""The unpacked size in bytes that is always allowed, whatever the ratio."""
 _POINTER = b"version https://git-lfs.github.com/"
 
 
 class CheckpointError(ValueError):
-    """A file holds no weights that can be used, or does not fit its own configuration."""
+    """A file has no usable weights, or does not fit its own configuration."""
 
 
 def check_holds_weights(path: Path) -> None:
-    """Refuse what PyTorch would run, and the few lines that Git leaves in a file's place where Git LFS is missing.
+    """Check that a file is neither a TorchScript program, which PyTorch would run, nor a pointer of Git LFS.
 
     Raises:
-        CheckpointError: The file is a program, or holds those lines.
+        CheckpointError: The file is one of these.
     """
     if not path.is_file():
         return
-    with path.open("rb") as file:  # by a path, PyTorch opens UTF-8 alone
+    with path.open("rb") as file:  # given a path, PyTorch opens only names in UTF-8
         start = file.read(len(_POINTER))
         is_program = start.startswith(ZIP) and _is_program(file)
     if start == _POINTER:
@@ -43,15 +43,15 @@ def check_holds_weights(path: Path) -> None:
 
 
 def check_unpacked_size(path: Path, unpacked: int, packed: int) -> None:
-    """Refuse what would take the memory: a few megabytes can be packed zeros by the gigabyte.
+    """Check that a file does not fill the memory when unpacked: a few megabytes can hold gigabytes of zeros.
 
     Args:
-        path: opens the message.
-        unpacked: bytes, all in all.
-        packed: bytes of the file.
+        path: the file, for the message.
+        unpacked: total unpacked size in bytes.
+        packed: size of the file in bytes.
 
     Raises:
-        CheckpointError: It would.
+        CheckpointError: The unpacked size is above `SMALL` and more than `MAX_TIMES_PACKED` times the file's size.
     """
     if unpacked > max(SMALL, MAX_TIMES_PACKED * packed):
         raise CheckpointError(
@@ -61,14 +61,14 @@ def check_unpacked_size(path: Path, unpacked: int, packed: int) -> None:
 
 
 def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
-    """Refuse a file of PyTorch's in which something does not have its checksum; `torch.load` compares none.
+    """Check the checksums of a PyTorch file, which `torch.load` does not do.
 
     Args:
-        path: of the file; those from before PyTorch 1.6 have no checksums.
-        part: the file, where `path` is an archive that holds it; it is closed.
+        path: the file; files from before PyTorch 1.6 have no checksums.
+        part: the opened file, if `path` is an archive that contains it; it is closed.
 
     Raises:
-        CheckpointError: It is damaged, the message names what is; or it is far larger unpacked.
+        CheckpointError: The file is damaged, and the message names the damaged part; or it is far larger unpacked.
     """
     if part is None and not path.is_file():
         return
@@ -79,34 +79,34 @@ def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
         try:
             with zipfile.ZipFile(file) as archive:
                 check_unpacked_size(path, sum(entry.file_size for entry in archive.infolist()), packed)
-                has_checksums = any(entry.CRC for entry in archive.infolist())  # PyTorch can be told to write none
+                has_checksums = any(entry.CRC for entry in archive.infolist())  # PyTorch can write files without
                 damaged = archive.testzip() if has_checksums else None
         except CheckpointError:
             raise
-        except Exception as error:  # it names no common base for what damage raises
+        except Exception as error:  # `zipfile` has no common base for errors of damage
             raise CheckpointError(f"{path} is damaged: {error}") from error
     if damaged is not None:
         raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
 
 
 def _is_program(archive: IO[bytes]) -> bool:
-    """As `torch.load` finds out, which would hand a program to `torch.jit.load`: that runs its `__setstate__`."""
+    """Return whether `torch.load` would pass the file to `torch.jit.load`, which runs the program's `__setstate__`."""
     archive.seek(0)
     try:
         return "constants.pkl" in torch._C.PyTorchFileReader(archive).get_all_records()
-    except (RuntimeError, UnicodeDecodeError, OSError):  # cut, or damaged where it names its parts
+    except (RuntimeError, UnicodeDecodeError, OSError):  # truncated, or its directory is damaged
         return False
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether it holds neither NaN nor infinity, which a whole file may hold that was written by a run gone wrong."""
+    """Return whether a tensor has neither NaN nor infinity, which an undamaged file of a failed run may have."""
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def torch_reason(error: Exception) -> str:
-    """What PyTorch could not read, without its advice, which is to run what the file says."""
+    """Return PyTorch's reason for not reading a file, without its advice to load it without safety."""
     found = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\. Please|$)", str(error), re.MULTILINE)
     reason = found[1] if found else str(error) or type(error).__name__
-    if isinstance(error, KeyError) or re.fullmatch(r"Unsupported operand \d+|\d+", reason):  # a byte for a command
+    if isinstance(error, KeyError) or re.fullmatch(r"Unsupported operand \d+|\d+", reason):  # a byte read as an opcode
         return "it is no file of PyTorch's"
     return reason

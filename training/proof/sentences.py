@@ -1,7 +1,7 @@
-"""Sentences of few words for `carnelian-train synthesise --text`: dates and times, amounts, telephone numbers.
+"""Sentences of a small vocabulary for `carnelian-train synthesise --text`: dates and times, amounts, telephone numbers.
 
-`python training/proof/sentences.py COUNT` prints as many different ones, always the same. About eighty words, so that a
-small network can learn them from minutes of speech on one CPU.
+`python training/proof/sentences.py COUNT` prints COUNT different sentences, the same ones every time. They have about
+eighty words, so that a small network can learn them from minutes of speech on one CPU.
 """
 
 import calendar
@@ -19,30 +19,30 @@ DIGITS = [num2words(digit) for digit in range(10)]
 
 
 def number(value: int, kind: str = "cardinal") -> str:
-    """In words without marks."""
+    """Spell a number in words, without hyphens and commas."""
     words: str = num2words(value, to=kind)
     return words.replace("-", " ").replace(",", "")
 
 
 def date(rng: random.Random) -> str:
-    """A day and an hour."""
+    """Draw a date and time, such as "monday the third of may at half past two"."""
     day = number(rng.choice(range(1, 32)), "ordinal")
     minutes = rng.choice(HOURS)
     return f"{rng.choice(DAYS)} the {day} of {rng.choice(MONTHS)} at {minutes} {number(rng.randint(1, 12))}"
 
 
 def amount(rng: random.Random) -> str:
-    """A number of something."""
+    """Draw an amount, such as "two thousand and five miles"."""
     return f"{number(rng.randint(1000, 999_999))} {rng.choice(UNITS)}"
 
 
 def telephone(rng: random.Random) -> str:
-    """Seven digits."""
+    """Draw a telephone number of seven digits, in words."""
     return " ".join(rng.choices(DIGITS, k=7))
 
 
 def sentences(count: int) -> Iterator[str]:
-    """`count` different ones."""
+    """Yield `count` different sentences, the same ones every time."""
     rng = random.Random(1)
     said: set[str] = set()
     while len(said) < count:
