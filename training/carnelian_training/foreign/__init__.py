@@ -1,1 +1,1 @@
-"""Checkpoints of other toolkits: NeMo, NVIDIA's DeepLearningExamples (DLE), fairseq, Hugging Face's `transformers`."""
+"""Conversion of checkpoints of NeMo, NVIDIA's DeepLearningExamples (DLE), fairseq and Hugging Face `transformers`."""

@@ -1,4 +1,4 @@
-"""Vocabularies of fairseq and Hugging Face as labels of ours: one character each, the blank last, nothing special."""
+"""Conversion of vocabularies of fairseq and Hugging Face to labels: one character each, no special tokens."""
 
 import logging
 import re
@@ -11,33 +11,36 @@ logger = logging.getLogger(__name__)
 
 WORD_DELIMITER = "|"
 TURKISH = {"I": "\N{LATIN SMALL LETTER DOTLESS I}", "İ": "i"}
-"""What folds otherwise where both letters are there."""
+"""The lower case of the Turkish letters I and İ, used if a vocabulary has both."""
 _SPECIAL = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Which rows of a head are which labels."""
+    """The labels of a vocabulary and their rows in the head."""
 
     labels: tuple[str, ...]
     rows: list[int]
-    """Of each label, and of the blank last."""
+    """The row of the head of each label and, last, of the blank."""
 
 
 def fold(
     tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WORD_DELIMITER, *, lower: bool = False
 ) -> Alphabet:
-    """Fold a vocabulary: the delimiter of words is a space, special tokens are left out, capitals alone become small.
+    """Convert a vocabulary to labels.
+
+    The word delimiter becomes the space, special tokens are left out, and a vocabulary of only capitals becomes lower
+    case.
 
     Args:
-        tokens: each token's row of the head.
+        tokens: each token's row in the head.
         blank: the blank's row.
-        where: opens messages.
-        delimiter: of words.
-        lower: whether capitals become small beside small letters too.
+        where: the file, with which messages begin.
+        delimiter: the token between words.
+        lower: whether capitals become lower case even if the vocabulary also has small letters.
 
     Raises:
-        CheckpointError: A token is a word piece, or two are one label.
+        CheckpointError: A token has more than one character, or two tokens give the same label.
     """
     kept = [(token, row) for token, row in sorted(tokens.items(), key=lambda pair: pair[1]) if row != blank]
     left_out = [token for token, _ in kept if _SPECIAL.fullmatch(token)]
@@ -46,7 +49,7 @@ def fold(
     if pieces:
         raise CheckpointError(f"{where} must have one character per token, but has {', '.join(map(repr, pieces[:9]))}")
     labels = [token for token, _ in kept]
-    # Letters like ß and ª have no capital of one character.
+    # Letters such as ß and ª do not count: their capital is not a single other character.
     has_small = any(label.islower() and len(label.upper()) == 1 and label.upper() != label for label in labels)
     if any(label.isupper() for label in labels) and (lower or not has_small):
         small = TURKISH if TURKISH.keys() <= set(labels) else {}

@@ -19,7 +19,7 @@ def import_(
     raw: Annotated[bool, typer.Option("--raw", help="DLE: the weights as trained, not their average.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the source's.")] = None,
 ) -> None:
-    """Make a checkpoint of ours from another toolkit's: to evaluate, fine-tune, export."""
+    """Convert another toolkit's checkpoint into one of Carnelian, to evaluate, fine-tune or export it."""
     import torch
 
     from carnelian_training import checkpoint

@@ -1,8 +1,10 @@
-"""The `.pt` files of Jasper and QuartzNet of NVIDIA's DeepLearningExamples (DLE): weights, and no configuration.
+"""The `.pt` files of Jasper and QuartzNet of NVIDIA's DeepLearningExamples (DLE): weights without a configuration.
 
-Read from its source at commit 729963dd; no original checkpoint was at hand. The features are those of its PyTorch
-module: ceil(n / 160) frames, 1e-5 added to the standard deviation. It draws noise for every clip, at inference as well,
-and adds 1e-20 inside the logarithm; here the energy of that noise stands there, and a transcript depends on its clip.
+This follows DLE's source at commit 729963dd; no original checkpoint was available. The features are those of its
+PyTorch
+module: ceil(n / 160) frames, 1e-5 added to the standard deviation. DLE adds random noise to every clip, even at
+inference, and 1e-20 inside the logarithm. Here the mean energy of that noise is added inside the logarithm instead, so
+that a transcript depends only on its clip.
 """
 
 import logging
@@ -26,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 DITHER, LOG_GUARD = 1e-5, 1e-20
 FEATURES: Options = {"std_guard": 1e-5, "log_guard": DITHER**2, "frame_count": "ceil"}
-"""White noise of variance v has a mean energy of about v in a band: 3.8 v by the window's and the filters' sums of
-squares, times what the pre-emphasis leaves of it, 0.001 at 0 Hz to 3.9 at 8 kHz."""
-_V1_UNUSED = ("acoustic_model.", "audio_preprocessor.")  # copies and tables, which DLE drops as well
+"""The features of DLE where they differ from the defaults. White noise of variance v has a mean energy of about v in a
+mel band: 3.8 v by the window's and the filters' sums of squares, times the gain of the pre-emphasis, 0.001 at 0 Hz to
+3.9 at 8 kHz."""
+_V1_UNUSED = ("acoustic_model.", "audio_preprocessor.")  # copies and tables, which DLE drops too
 _FEATURES_FIXED: Options = {
     "sample_rate": SAMPLE_RATE_HZ,
     "normalize": "per_feature",
@@ -41,15 +44,15 @@ _FEATURES_IGNORED = {"pad_align", "pad_to_max_duration", "max_duration", "spec_a
 
 
 def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
-    """The tensors of a loaded file, under today's names.
+    """Return the tensors of a loaded DLE file under the names of DLE's current version.
 
     Args:
-        content: what `torch.load` gave.
-        is_raw: take the trained weights, not their exponential moving average.
-        where: opens messages.
+        content: the content of the file, from `torch.load`.
+        is_raw: whether to take the trained weights instead of their exponential moving average.
+        where: the file, with which messages begin.
 
     Raises:
-        CheckpointError: It is no such file.
+        CheckpointError: The content is not that of a DLE file.
     """
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise CheckpointError(
@@ -75,14 +78,19 @@ def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
 
 
 def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) -> Options:
-    """The `model`, `labels` and `features` of a configuration of ours.
+    """Return the `model`, `labels` and `features` of a Carnelian configuration for a DLE checkpoint.
 
-    Without DLE's YAML the network is read off the tensors; their strides and dilations are those of every published
-    Jasper and QuartzNet: the first block halves the frame rate, the last one with a kernel above 1 has dilation 2. The
-    labels are then a-z, apostrophe and space.
+    Without DLE's YAML file, the network follows from the shapes of the tensors. Strides and dilations are then those of
+    every published Jasper and QuartzNet: the first block halves the frame rate, and the last one with a kernel above 1
+    has dilation 2. The labels are then a-z, apostrophe and space.
+
+    Args:
+        found: the tensors, from :func:`tensors`.
+        yaml_file: DLE's configuration, or None.
+        where: the checkpoint, with which messages begin.
 
     Raises:
-        CheckpointError: It has options that ours have not.
+        CheckpointError: The YAML file cannot be read, or has options that Carnelian does not support.
     """
     if yaml_file is None:
         logger.warning("%s says nothing about labels, strides and dropout; taking those of the published models", where)
@@ -134,7 +142,7 @@ def _read_yaml(yaml_file: Path) -> Options:
 
 
 def _features(options: Options, where: str) -> Options:
-    """The `features` of ours that compute DLE's `filterbank_features`."""
+    """Convert DLE's `filterbank_features` to the `features` of a configuration."""
     check(
         options,
         fixed=_FEATURES_FIXED,
@@ -158,7 +166,7 @@ def _features(options: Options, where: str) -> Options:
 
 
 def _blocks(found: dict[str, Tensor]) -> list[Options]:
-    """DLE's list of blocks, of the shapes of their tensors."""
+    """Derive DLE's list of blocks from the shapes of their tensors."""
     blocks: list[Options] = []
     while bodies := [name for name in found if re.match(rf"encoder\.layers\.{len(blocks)}\.m?conv\.", name)]:
         i = len(blocks)
@@ -187,10 +195,10 @@ def _blocks(found: dict[str, Tensor]) -> list[Options]:
 
 
 def weights(found: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
-    """The weights of a network of `config`.
+    """Convert the tensors to the weights of a network of `config`.
 
     Raises:
-        CheckpointError: Tensors do not fit; each is named.
+        CheckpointError: Tensors do not fit; the message names each.
     """
     is_quartznet = any(re.match(r"encoder\.layers\.0\.mconv\.", name) for name in found)
     naming = DLE_QUARTZNET if is_quartznet else DLE_JASPER

@@ -1,7 +1,8 @@
-"""fairseq's `.pt` files of wav2vec 2.0, pre-trained and fine-tuned, of the old layout (`args`) and the new (`cfg`).
+"""The `.pt` files of fairseq's wav2vec 2.0, pre-trained or fine-tuned, in the old layout (`args`) or the new (`cfg`).
 
-Read from its source (v0.12.2, `models/wav2vec/wav2vec2.py` and `wav2vec2_asr.py`); NVIDIA's DeepLearningExamples, whose
-Hourglass comes along, writes the old layout. Nothing is executed: `unpickling.py` reads the file.
+This follows fairseq's source (v0.12.2, `models/wav2vec/wav2vec2.py` and `wav2vec2_asr.py`). NVIDIA's
+DeepLearningExamples write the old layout; their Hourglass is supported. No code of a file is run: `unpickling.py` reads
+it.
 """
 
 import ast
@@ -26,10 +27,10 @@ from carnelian_training.weight_files import CheckpointError
 logger = logging.getLogger(__name__)
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-"""Of every dictionary of fairseq; CTC's blank is the first."""
+"""The special symbols with which every dictionary of fairseq begins; the first is CTC's blank."""
 LIBRISPEECH = "|ETAONIHSRDLUMWCFGYPBVK'XJQZ"
-"""dict.ltr.txt, which its fine-tuned models share."""
-VARIANCE_GUARD = 1e-5  # of `F.layer_norm`, by which waveforms are normalised
+"""The letters of LibriSpeech's `dict.ltr.txt`, which fairseq's fine-tuned models share."""
+VARIANCE_GUARD = 1e-5  # that of `F.layer_norm`, which normalises waveforms
 
 FIXED: Options = {
     "sample_rate": SAMPLE_RATE_HZ,
@@ -67,7 +68,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "extractor_gradient": ("feature_grad_mult", 1.0),
 }
 RESAMPLING = {"naive": "mean", "linear": "linear"}
-"""NVIDIA's, of the Hourglass, by our names."""
+"""NVIDIA's names of the Hourglass's resampling, and Carnelian's."""
 PRETRAINING: dict[str, tuple[str, Any]] = {
     "groups": ("latent_groups", 2),
     "codes": ("latent_vars", 320),
@@ -85,20 +86,20 @@ SPANS: dict[str, tuple[str, Any]] = {
 
 
 def is_fairseq(content: Any) -> bool:
-    """Whether what a `.pt` file holds is a checkpoint of fairseq."""
+    """Return whether the content of a `.pt` file is a checkpoint of fairseq."""
     return isinstance(content, dict) and "model" in content and ("args" in content or "cfg" in content)
 
 
 def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options, Alphabet | None]:
-    """The sections of a configuration of ours, and the alphabet of a fine-tuned model's head.
+    """Return the sections of a Carnelian configuration, and the alphabet of a fine-tuned model's head.
 
     Args:
-        content: what the file holds.
-        labels: `dict.ltr.txt`, where the file has no dictionary.
-        where: opens messages.
+        content: the content of the file.
+        labels: path of `dict.ltr.txt`, if the file has no dictionary.
+        where: the file, with which messages begin.
 
     Raises:
-        CheckpointError: It is no wav2vec 2.0, or has options that ours have not.
+        CheckpointError: The file is not of wav2vec 2.0, or has options that Carnelian does not support.
     """
     outer = _options(content, where)
     head = next((t for name, t in content["model"].items() if name.endswith("w2v_encoder.proj.weight")), None)
@@ -110,7 +111,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
         for found in (outer, inner)
         if found.get(name, value) != value
     ]
-    wrong = list(dict.fromkeys(wrong))  # both sections may say it
+    wrong = list(dict.fromkeys(wrong))  # both sections may have the same mistake
     if "conv_feature_layers" not in options and "encoder_layers" not in options:
         wrong.append("  it says nothing of `encoder_layers`")
     if wrong:
@@ -121,18 +122,18 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     model = {"name": Wav2Vec2Config.name, **carry(MODEL, options)}
     model |= {"conv_channels": channels, "conv_kernels": kernels, "conv_strides": strides}
     model["conv_norm"] = "layer" if options.get("extractor_mode", "default") == "layer_norm" else "group"
-    if options.get("hourglass_transformer"):  # of NVIDIA's
+    if options.get("hourglass_transformer"):  # an option of NVIDIA's
         model["hourglass"] = _hourglass(options, where)
     features = {"name": WaveformSettings.name, "variance_guard": VARIANCE_GUARD}
     features["normalise"] = outer.get("normalize", inner.get("normalize", False))
-    # What a fine-tuned file says of its own training comes before what it says of the one before.
+    # Options of fine-tuning (`outer`) win over those of the pre-training before it (`inner`).
     tree: Options = {
         "model": model,
         "features": features,
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, inner | outer)},
     }
     if head is not None:
-        if not outer.get("apply_mask", True):  # the switch of fine-tuning
+        if not outer.get("apply_mask", True):  # turns masks of fine-tuning off
             tree["augment"]["spans"] |= NO_SPANS
         alphabet = _alphabet(content, len(head), labels, where)
         return tree | {"labels": list(alphabet.labels)}, alphabet
@@ -146,12 +147,12 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
 
 
 def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path) -> dict[str, Tensor]:
-    """The weights of a network of `config`.
+    """Convert the tensors to the weights of a network of `config`.
 
     Raises:
-        CheckpointError: Tensors do not fit; each is named.
+        CheckpointError: Tensors do not fit; the message names each.
     """
-    if content.get("ema_model"):  # of NVIDIA's
+    if content.get("ema_model"):  # in NVIDIA's files
         logger.warning(
             "%s holds an average of its weights, `ema_model`, which is left aside as NVIDIA's own inference does", path
         )
@@ -168,7 +169,7 @@ def _options(content: Any, where: str) -> Options:
 
 
 def _flat(found: Any) -> Options:
-    """The options of the model and the task in one mapping, as the old layout has them."""
+    """Return the options of the model and the task in one mapping, as the old layout has them."""
     if not isinstance(found, dict):
         return {}
     sections = [found[name] for name in ("task", "model") if isinstance(found.get(name), dict)]
@@ -180,7 +181,7 @@ def _flat(found: Any) -> Options:
 
 
 def _resolved(value: Any, tree: Options) -> Any:
-    """An option, of another section where it says so in omegaconf's way: `${task.normalize}`."""
+    """Return the value of an option; resolve omegaconf's references such as `${task.normalize}`."""
     reference = re.fullmatch(r"\$\{(\w+)\.(\w+)\}", value) if isinstance(value, str) else None
     if reference is None:
         return value
@@ -189,7 +190,7 @@ def _resolved(value: Any, tree: Options) -> Any:
 
 
 def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:
-    """(channels, kernel, stride) of each convolution; fairseq's own form is an expression that it evaluates."""
+    """Return (channels, kernel, stride) of each convolution; fairseq writes them as a Python expression."""
     if found is None:
         found = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]"
     layers: list[tuple[int, int, int]] = _literal(found, where) if isinstance(found, str) else found
@@ -197,7 +198,7 @@ def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:
 
 
 def _hourglass(options: Options, where: str) -> Options:
-    """Our section of NVIDIA's options."""
+    """Convert NVIDIA's options to the `hourglass` section of a configuration."""
     before, (pooled, factor), after = _literal(str(options["hourglass_transformer"]), where)
     theirs = options.get("hourglass_resample", "naive")
     if theirs not in RESAMPLING:
@@ -209,10 +210,10 @@ def _hourglass(options: Options, where: str) -> Options:
 
 
 def _literal(expression: str, where: str) -> Any:
-    """The value of an expression of numbers, lists, tuples, `+` and `*`, and of nothing else.
+    """Evaluate an expression of only numbers, lists, tuples, `+` and `*`.
 
     Raises:
-        CheckpointError: It is another one.
+        CheckpointError: The expression has anything else.
     """
 
     def value(node: ast.expr) -> Any:
@@ -236,13 +237,13 @@ def _literal(expression: str, where: str) -> Any:
 
 
 def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alphabet:
-    """Of the given file, else of the dictionary in the checkpoint, else LibriSpeech's."""
+    """Return the alphabet of the given dictionary, else of the one in the checkpoint, else LibriSpeech's."""
     dictionary = unpickling.plain((content.get("task_state") or {}).get("target_dictionary"))
     try:
         text = content.get("output_labels") if labels is None else labels.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{labels} cannot be read as a dictionary: {error}") from error
-    if isinstance(text, str):  # NVIDIA's files hold the dictionary's
+    if isinstance(text, str):  # the text of a dictionary, as in NVIDIA's files
         lines = text.splitlines()
         symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line.strip())]
     elif isinstance(dictionary, dict) and dictionary.get("symbols"):

@@ -1,8 +1,8 @@
-"""Folders of Hugging Face's `transformers`: Wav2Vec2ForCTC and Wav2Vec2ForPreTraining, read and written; HubertForCTC.
+"""Folders of Hugging Face `transformers`: reading and writing Wav2Vec2ForCTC and Wav2Vec2ForPreTraining.
 
-Weights only: `model.safetensors`, or `pytorch_model.bin` without unpickling any class, each in one piece or in shards.
-The recogniser's special tokens are dropped from its head, so log-probabilities are those among characters and blank.
-Of a recogniser of many languages, as MMS is, one is read.
+HubertForCTC is read only. Weights come from `model.safetensors` or from `pytorch_model.bin`, whose classes are not
+unpickled; each may be in one file or in shards. A recogniser's special tokens are dropped from its head, so
+log-probabilities are over the characters and the blank. From a recogniser of many languages, such as MMS, one is read.
 """
 
 import json
@@ -38,13 +38,13 @@ FIXED: Options = {
     "add_adapter": False,
 }
 HUBERT: Options = FIXED | {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
-"""A fine-tuned HuBERT is a wav2vec 2.0 with these options, by another name."""
+"""The options with which a fine-tuned HuBERT is the same network as a wav2vec 2.0."""
 ACTIVATIONS = ("hidden_act", "feat_extract_activation")
 INSTEAD = {
     "adapter_config.json": "an adapter alone: merge it first (`merge_and_unload` of peft)",
     "tf_model.h5": "those of TensorFlow alone: save them as safetensors first (`from_tf=True` of transformers 4)",
 }
-"""Files of folders without weights of PyTorch, and what to do then."""
+"""Files that tell why a folder has no weights of PyTorch, each with the end of the message."""
 MODEL: dict[str, tuple[str, Any]] = {
     "conv_channels": ("conv_dim", [512] * 7),
     "conv_kernels": ("conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
@@ -67,7 +67,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "head_dropout": ("final_dropout", 0.1),
     "layer_drop": ("layerdrop", 0.1),
 }
-"""Our field -> theirs, and its default there."""
+"""For each field of `model`, the option in `config.json` and its default in `transformers`."""
 SPANS: dict[str, tuple[str, Any]] = {
     "time_probability": ("mask_time_prob", 0.05),
     "time_length": ("mask_time_length", 10),
@@ -88,14 +88,19 @@ PRETRAINING: dict[str, tuple[str, Any]] = {
 
 
 def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
-    """The `model`, `labels`, `features` (and `pretraining`) of a configuration, their tensors, the head's alphabet.
+    """Read a folder: the sections of a configuration, the tensors, and the alphabet of a recogniser's head.
 
     Args:
         path: the folder.
-        language: of a recogniser of several.
+        language: the language to read, if the recogniser has several.
+
+    Returns:
+        The sections `model`, `features`, `augment` and `labels` or `pretraining`; tensors by name; the alphabet, or
+        None for a pre-trained model.
 
     Raises:
-        CheckpointError: It is no such folder, has options that ours have not, or not this language.
+        CheckpointError: The folder is not of such a model, has options that Carnelian does not support, or does not
+            have the language.
     """
     if not any(found for name in WEIGHTS for found in path.glob(f"{name}*")):
         for name, what in INSTEAD.items():
@@ -103,7 +108,7 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
                 raise CheckpointError(f"{path} must hold a model's weights, but holds {what}")
     options = read_json(path / "config.json")
     for name in ACTIVATIONS:
-        if options.get(name) == "gelu_python":  # the same function, written out
+        if options.get(name) == "gelu_python":  # the same function
             options[name] = "gelu"
     fixed = HUBERT if options.get("model_type") == HUBERT["model_type"] else FIXED
     wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in fixed.items() if options.get(k, v) != v]
@@ -116,13 +121,13 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, options)},
     }
     if any(name.startswith("lm_head.") for name in tensors):
-        if not options.get("apply_spec_augment", True):  # the switch of fine-tuning
+        if not options.get("apply_spec_augment", True):  # turns masks of fine-tuning off
             tree["augment"]["spans"] |= NO_SPANS
         chosen = choose_language(path, language, has_adapters=options.get("adapter_attn_dim") is not None)
         if chosen.adapter is not None:
             tensors |= _adapter(chosen.adapter, tensors)
         alphabet = read_alphabet(path, chosen.tokens, options, len(tensors.get("lm_head.weight", ())))
-        if (path / "language_model").is_dir():  # of `Wav2Vec2ProcessorWithLM`
+        if (path / "language_model").is_dir():  # from `Wav2Vec2ProcessorWithLM`
             logger.warning(
                 "%s/language_model, with which transformers decodes, is left aside: its n-grams can be given to the "
                 "decoder (`carnelian-export --lm`)",
@@ -137,10 +142,10 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
 
 
 def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | None, path: Path) -> dict[str, Tensor]:
-    """The weights of a network of `config`.
+    """Convert the tensors to the weights of a network of `config`.
 
     Raises:
-        CheckpointError: Tensors do not fit; each is named.
+        CheckpointError: Tensors do not fit; the message names each.
     """
     is_hubert = any(name.startswith(HUGGING_FACE_HUBERT.body) for name in tensors)
     return take(tensors, config, HUGGING_FACE_HUBERT if is_hubert else HUGGING_FACE, alphabet, path)
@@ -151,11 +156,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         if (path / name).is_file():
             return _weights_file(path / name)
         index = path / f"{name}.index.json"
-        if index.is_file():  # of the shards of a large model: each tensor's file
+        if index.is_file():  # the weights are in shards
             shards = read_json(index).get("weight_map")
             if not isinstance(shards, dict):
                 raise CheckpointError(f"{index} must hold `weight_map`, each tensor's file, but does not")
-            # By its last part: a shard lies beside its index, and nowhere else.
+            # Only the last part of the path counts, so that a shard outside the folder is never read.
             parts = [_weights_file(path / Path(str(file)).name) for file in sorted(set(shards.values()))]
             return {name: tensor for part in parts for name, tensor in part.items()}
     raise CheckpointError(
@@ -164,10 +169,10 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _adapter(path: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The adapters and the head of a language, which must take the place of all of the model's.
+    """Read the adapters and the head of a language, which must replace all of the model's.
 
     Raises:
-        CheckpointError: Some are missing, and would stay those of another language, or there are others.
+        CheckpointError: Tensors are missing, so that another language's would stay, or there are unexpected ones.
     """
     found = _weights_file(path)
     own = {name for name in model if ".adapter_layer." in name or name.startswith("lm_head.")}
@@ -186,13 +191,13 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
             found = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # neither names a common base for what a damaged file raises
+    except Exception as error:  # neither library has a common base for errors of a damaged file
         raise CheckpointError(f"{path}: its weights cannot be read: {torch_reason(error)}") from error
     return plain_tensors(found, path)
 
 
 def _features(path: Path) -> Options:
-    """Of `preprocessor_config.json`, or of the `processor_config.json` that `transformers` 5 writes in its place."""
+    """Read the features from `preprocessor_config.json`, or from `processor_config.json`, as of `transformers` 5."""
     file = path / "preprocessor_config.json"
     if file.is_file():
         options = read_json(file)
@@ -212,17 +217,17 @@ def _features(path: Path) -> Options:
 
 
 _READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")
-"""Files that :func:`write` does not write, and that would contradict those that it does."""
+"""Files of another model that `transformers` would read before the files of :func:`write`."""
 
 
 def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> list[str]:
-    """Write a folder that `Wav2Vec2ForCTC.from_pretrained`, or that of pre-training, reads.
+    """Write a folder that `from_pretrained` of `Wav2Vec2ForCTC` or `Wav2Vec2ForPreTraining` reads.
 
     Returns:
-        What `transformers` will do otherwise, in words.
+        A message for each way in which `transformers` will compute something different.
 
     Raises:
-        CheckpointError: The network is of a kind that `transformers` has not, or the folder is of another model.
+        CheckpointError: `transformers` does not support the network, or the folder has files of another model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -254,13 +259,13 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> list[str
         options |= {theirs: getattr(config.pretraining, ours) for ours, (theirs, _) in PRETRAINING.items()}
     extractor = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "feature_size": 1, "padding_value": 0.0}
     extractor |= {"sampling_rate": SAMPLE_RATE_HZ, "do_normalize": config.features.normalise}
-    # Their attention masks have no part in a group norm over time, which published models were trained without.
+    # With a group norm over time, published models were trained without attention masks.
     extractor |= {"return_attention_mask": config.model.conv_norm == "layer"}
     files["preprocessor_config.json"] = extractor
     with replaced(path / "model.safetensors") as partial:
         try:
             save_file(tensors, partial, {"format": "pt"})
-        except SafetensorError as error:  # its kind of error for a disk without room, too
+        except SafetensorError as error:  # also for a full disk
             raise OSError(error) from error
     for name, content in files.items():
         with replaced(path / name) as partial:
@@ -273,11 +278,15 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> list[str
 
 
 NEVER = -1e4
-"""The bias of a special token: no softmax sees it."""
+"""The bias of a special token, so low that its probability is 0."""
 
 
 def _with_special_tokens(tensors: dict[str, Tensor], config: Config) -> dict[str, int]:
-    """Put the blank first, as `<pad>`, and three special tokens after it, which no frame ever says."""
+    """Move the blank to the first row of the head, as `<pad>`, followed by three special tokens that are never written.
+
+    Returns:
+        Each token's row, for `vocab.json`.
+    """
     weight, bias = tensors["lm_head.weight"], tensors["lm_head.bias"]
     tensors["lm_head.weight"] = torch.cat([weight[-1:], torch.zeros(3, weight.shape[1]), weight[:-1]])
     tensors["lm_head.bias"] = torch.cat([bias[-1:], torch.full((3,), NEVER), bias[:-1]])

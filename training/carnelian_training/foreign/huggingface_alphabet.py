@@ -1,4 +1,4 @@
-"""The tokens of a folder of Hugging Face's `transformers` as an alphabet of ours, from all the files that say them."""
+"""The alphabet of a folder of Hugging Face `transformers`, from all the files that define its tokens."""
 
 import json
 import logging
@@ -14,35 +14,35 @@ logger = logging.getLogger(__name__)
 
 
 def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: int) -> Alphabet:
-    """The labels of a vocabulary and of the tokens that were added to it, and the blank, in a head of `num_rows`.
+    """Read the labels and the blank of a recogniser, from its vocabulary and the tokens that were added to it.
 
     Args:
         path: the folder.
-        vocabulary: each token's row of the head: `vocab.json`, or the part of it that is of one language.
-        options: those of `config.json`.
-        num_rows: of the head.
+        vocabulary: each token's row in the head: `vocab.json`, or one language's part of it.
+        options: the content of `config.json`.
+        num_rows: the number of rows of the head.
 
     Raises:
-        CheckpointError: The files contradict each other or the head, or have more than characters, or write words
-            apart by something else than a space.
+        CheckpointError: The files contradict each other or the head, have tokens of several characters, or separate
+            words by something other than a space.
     """
     file = path / "vocab.json"
     tokenizer = _tokenizer(path)
     added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
-    # The vocabulary last: where it is of one language of several, the same tokens may have been added for another one.
+    # The vocabulary wins: if it is of one of several languages, added tokens may be of another language.
     tokens = read_if_there(path / "added_tokens.json") | added | vocabulary
     wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
     if wrong:
         raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
     named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
     delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
-    # The second is what transformers 5 calls the first, and names in transformers 4.
+    # transformers 5 renames `additional_special_tokens` to `extra_special_tokens`, in transformers 4 a mapping.
     extra = tokenizer.get("extra_special_tokens") or []
     extra = extra.values() if isinstance(extra, dict) else extra
     others = [*(tokenizer.get("additional_special_tokens") or []), *extra]
     special = {*named.values(), *map(_content, others)}
     blank = _blank(tokens, named.get("pad_token", "<pad>"), options.get("pad_token_id"), path)
-    if tokens.get(delimiter, 0) >= num_rows:  # of an alphabet without one: transformers 5 adds it to every tokenizer
+    if tokens.get(delimiter, 0) >= num_rows:  # transformers 5 adds a delimiter to every tokenizer, even without a row
         del tokens[delimiter]
     written = tokenizer.get("replace_word_delimiter_char", " ")
     if delimiter in tokens and written != " ":
@@ -65,10 +65,10 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
 
 
 def _tokenizer(path: Path) -> Options:
-    """What `special_tokens_map.json` and `tokenizer_config.json` say together.
+    """Merge `special_tokens_map.json` and `tokenizer_config.json`.
 
     Raises:
-        CheckpointError: They contradict each other about the blank or the space.
+        CheckpointError: The files contradict each other about the blank or the space.
     """
     special, config = (read_if_there(path / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
     for name in ("pad_token", "word_delimiter_token"):
@@ -83,10 +83,10 @@ def _tokenizer(path: Path) -> Options:
 
 
 def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path) -> int:
-    """The blank's row: that of the padding token, which the loss takes from `config.json`, decoding from the tokenizer.
+    """Return the blank's row: the padding token's, which `config.json` gives for the loss, the tokenizer for decoding.
 
     Raises:
-        CheckpointError: The two differ, or neither says.
+        CheckpointError: The two differ, or neither gives it.
     """
     row = tokens.get(pad, configured)
     if row is None:
@@ -105,15 +105,15 @@ def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path)
 
 
 def _content(token: Any) -> str:
-    """The text of a token, which may be an entry of `{content, special, ...}`."""
+    """Return the text of a token, which may be given as `{content, special, ...}`."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
 def read_json(path: Path) -> Options:
-    """A file of such a folder, which holds a mapping.
+    """Read a JSON file of a Hugging Face folder, which must hold a mapping.
 
     Raises:
-        CheckpointError: It is not there, or no mapping.
+        CheckpointError: The file is missing, is not JSON, or does not hold a mapping.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -125,5 +125,5 @@ def read_json(path: Path) -> Options:
 
 
 def read_if_there(path: Path) -> Options:
-    """As :func:`read_json`; nothing of a file that is not there."""
+    """Read a JSON file as :func:`read_json` does; return an empty mapping if there is no such file."""
     return read_json(path) if path.is_file() else {}

@@ -1,6 +1,6 @@
-"""The languages of a folder of Hugging Face's `transformers`, of which one is read, as `load_adapter` does.
+"""The languages of a folder of Hugging Face `transformers`, of which one is read, as `load_adapter` does.
 
-Each has a vocabulary, and a file of its adapters and head that take the place of those in the model's weights.
+Each language has a vocabulary, and a file with adapters and a head that replace those in the model's weights.
 """
 
 import re
@@ -16,32 +16,33 @@ _ADAPTER = re.compile(r"adapter\.(.+)\.(?:safetensors|bin)")
 
 @dataclass(frozen=True)
 class Language:
-    """What one language has of its own."""
+    """The vocabulary and the adapters of one language."""
 
     tokens: Options
-    """Each token's row of the head."""
+    """Each token's row in the head."""
     adapter: Path | None
-    """The file of its adapters and head; None: those in the model's weights."""
+    """The file of the language's adapters and head; None: they are in the model's weights."""
 
 
 def choose_language(path: Path, wanted: str | None, *, has_adapters: bool) -> Language:
-    """The wanted language of a folder, or the only one.
+    """Return the wanted language of a folder, or its only one.
 
-    Those that are there have a vocabulary, if `vocab.json` is of several, and weights: a file of their own, or the
-    model's, which are of the `target_lang` that `tokenizer_config.json` names.
+    A language is there if it has a vocabulary (when `vocab.json` is of several languages) and weights: its own file, or
+    the model's weights, which are of the `target_lang` in `tokenizer_config.json`.
 
     Args:
         path: the folder.
-        wanted: as the folder calls it, mostly by three letters (ISO 639-3).
-        has_adapters: whether the model has any; without them no file of adapters counts.
+        wanted: the folder's name of the language, mostly three letters (ISO 639-3); None: the only one.
+        has_adapters: whether the model has adapters; without them, files of adapters are ignored.
 
     Raises:
-        CheckpointError: The wanted language is not there, or there are several and none is wanted: all are named.
+        CheckpointError: The wanted language is not there, or there are several and none is wanted; the message names
+            all.
     """
     tokens = read_json(path / "vocab.json")
     vocabularies = {name: rows for name, rows in tokens.items() if isinstance(rows, dict)}
     found = sorted(path.iterdir()) if has_adapters else []
-    # Of two files of a language the last one counts, the safetensors, as there.
+    # If a language has both files, the last one is taken, .safetensors, as in transformers.
     files = {match[1]: file for file in found if (match := _ADAPTER.fullmatch(file.name))}
     own = read_if_there(path / "tokenizer_config.json").get("target_lang")
     if own is None and len(vocabularies) == 1:

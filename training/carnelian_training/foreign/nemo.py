@@ -1,9 +1,9 @@
-"""NeMo's `.nemo` files: a tar archive, compressed or not, of `model_config.yaml` and `model_weights.ckpt`.
+"""NeMo's `.nemo` files: tar archives, compressed or not, of `model_config.yaml` and `model_weights.ckpt`.
 
-Also the `.ckpt` files of its training, which hold the same two.
+The `.ckpt` files of NeMo's training, which contain the same two parts, are read too.
 
-The features are those of today's NeMo (3.0), whatever version wrote the file: zeros beyond a clip's ends, n // hop
-frames, 1e-5 added to the standard deviation. Its first versions reflected at the ends and had ceil(n / hop) frames.
+The features are those of NeMo 3.0, whatever version wrote the file: zeros beyond a clip's ends, n // hop frames, 1e-5
+added to the standard deviation. NeMo's first versions reflected the signal at the ends and had ceil(n / hop) frames.
 """
 
 import io
@@ -55,10 +55,10 @@ MODULES = "nemo.collections.asr.modules"
 FEATURE_TENSORS = "preprocessor.featurizer."
 AS_TODAY = {"std_guard": 1e-5, "edges": "zero", "frame_count": "floor"}
 AS_TORCHAUDIO = {"std_guard": 1e-5, "edges": "reflect", "frame_count": "floor + 1", "magnitude_power": 2}
-"""Of `use_torchaudio: true`, which knows no other power."""
+"""The features with `use_torchaudio: true`, where the power is always 2."""
 TABLE_TOLERANCE = 1e-4
-"""Of the stored window and mel filters, which versions of librosa compute with other roundings; tables of 16 bits have
-those of their format besides."""
+"""The tolerance for the stored window and mel filters, because versions of librosa round differently. The rounding of
+16-bit tables is added to it."""
 
 _PREPROCESSOR_FIXED: Options = {
     "sample_rate": SAMPLE_RATE_HZ,
@@ -70,12 +70,12 @@ _PREPROCESSOR_FIXED: Options = {
     "pad_value": 0,
     "mel_norm": "slaney",
     "feat_type": "logfbank",
-    "use_grads": False,  # which adds to each magnitude
+    "use_grads": False,  # it would add a constant to each magnitude
 }
 _PREPROCESSOR_CARRIED = {"window_size", "window_stride", "n_window_size", "n_window_stride", "n_fft", "features"}
 _PREPROCESSOR_CARRIED |= {"preemph", "lowfreq", "highfreq", "log_zero_guard_type", "log_zero_guard_value", "mag_power"}
 _PREPROCESSOR_CARRIED |= {"use_torchaudio"}
-# Training only, padding that masks undo, or ways of computing the same.
+# Options that only affect training, padding (which masks undo), or how the same values are computed.
 _PREPROCESSOR_IGNORED = {"dither", "pad_to", "max_duration", "rng", "nb_augmentation_prob", "nb_max_freq"}
 _PREPROCESSOR_IGNORED |= {"stft_conv", "stft_exact_pad", "int_values"}
 _ENCODER_FIXED: Options = {
@@ -88,7 +88,7 @@ _ENCODER_FIXED: Options = {
 
 
 class _Header(tarfile.TarInfo):
-    """Of a member, or of the long name of the next one, which `tarfile` reads whole before it tells of it."""
+    """A header that must be small unless it is a file's: `tarfile` reads other content (long names) into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Self":
@@ -99,10 +99,10 @@ class _Header(tarfile.TarInfo):
 
 
 def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
-    """The configuration and the tensors of a file. Nothing is unpacked to disk, no class of it is loaded.
+    """Read NeMo's configuration and the tensors of a `.nemo` file, without unpacking it to disk or loading its classes.
 
     Raises:
-        CheckpointError: It is no such archive, is far larger unpacked, or lacks one of its two files.
+        CheckpointError: The file is not such an archive, is far larger unpacked, or lacks one of the two parts.
     """
     parts: dict[str, bytes] = {}
     unpacked = 0
@@ -118,7 +118,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
                     if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):
                         raise CheckpointError(f"{path}: {WEIGHTS_FILE} must be a file of PyTorch's, but is none")
                     parts[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: bzip2's
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: from bzip2
         if getattr(error, "errno", None) is not None:
             raise
         raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {error}") from error
@@ -129,7 +129,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     try:
         tree = strict_yaml.load(parts[CONFIG_FILE], unique_keys=False)
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch names no common base for what a damaged file raises
+    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
         raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
     if not isinstance(tree, dict) or not isinstance(tensors, dict):
         raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
@@ -137,15 +137,15 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
 
 
 def is_training_checkpoint(content: Any) -> bool:
-    """Whether what a `.ckpt` file holds is a checkpoint that NeMo wrote while it trained, through PyTorch Lightning."""
+    """Return whether the content of a `.ckpt` file is a training checkpoint of NeMo (PyTorch Lightning)."""
     return isinstance(content, dict) and "hyper_parameters" in content and "state_dict" in content
 
 
 def training_options(content: Any, where: str) -> Options:
-    """NeMo's configuration in such a checkpoint.
+    """Return NeMo's configuration from the content of a training checkpoint.
 
     Raises:
-        CheckpointError: It holds none.
+        CheckpointError: The checkpoint has no configuration.
     """
     found = unpickling.plain(content["hyper_parameters"])
     tree = found.get("cfg", found) if isinstance(found, dict) else None
@@ -155,10 +155,11 @@ def training_options(content: Any, where: str) -> Options:
 
 
 def config_tree(tree: Options, where: str) -> Options:
-    """The `model`, `labels` and `features` of a configuration of ours, out of NeMo's.
+    """Convert NeMo's configuration to the `model`, `labels` and `features` of a Carnelian configuration.
 
     Raises:
-        CheckpointError: It is no Jasper or QuartzNet with one label per character, or has options that ours have not.
+        CheckpointError: The model is not a Jasper or QuartzNet with one label per character, or has options that
+            Carnelian does not support.
     """
     for name, kind in {
         "preprocessor": "AudioToMelSpectrogramPreprocessor",
@@ -228,7 +229,7 @@ def _features(options: Options, where: str) -> Options:
 
 
 def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
-    """The weights of a network of `config`.
+    """Convert the tensors to the weights of a network of `config`.
 
     Raises:
         CheckpointError: Tensors do not fit, or the stored window or mel filters are not those of `config.features`.
@@ -252,13 +253,13 @@ def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str,
 
 
 def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
-    """Write a `.nemo` file that today's NeMo restores.
+    """Write a `.nemo` file that NeMo 3.0 restores.
 
     Returns:
-        What NeMo will do otherwise, in words: features of which it has no option.
+        A message for each setting of the features that differs in NeMo, which has no option for it.
 
     Raises:
-        CheckpointError: The network is of a kind that NeMo has not.
+        CheckpointError: NeMo does not support the network.
     """
     if isinstance(config.features, WaveformSettings):
         raise CheckpointError(
@@ -337,19 +338,19 @@ def _nemo_tree(config: Config) -> dict[str, Any]:
 
 
 def _seconds(count: int) -> float:
-    """Those that NeMo, which rounds down, takes for `count` samples: of 1001, the quotient would be 1000 for it."""
+    """Return seconds that NeMo, which rounds down, converts to `count` samples; 1001 / 16000 would give 1000."""
     seconds = count / SAMPLE_RATE_HZ
     return seconds if samples(seconds, SAMPLE_RATE_HZ) == count else math.nextafter(seconds, math.inf)
 
 
 def _feature_tensors(settings: FeatureSettings) -> dict[str, Tensor]:
-    """NeMo's own tables: `window` [window_samples] and `fb` [1, num_mels, fft_size / 2 + 1], float32."""
+    """Return NeMo's stored tables: `window` [window_samples] and `fb` [1, num_mels, fft_size / 2 + 1], float32."""
     filters = mel_filters(settings)
     return {"window": torch.tensor(hann(settings.window_samples)), "fb": torch.from_numpy(filters)[None]}
 
 
 def mel_filters(settings: FeatureSettings) -> npt.NDArray[np.float32]:
-    """Triangles of unit area on Slaney's mel scale, linear below 1 kHz: [num_mels, fft_size / 2 + 1]."""
+    """Compute triangular mel filters of unit area on Slaney's mel scale: [num_mels, fft_size / 2 + 1] float32."""
     low, high = to_mel(torch.tensor([settings.low_hz, settings.high_hz], dtype=torch.float64))
     edges = to_hz(torch.linspace(low, high, settings.num_mels + 2, dtype=torch.float64)).numpy()
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, settings.fft_size // 2 + 1)

@@ -1,4 +1,4 @@
-"""Reading another toolkit's options: each is carried over, is as it is here, or is refused by name."""
+"""Reading another toolkit's options: each is converted, has the only supported value, or is refused by name."""
 
 import contextlib
 import math
@@ -11,14 +11,14 @@ from carnelian_training.weight_files import CheckpointError
 Options = dict[str, Any]
 
 NO_SPANS: Options = {"time_probability": 0.0, "channel_probability": 0.0}
-"""`augment.spans` of wav2vec 2.0 that is fine-tuned without masks."""
+"""The fields of `augment.spans` for a wav2vec 2.0 that was fine-tuned without masks."""
 
 
 def section(tree: Mapping[str, Any], name: str, where: str) -> Options:
-    """A part of a configuration; `{cls, params}`, as NeMo 1.0's first files have it, is unfolded.
+    """Return a section of a configuration; merge `params` into it, as NeMo 1.0's first files have `{cls, params}`.
 
     Raises:
-        CheckpointError: It is not there.
+        CheckpointError: There is no such section.
     """
     found = tree.get(name)
     if not isinstance(found, Mapping):
@@ -29,17 +29,17 @@ def section(tree: Mapping[str, Any], name: str, where: str) -> Options:
 
 
 def check(options: Options, *, fixed: Options, carried: set[str], ignored: set[str], where: str) -> None:
-    """See that nothing is lost.
+    """Check that every option is supported, so that none is lost.
 
     Args:
-        options: what the checkpoint says.
-        fixed: options that Carnelian has one value of; absent means that value.
-        carried: options that the caller reads.
-        ignored: options without a bearing on what a trained network says.
-        where: opens the message.
+        options: the checkpoint's options.
+        fixed: options with only one supported value, which is also their default.
+        carried: options that the caller converts.
+        ignored: options that do not affect the results of a trained network.
+        where: the place, with which the message begins.
 
     Raises:
-        CheckpointError: Options have other values than `fixed`, or are not known at all; all are named.
+        CheckpointError: Options have other values than in `fixed`, or are unknown; the message names all.
     """
     mistakes = [
         f"  `{name}` must be {fixed[name]!r}, the only value supported, but is {shown(value)}"
@@ -53,26 +53,26 @@ def check(options: Options, *, fixed: Options, carried: set[str], ignored: set[s
 
 
 def carry(table: Mapping[str, tuple[str, Any]], options: Options) -> Options:
-    """Options by our names.
+    """Convert options to Carnelian's names.
 
     Args:
-        table: our name -> theirs, and its default there.
-        options: by theirs; what is not in the table is left out.
+        table: Carnelian's name -> the other toolkit's name and default.
+        options: options by the other toolkit's names; those not in the table are left out.
     """
     return {ours: options.get(theirs, default) for ours, (theirs, default) in table.items()}
 
 
 def single(value: Any, where: str) -> Any:
-    """The one entry of a list such as `kernel: [33]`, or a plain number.
+    """Return a plain number, or the only entry of a list such as `kernel: [33]`.
 
     Raises:
-        CheckpointError: It is no number.
+        CheckpointError: The value is not a finite number or a list of one.
     """
     if isinstance(value, list):
         if len(value) != 1:
             raise CheckpointError(f"{where} must have one entry, but is {shown(value)}")
         value = value[0]
-    if isinstance(value, str):  # what PyYAML makes of 1e-5
+    if isinstance(value, str):  # PyYAML reads 1e-5 as a string
         with contextlib.suppress(ValueError):
             value = float(value)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
@@ -81,5 +81,5 @@ def single(value: Any, where: str) -> Any:
 
 
 def samples(seconds: float, rate_hz: int) -> int:
-    """A window or a hop in samples, rounded as NeMo and DLE do: down."""
+    """Convert the length of a window or hop to samples, rounded down as in NeMo and DLE."""
     return int(seconds * rate_hz)

@@ -1,4 +1,4 @@
-"""A recogniser to evaluate: its network, and a decoder of its labels."""
+"""Loading a recogniser for evaluation: its network, and a decoder of its labels."""
 
 from pathlib import Path
 
@@ -12,6 +12,12 @@ from carnelian_training.models.network import CtcNetwork
 def load_recogniser(
     path: Path, language_model: Path | None, neural_language_model: Path | None
 ) -> tuple[Config, CtcNetwork, ctc.Decoder]:
-    """A checkpoint, ours or another toolkit's, and a decoder of its labels."""
+    """Load a checkpoint, Carnelian's or another toolkit's, and build a decoder of its labels.
+
+    Args:
+        path: the checkpoint.
+        language_model: an ARPA file or KenLM binary, or None.
+        neural_language_model: an ONNX file, or None.
+    """
     config, network = load_model(path)
     return config, network, build_decoder(config, language_model, neural_language_model=neural_language_model)

@@ -1,4 +1,4 @@
-"""Any checkpoint, ours or another toolkit's, as a configuration and weights of ours."""
+"""Reading any checkpoint, Carnelian's or another toolkit's, as a configuration and weights of Carnelian."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ from carnelian_training.models.network import CtcNetwork
 from carnelian_training.weight_files import CheckpointError, check_holds_weights
 
 Weights = Callable[[Config], dict[str, Tensor]]
-"""Those of a network of a configuration."""
+"""A function that returns the weights of a network of a configuration."""
 
 
 def read(
@@ -36,16 +36,17 @@ def read(
 
     Args:
         path: the file or folder.
-        name: of the configuration; the file's own by default.
-        dle_config: DLE's YAML, if the file is its and not of a published form.
-        is_raw: of DLE: the weights as trained, not their moving average.
-        labels: of fairseq: the dictionary, `dict.ltr.txt`, if it is neither in the file nor LibriSpeech's.
-        language: of Hugging Face: the one to read, of a recogniser of several, such as `eng`.
-        overrides: ``a.b=value``, over what the file says.
+        name: name of the configuration; by default from the file's name.
+        dle_config: only for DLE: its YAML file, if the checkpoint is not one of the published models.
+        is_raw: only for DLE: take the trained weights, not their moving average.
+        labels: only for fairseq: the dictionary `dict.ltr.txt`, if it is neither in the file nor LibriSpeech's.
+        language: only for Hugging Face: the language to read, if there are several, such as `eng`.
+        overrides: ``a.b=value``, changes of the configuration.
 
     Raises:
-        CheckpointError: It cannot be read, has options that ours have not, or tensors that do not fit.
-        ConfigError: What it describes is no network of ours; every mistake is named.
+        CheckpointError: The checkpoint cannot be read, has options that Carnelian does not support, or tensors that do
+            not fit.
+        ConfigError: The resulting configuration is wrong; the message lists every mistake.
     """
     check_holds_weights(path)
     tree, weights, taken = _interpret(path, dle_config, is_raw, labels, language)
@@ -56,7 +57,7 @@ def read(
             f"{path} must be read without {', '.join(wrong)}: --labels is for recognisers of fairseq, --language "
             "for those of Hugging Face, --raw and --dle-config for Jasper and QuartzNet of DLE"
         )
-    # Absolute: the folder that one is in, `.`, has a name.
+    # Made absolute, because `.` has no name.
     tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
     apply_overrides(tree, overrides)
     config = config_from_dict(tree, str(path))
@@ -66,7 +67,7 @@ def read(
 def _interpret(
     path: Path, dle_config: Path | None, is_raw: bool, labels: Path | None, language: str | None
 ) -> tuple[Options, Weights, set[str]]:
-    """What a checkpoint says of a configuration, its weights, and the options of :func:`read` that it may come with."""
+    """Return a checkpoint's configuration tree, its weights, and the options of `import` that apply to it."""
     where = str(path)
     weights: Weights
     taken: set[str] = set()
@@ -108,10 +109,10 @@ def _interpret(
 
 
 def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]:
-    """Any checkpoint for inference: float32 weights, evaluation mode.
+    """Load any checkpoint for inference: float32 weights, evaluation mode.
 
     Raises:
-        CheckpointError: as :func:`read` and :func:`carnelian_training.checkpoint.load_model`.
+        CheckpointError: see :func:`read` and :func:`carnelian_training.checkpoint.load_model`.
     """
     if is_ours(path):
         return checkpoint.load_model(path)
@@ -123,11 +124,11 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is a checkpoint of Carnelian; a file that cannot be read is said to be."""
+    """Return whether a file is a checkpoint of Carnelian; also True for a file that cannot be read."""
     if path.suffix == ".nemo" or path.is_dir():
         return False
     try:
         content = unpickling.load_checkpoint(path)
     except CheckpointError:
-        return True  # whose reader says what is wrong with it
+        return True  # its reader then reports the error
     return isinstance(content, dict) and "weights" in content

@@ -1,7 +1,7 @@
-"""What the tensors of Jasper and QuartzNet are called elsewhere: the one place that knows.
+"""The names of the tensors of Jasper and QuartzNet in NeMo and DLE.
 
-All of these toolkits build a network of the same modules in the same order, under other names. A block there is a flat
-list of layers, activations and dropout included, so a name holds a position: `encoder.encoder.3.mconv.5.conv.weight`.
+These toolkits build a network of the same modules in the same order, under other names. There a block is a flat list of
+layers, with activations and dropout, so a name contains a position: `encoder.encoder.3.mconv.5.conv.weight`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ from carnelian_training.models.network import StackNetwork
 
 @dataclass(frozen=True)
 class Naming:
-    """Where a toolkit keeps the tensors of one architecture."""
+    """A toolkit's names of the tensors of one architecture."""
 
     blocks: str
     body: str
-    """A block's list of layers."""
+    """The name of a block's list of layers."""
     conv: str
-    """A convolution's weight, below its position in a list."""
+    """The name of a convolution's weight, after its position in a list."""
     head: str
 
 
@@ -36,13 +36,13 @@ DLE_QUARTZNET = Naming("encoder.layers", "mconv", "weight", "decoder.layers.0")
 DLE_JASPER = Naming("encoder.layers", "conv", "weight", "decoder.layers.0")
 
 DLE_V1_PREFIXES = {"jasper_encoder.encoder.": "encoder.layers.", "jasper_decoder.decoder_layers.": "decoder.layers."}
-"""DLE's Jasper of 2019 and 2020."""
+"""The prefixes of names in DLE's Jasper of 2019 and 2020, and today's."""
 
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def names(config: Config, naming: Naming) -> dict[str, str]:
-    """Every tensor of a network: its name here -> its name there."""
+    """Return the toolkit's name of every tensor of a network, by its name in Carnelian."""
     with torch.device("meta"):
         network = build_model(config)
     assert isinstance(network, StackNetwork)
@@ -64,7 +64,7 @@ def _block_names(block: Block, naming: Naming) -> Iterator[tuple[str, str]]:
                 position += 1
         yield from _norm_names(f"{ours}.norm", f"{naming.body}.{position}")
         position += 3  # batch norm, activation, dropout
-    # Dense residual: there, the oldest input comes first and the block's own comes last.
+    # Dense residual: in the toolkits, the oldest input comes first and the block's own input last.
     for k in range(len(block.earlier)):
         yield f"earlier.{k}.conv.weight", f"res.{k}.0.{naming.conv}"
         yield from _norm_names(f"earlier.{k}.norm", f"res.{k}.1")
@@ -78,13 +78,14 @@ def _norm_names(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
 
 
 def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path) -> dict[str, Tensor]:
-    """The weights of a network of `config`, float32, out of another toolkit's.
+    """Convert another toolkit's tensors to the float32 weights of a network of `config`.
 
     Raises:
-        CheckpointError: Tensors are missing, unexpected or misshapen; each is named as it is called there.
+        CheckpointError: Tensors are missing, unexpected, of another shape, or not finite; the message gives each by the
+            toolkit's name.
     """
     table = names(config, naming)
-    # Checkpoints of before PyTorch 0.4.1, and of some converters, do not count; nothing here needs the count.
+    # Checkpoints from before PyTorch 0.4.1, and of some converters, have no `num_batches_tracked`, which is not used.
     counts = {theirs for theirs in table.values() if theirs.endswith(".num_batches_tracked")}
     found = {**dict.fromkeys(counts, torch.zeros((), dtype=torch.int64)), **found}
     with torch.device("meta"):
@@ -100,14 +101,14 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
         if mistake := find_mistake(theirs, found[theirs], shape):
             mistakes.append(mistake)
             continue
-        # A copy: what was loaded may be one storage of everything.
+        # A copy, because all loaded tensors may share one storage.
         weights[ours] = found[theirs].reshape(wanted[ours].shape).to(wanted[ours].dtype, copy=True)
     check_fit(mistakes, path)
     return weights
 
 
 def give(weights: Mapping[str, Tensor], config: Config, naming: Naming) -> dict[str, Tensor]:
-    """The weights of a network of `config` as another toolkit has them, float32."""
+    """Convert the weights of a network of `config` to another toolkit's tensors, in float32."""
     result = {}
     for ours, theirs in names(config, naming).items():
         tensor = weights[ours]

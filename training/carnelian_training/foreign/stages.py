@@ -1,4 +1,4 @@
-"""The list of blocks that NeMo and DLE share, `encoder.jasper` there and `encoder.blocks` here, as our stages."""
+"""Conversion between `model.stages` and the blocks of NeMo (`encoder.jasper`) and DLE (`encoder.blocks`)."""
 
 import itertools
 from typing import Any
@@ -21,18 +21,18 @@ IGNORED = {"se_reduction_ratio", "se_context_size", "se_interpolation_mode", "no
 
 
 def model_tree(blocks: Any, num_mels: int, kernel_key: str, where: str, *, scales_kernels: bool) -> Options:
-    """The `model` section of a configuration.
+    """Convert a toolkit's blocks to the `model` section of a configuration.
 
     Args:
         blocks: one entry per block.
-        num_mels: of the features.
-        kernel_key: what the toolkit calls a kernel's size.
-        where: opens messages.
-        scales_kernels: the toolkit multiplies kernels by `kernel_size_factor` and makes even ones odd, all but DLE's
-            Jasper.
+        num_mels: number of mel bands of the features.
+        kernel_key: the toolkit's name of the kernel width.
+        where: the place, with which messages begin.
+        scales_kernels: whether the toolkit multiplies kernels by `kernel_size_factor` and makes even ones odd, as all
+            do except DLE's Jasper.
 
     Raises:
-        CheckpointError: There are none, or one is of a kind that does not exist here; the option is named.
+        CheckpointError: `blocks` is not a list of blocks, or a block has an unsupported option; the message names it.
     """
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise CheckpointError(f"{where} must be a list of blocks, but is {shown(blocks)}")
@@ -74,10 +74,10 @@ def _stage(block: Options, kernel_key: str, scales_kernels: bool, where: str) ->
 
 
 def block_list(stages: list[Any], is_dense: bool) -> list[Options]:
-    """The other way: `encoder.jasper` of NeMo, of our stages.
+    """Convert stages to the blocks of NeMo, `encoder.jasper`.
 
     Raises:
-        CheckpointError: A stage is of a kind that NeMo has not.
+        CheckpointError: NeMo does not support a stage.
     """
     blocks = []
     for i, stage in enumerate(stages):

@@ -1,4 +1,4 @@
-"""Tensors of other toolkits' checkpoints, whatever the network: their plain names, and what is wrong with them."""
+"""Tensors of other toolkits' checkpoints: their names without wrappers, and checks that they fit a network."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,23 +11,23 @@ from torch import Tensor
 from carnelian_training.weight_files import CheckpointError, is_finite
 
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""What `DataParallel`, `torch.compile` and others add to the names of a network that was saved inside of them."""
+"""The parts that `DataParallel`, `torch.compile` and other wrappers add to the names of tensors."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
-"""Of weights, and of what norms count; smaller ones are of quantised networks, whose scales are elsewhere."""
+"""The supported types of tensors. Smaller ones belong to quantised networks, whose scales are stored elsewhere."""
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without :data:`WRAPPERS`."""
+    """Return a tensor's name without the parts in :data:`WRAPPERS`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
-    """Weights by their plain names, all of them tensors of plain numbers.
+    """Return weights by their names without wrappers, and check that all are dense tensors.
 
     Raises:
-        CheckpointError: Some are not: arrays of other packages, sparse and quantised ones; or they are
-            there twice, as of a network beside its wrapper. Each is named.
+        CheckpointError: Some are not dense tensors (but arrays of other packages, sparse or quantised), or two have the
+            same name without wrappers; the message names each.
     """
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")
@@ -53,7 +53,7 @@ def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
 
 
 def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
-    """A line for :func:`check_fit`; None if the tensor has this shape and finite numbers that need no scale."""
+    """Return a line for :func:`check_fit`; None if the tensor has this shape, a type in `DTYPES` and finite values."""
     if list(tensor.shape) != shape:
         return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
     if tensor.dtype not in DTYPES:
@@ -62,10 +62,10 @@ def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
 
 
 def check_fit(mistakes: list[str], path: Path) -> None:
-    """Refuse a file that contradicts itself.
+    """Raise an error if there are mistakes.
 
     Raises:
-        CheckpointError: There are mistakes, a line each.
+        CheckpointError: There are mistakes; the message has a line for each.
     """
     if mistakes:
         raise CheckpointError(

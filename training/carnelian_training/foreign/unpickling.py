@@ -1,7 +1,7 @@
-"""Reading pickled checkpoints that hold objects of packages that are not here, without running any of their code.
+"""Reading pickled checkpoints that contain objects of other packages, without running any of their code.
 
-Tensors, dictionaries and plain values are read. An object of any other class becomes an :class:`Inert` one, which keeps
-what the file says of it; the class is never looked up, so nothing of it can run.
+Tensors, dictionaries and plain values are read. An object of any other class becomes an :class:`Inert` object, which
+keeps its data from the file; the class is never looked up, so none of its code can run.
 """
 
 import io
@@ -15,7 +15,7 @@ import torch
 
 from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
 
-# What PyTorch's own reader of weights allows, as far as checkpoints of tensors need it.
+# The part of what PyTorch's own reader of weights allows that checkpoints of tensors need.
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch", "Size"): torch.Size,
@@ -26,7 +26,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class Inert:
-    """An object of a class that is not here: its arguments and its state, as data."""
+    """An object of an unknown class, with its arguments and its state as data."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -34,18 +34,18 @@ class Inert:
         self.items: list[Any] = []
 
     def __call__(self, *arguments: Any) -> "Inert":
-        """What a function of that package would have made, unknown but for its arguments."""
+        """Stand for the result of a call, of which only the arguments are known."""
         return Inert(*arguments)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def append(self, item: Any) -> None:
-        """Keep an entry, where the object is a list."""
+        """Add an entry to `items`, if the object is a list."""
         self.items.append(item)
 
     def extend(self, items: Any) -> None:
-        """Keep entries."""
+        """Add entries to `items`, if the object is a list."""
         self.items.extend(items)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -53,10 +53,10 @@ class Inert:
 
 
 class Unpickler(pickle.Unpickler):
-    """Looks up nothing but what tensors are made of."""
+    """An unpickler that looks up only the classes and functions that tensors need."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class, or a new :class:`Inert` one in its place."""
+        """Return the class if it is allowed, otherwise a new subclass of :class:`Inert`."""
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
         return type(name.replace(".", "_"), (Inert,), {"__new__": _new})
@@ -69,26 +69,26 @@ def _new(cls: type[Inert], *arguments: Any) -> Inert:
 
 
 def load(file: io.BufferedIOBase, **options: Any) -> Any:
-    """As `pickle.load`: `torch.load` asks for it in files of before PyTorch 1.6."""
+    """Load like `pickle.load`; `torch.load` calls this for files from before PyTorch 1.6."""
     return Unpickler(file, **options).load()
 
 
 def load_checkpoint(path: Path) -> Any:
-    """What a `.pt` file holds, objects of other classes as :class:`Inert`; :func:`plain` makes data of them.
+    """Read the content of a `.pt` file, with :class:`Inert` objects, which :func:`plain` converts to data.
 
     Raises:
-        CheckpointError: It is damaged or cannot be read.
+        CheckpointError: The file is damaged or cannot be read.
     """
     check_holds_weights(path)
     check_undamaged(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
-    except Exception as error:  # torch names no common base for what a damaged file raises
+    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {torch_reason(error)}") from error
 
 
 def plain(value: Any) -> Any:
-    """Dictionaries, lists and values out of `argparse.Namespace`, omegaconf's nodes and enumerations."""
+    """Convert `argparse.Namespace`, omegaconf's nodes and enumerations to dictionaries, lists and values."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -97,7 +97,7 @@ def plain(value: Any) -> Any:
         return value
     state = value.state[0] or value.state[1] if isinstance(value.state, tuple) else value.state
     if isinstance(state, dict):
-        for content in ("_content", "_val"):  # of omegaconf's containers and of its leaves
+        for content in ("_content", "_val"):  # in omegaconf's containers and leaves
             if content in state:
                 return plain(state[content])
         return {key: plain(entry) for key, entry in state.items()}

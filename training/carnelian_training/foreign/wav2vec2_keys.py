@@ -1,7 +1,7 @@
-"""What the tensors of wav2vec 2.0 are called in fairseq and in Hugging Face's `transformers`: the place that knows.
+"""The names of the tensors of wav2vec 2.0 in fairseq and in Hugging Face `transformers`.
 
-Both have a network of the same tensors. Only the codebook has another shape there, [1, groups x codes, width], and the
-head has rows of special tokens, which never come out here: `alphabet.py` chooses its rows.
+Both have the same tensors as Carnelian, except that their codebook has the shape [1, groups * codes, width], and their
+head has rows for special tokens, which are dropped: `alphabet.py` chooses the rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _HOURGLASS = {
     "resampling.down": "encoder.downsample_layer.linear",
     "resampling.up": "encoder.upsample_layer.linear",
 }
-"""NVIDIA's alone."""
+"""The names in NVIDIA's Hourglass; the other toolkits have none."""
 _LAYER = {
     "attention.query": ("attention.q_proj", "self_attn.q_proj"),
     "attention.key": ("attention.k_proj", "self_attn.k_proj"),
@@ -44,7 +44,7 @@ _ADAPTER = {
     "adapter.narrow": "adapter_layer.linear_1",
     "adapter.widen": "adapter_layer.linear_2",
 }
-"""Hugging Face's alone."""
+"""The names of adapters in Hugging Face; the other toolkits have none."""
 _PRETRAINING = {
     "quantiser.choose": ("quantizer.weight_proj", "quantizer.weight_proj"),
     "quantiser.vectors": ("quantizer.codevectors", "quantizer.vars"),
@@ -52,22 +52,22 @@ _PRETRAINING = {
     "guess": ("project_hid", "final_proj"),
 }
 _HUBERT_TARGETS = "label_embs_concat"
-"""What pre-training compares with in fairseq's HuBERT, which is the same network once it is fine-tuned."""
+"""The targets of pre-training in fairseq's HuBERT, which a fine-tuned recogniser does not need."""
 _POSITIONS = {"direction": "weight_v", "magnitude": "weight_g", "bias": "bias"}
 _TODAYS = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
-"""How PyTorch calls weight norm since 2.0, and what these files mostly say."""
+"""The names of weight norm in PyTorch from 2.0 on, and the older ones that most files have."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """One of the two, and what stands before its names."""
+    """A toolkit's names: the column of the tables above, and the prefixes."""
 
     column: int
     body: str
     head: str
     mask: str
     has_hourglass: bool = False
-    """NVIDIA's lists of the layers before, in and after the pooled middle, each numbered from 0."""
+    """Whether the layers are in NVIDIA's three lists, before, in and after the pooled middle, each numbered from 0."""
 
 
 HUGGING_FACE = Naming(0, "wav2vec2.", "lm_head", "masked_spec_embed")
@@ -77,7 +77,7 @@ FAIRSEQ_FINE_TUNED = Naming(1, "w2v_encoder.w2v_model.", "w2v_encoder.proj", "ma
 
 
 def names(config: Config, naming: Naming) -> Iterator[tuple[str, str]]:
-    """Every tensor of a network: its name here, its name there."""
+    """Yield every tensor's name in Carnelian and in the toolkit."""
     with torch.device("meta"):
         ours = build_network(config).state_dict()
     assert isinstance(config.model, Wav2Vec2Config)
@@ -128,26 +128,27 @@ def _place(layer: int, hourglass: HourglassConfig | None) -> str:
 def take(
     found: Mapping[str, Tensor], config: Config, naming: Naming, alphabet: Alphabet | None, path: Path
 ) -> dict[str, Tensor]:
-    """The weights of a network of `config`, float32, out of another toolkit's.
+    """Convert another toolkit's tensors to the float32 weights of a network of `config`.
 
-    What only pre-training needs may be there beside a recogniser, and the vector that masks may be missing.
+    A recogniser may have additional tensors of pre-training, and the mask embedding may be missing.
 
     Args:
-        found: their tensors.
-        config: a recogniser with an `alphabet`, else one in pre-training.
-        naming: of `found`.
-        alphabet: which rows of the head are labels.
-        path: opens messages.
+        found: the toolkit's tensors.
+        config: the configuration of a recogniser or, without `alphabet`, of pre-training.
+        naming: the toolkit's names.
+        alphabet: the rows of the head that are labels; None for pre-training.
+        path: the file, with which messages begin.
 
     Raises:
-        CheckpointError: Tensors are missing, unexpected or misshapen; each is named as it is called there.
+        CheckpointError: Tensors are missing, unexpected, of another shape, or not finite; the message gives each by the
+            toolkit's name.
     """
     found = {_mostly(name): tensor for name, tensor in found.items()}
     with torch.device("meta"):
         wanted = build_network(config).state_dict()
     table = dict(names(config, naming))
     pretraining = {theirs[naming.column] for theirs in _PRETRAINING.values()} | {_HUBERT_TARGETS}
-    # fairseq puts its recogniser's body around it; Hugging Face does not.
+    # In fairseq's recognisers, tensors of pre-training also have the prefix of the body.
     leftover = {f"{body}{name}" for name in pretraining for body in ("", naming.body)} if alphabet else set()
     unexpected = [
         name for name in found.keys() - set(table.values()) if not any(name.startswith(part) for part in leftover)
@@ -175,7 +176,7 @@ def take(
 
 
 def give(weights: Mapping[str, Tensor], config: Config, naming: Naming) -> dict[str, Tensor]:
-    """The weights of a network of `config` as another toolkit has them, float32; the head's rows are still ours."""
+    """Convert weights of a network of `config` to another toolkit's tensors in float32; the head keeps its rows."""
     result = {}
     for ours, theirs in names(config, naming):
         tensor = weights[ours].float().contiguous()
