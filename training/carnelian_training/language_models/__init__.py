@@ -1,1 +1,1 @@
-"""Language models: the text they are made of, their training, their perplexity, their weights in decoding."""
+"""Language models: their texts, training, perplexity, and weights in decoding."""

@@ -1,4 +1,4 @@
-"""The commands of `carnelian-train` that make, compare and weigh language models: `weigh`, `ngram`, `perplexity`."""
+"""The commands of `carnelian-train` for language models: `weigh`, `ngram` and `perplexity`."""
 
 import json
 from pathlib import Path

@@ -19,25 +19,26 @@ from carnelian_training.text import LABEL_CHARACTERS
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Which text, and how it is cut up."""
+    """The text of a language model, and how it is cut into segments."""
 
     tokens: TokenConfig
     sources: tuple[str, ...] | None = None
-    """Packaged texts (austen, web, wordnet) and files; none: all packaged texts that are installed."""
+    """The names of packaged texts (austen, web, wordnet) and files. None: all packaged texts that are installed."""
     exclude: tuple[Path, ...] = ()
-    """Manifests whose sentences must not be in the text."""
+    """The manifests whose sentences are left out of the text."""
     labels: str | None = None
-    """Those of the recogniser, in which the text is written; none: English."""
+    """The recogniser's labels, in which the text is written. None: English."""
     streams: int = 32
-    """The text is cut into so many equal streams, which are read side by side; over all processes together."""
+    """The number of equal streams into which the text is cut, which are read side by side; over all processes
+    together."""
     device_streams: int | None = None
-    """Streams that a device reads at once. A process whose share is larger takes it in parts and adds up their
-    gradients; none: no limit."""
+    """The number of streams that a device processes at once. A process whose share is larger splits it into parts and
+    adds up their gradients. None: no limit."""
     segment: int = 96
-    """Tokens of each stream in one step."""
+    """The number of tokens of each stream in one step."""
     context_share: float = 0.5
-    """Of the sentences, drawn anew in each epoch, that see those before them; the others begin as if nothing had been
-    said, which is how a transcript is rated."""
+    """The share of sentences, drawn anew in each epoch, that see the sentences before them. The others are read without
+    context, as transcripts are when they are scored."""
 
     def __post_init__(self) -> None:
         check_positive(self, "streams", "device_streams", "segment")
@@ -55,21 +56,21 @@ class TextConfig:
 
     @property
     def alphabet(self) -> str:
-        """The labels that the text is written in."""
+        """The labels in which the text is written, as one string."""
         return LABEL_CHARACTERS if self.labels is None else self.labels
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of different tokens."""
         return self.tokens.vocabulary(self.alphabet)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
-    """Everything that makes a language model. Written beside and into each checkpoint."""
+    """The whole configuration of a language model's run. It is written beside and into each checkpoint."""
 
     name: str
-    """Also the name of the config file and the checkpoint."""
+    """The name of the run, and of its config file and checkpoints."""
     model: TransformerXlConfig
     text: TextConfig
     init: InitConfig = field(default_factory=InitConfig)

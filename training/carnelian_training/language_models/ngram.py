@@ -1,7 +1,7 @@
-"""n-gram language models out of text, by KenLM: normalised as transcripts are, pruned, binary, with their perplexity.
+"""n-gram language models by KenLM, from text that is normalised like transcripts.
 
-In: texts. Out: a KenLM binary for `--lm` of `carnelian-train evaluate` and `carnelian-export`. KenLM's own programs do
-the estimating (modified Kneser-Ney), `setup/kenlm` builds them.
+Input: texts. Output: a pruned KenLM binary for `--lm` of `carnelian-train evaluate` and `carnelian-export`, and a
+report with its perplexity. KenLM's own programs estimate the model (modified Kneser-Ney); `setup/kenlm` builds them.
 """
 
 import json
@@ -24,7 +24,7 @@ from carnelian_training.synthesis.texts import Source
 
 @dataclass(frozen=True, kw_only=True)
 class NgramReport:
-    """What a language model was made of, and how well it predicts held-out sentences of the same texts."""
+    """How an n-gram model was made, and how well it predicts held-out sentences of the same texts."""
 
     order: int
     prune: Sequence[int]
@@ -32,17 +32,18 @@ class NgramReport:
     words: int
     vocabulary: int
     labels: str | None
-    """That the words are written in; None for English."""
+    """The labels in which the words are written; None for English."""
     refused: int
-    """Sentences with characters that the labels do not have, or numbers that have no sure pronunciation."""
+    """The number of sentences left out for characters that are not labels, or numbers without a sure pronunciation."""
     excluded: int
-    """Sentences in common with the manifests that were to be left out."""
+    """The number of sentences left out because they are in the excluded manifests."""
     held_out_sentences: int
     perplexity: float
-    """Per word and sentence end of the held-out sentences, unknown words included."""
+    """The perplexity per word and sentence end on the held-out sentences, unknown words included."""
     unknown_share: float
-    """Of the held-out words."""
+    """The share of held-out words that the model does not know, 0 to 1."""
     bytes: int
+    """The size of the KenLM binary in bytes."""
 
 
 def build_ngram(
@@ -55,20 +56,20 @@ def build_ngram(
     exclude: Sequence[Path],
     labels: str | None,
 ) -> NgramReport:
-    """Estimate, prune and write a language model.
+    """Estimate, prune and write an n-gram language model.
 
     Args:
-        sources: texts.
-        target: the KenLM binary to write: a trie of 8-bit probabilities; its report is written beside it, as JSON.
-        order: longest n-gram.
-        prune: n-grams seen at most so often are left out, for each length; the last holds for longer ones.
-        vocabulary: most frequent words to know; None for all.
-        exclude: manifests whose transcripts must not be in the text.
-        labels: of the recogniser, which the words are written in; None for English.
+        sources: the texts.
+        target: the KenLM binary to write, a trie with 8-bit probabilities; the report is written beside it, as JSON.
+        order: length of the longest n-grams.
+        prune: for each length, the count up to which n-grams are left out; the last one holds for longer n-grams.
+        vocabulary: how many of the most frequent words the model knows; None: all.
+        exclude: manifests whose transcripts are left out of the text.
+        labels: the recogniser's labels, in which words are written; None for English.
 
     Raises:
         FileNotFoundError: KenLM's programs are not installed.
-        ValueError: The texts hold too little, or the settings do not fit together.
+        ValueError: The texts are too small, or the settings do not fit together.
     """
     tools = {tool: find_tool(tool) for tool in ("lmplz", "build_binary", "query")}
     text = divide(sources, exclude, labels)
@@ -81,7 +82,7 @@ def build_ngram(
         words.write_text("\n".join(known), encoding="utf-8")
         pruning = [*prune[:order], *[prune[-1]] * (order - len(prune))]
         estimate = [tools["lmplz"], "-o", order, "--prune", *pruning, "-T", scratch, "-S", "1G", "--arpa", arpa]
-        # Small texts may have no n-gram that is seen just once, twice, ...; the discounts are KenLM's usual ones then.
+        # Discounts are estimated from n-grams with small counts. A small text may lack them; KenLM then uses defaults.
         _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], _lines(text.used))
         with replaced(target) as partial:
             _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, partial], "")
@@ -92,7 +93,7 @@ def build_ngram(
         prune=pruning,
         sentences=len(text.used),
         words=sum(counts.values()),
-        vocabulary=len(read_ngrams(target)[1]),  # less than `known` where single words are pruned
+        vocabulary=len(read_ngrams(target)[1]),  # fewer than `known` if single words are pruned
         labels=labels,
         refused=text.refused,
         excluded=text.excluded,
@@ -107,10 +108,10 @@ def build_ngram(
 
 
 def find_tool(name: str) -> str:
-    """One of KenLM's programs: beside this Python, or on PATH.
+    """Find a program of KenLM beside the running Python or in PATH.
 
     Raises:
-        FileNotFoundError: It is not installed.
+        FileNotFoundError: The program is not installed.
     """
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -123,7 +124,10 @@ def find_tool(name: str) -> str:
 
 
 def _lines(sentences: Sequence[str]) -> str:
-    """One a line, each with its end: `query` leaves a last one without from its sum, but counts its words."""
+    """Join sentences to lines that all end with a newline.
+
+    `query` would count the words of a last line without a newline, but not add their log-probability.
+    """
     return "".join(f"{sentence}\n" for sentence in sentences)
 
 

@@ -1,4 +1,4 @@
-"""How well language models of either kind predict sentences, each read without context."""
+"""Perplexity of neural and n-gram language models on sentences, each read without context."""
 
 import math
 from collections.abc import Sequence
@@ -17,49 +17,50 @@ from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.precision import full_precision
 
 MOST_TOKENS = 16_384
-"""Rated at once."""
+"""The most tokens that are scored at once, padding included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """How well a network predicts sentences, their ends included."""
+    """The log-probability that a network gives to sentences, and the counts for perplexities."""
 
     log_prob: float
-    """Natural logarithm, of all sentences together."""
+    """The natural log-probability of all sentences together, their ends included."""
     sentences: int
     words: int
-    """Without ends, as are the tokens."""
+    """The number of words, without sentence ends."""
     tokens: int
+    """The number of tokens, without sentence ends."""
 
     @property
     def per_token(self) -> float:
-        """Of tokens and ends."""
+        """The perplexity per token and sentence end."""
         return math.exp(-self.log_prob / max(1, self.tokens + self.sentences))
 
     @property
     def per_word(self) -> float:
-        """Of words and ends, as n-gram models count. A network knows all words."""
+        """The perplexity per word and sentence end, as for n-gram models. A network knows all words."""
         return math.exp(-self.log_prob / max(1, self.words + self.sentences))
 
 
 @dataclass(frozen=True)
 class WordScores:
-    """The log-probability of each word and each sentence's end, one after the other."""
+    """The log-probability of each word and each sentence end of a text, in order."""
 
     log_probs: npt.NDArray[np.float64]
-    """[words and ends], natural logarithms."""
+    """[words and ends] float64: the natural log-probability of each."""
     known: npt.NDArray[np.bool_]
-    """[words and ends]: which ones the model knows. An n-gram model has one probability for all words that it does not
-    know together, which is not the probability of any of them."""
+    """[words and ends] bool: whether the model knows each. An n-gram model has one probability for all unknown words
+    together, which is not the probability of a single one."""
 
     def perplexity(self, among: npt.NDArray[np.bool_] | None = None) -> float:
-        """Per word and end, all of them or those `among` [words and ends]."""
+        """Return the perplexity per word and sentence end, over all or those in the mask `among` [words and ends]."""
         counted = self.log_probs if among is None else self.log_probs[among]
         return float(np.exp(-counted.mean())) if len(counted) else math.nan
 
 
 def interpolate(scores: Sequence[WordScores]) -> WordScores:
-    """Interpolate models with equal weights: the mean of their probabilities, word by word."""
+    """Interpolate models with equal weights: average their probabilities word by word."""
     mean = np.logaddexp.reduce([score.log_probs for score in scores]) - math.log(len(scores))
     return WordScores(mean, np.logical_and.reduce([score.known for score in scores]))
 
@@ -67,13 +68,13 @@ def interpolate(scores: Sequence[WordScores]) -> WordScores:
 def measure_perplexity(
     network: TransformerXl, sentences: Sequence[str], segment: int, process: Process | None = None
 ) -> Perplexity:
-    """Rate sentences by a network.
+    """Compute a network's log-probability of sentences, each read without context.
 
     Args:
-        network: with its tokenizer and with equal weights in every process.
-        sentences: in the labels' characters.
-        segment: tokens that are read at once; the result does not depend on it.
-        process: this one among several, all of which must call; each rates its share.
+        network: the language model with its tokenizer, and with equal weights in every process.
+        sentences: sentences written in the labels.
+        segment: number of tokens read at once; the result does not depend on it.
+        process: this process; all processes must call this, and each scores its share.
     """
     process = process or Process(next(network.parameters()).device)
     encoded = Tokenizer(network.tokenizer).encode(sentences)
@@ -83,7 +84,7 @@ def measure_perplexity(
 
 
 def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) -> WordScores:
-    """What a network gives each word: its tokens together, the first of which begins with a space."""
+    """Score words by a network: the sum over a word's tokens, the first of which begins with a space."""
     tokenizer = Tokenizer(network.tokenizer)
     encoded = tokenizer.encode(sentences)
     words: list[float] = []
@@ -99,10 +100,14 @@ def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) 
 
 
 def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
-    """What an n-gram model gives each word, an ARPA file, plain or .gz, or a KenLM binary, in their case or the other.
+    """Score words by an n-gram model, whose case may differ from the sentences'.
+
+    Args:
+        path: an ARPA file, plain or .gz, or a KenLM binary.
+        sentences: sentences written in the labels.
 
     Raises:
-        LanguageModelError: It cannot be read.
+        LanguageModelError: The model cannot be read.
     """
     model, words = read_ngrams(path)
     _, spelled = match_case(words, sorted(set().union(*sentences)))
@@ -112,19 +117,19 @@ def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
 
 
 def score_sentences(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
-    """The log-probability of each sentence and its end, [sentences] float64; see :func:`score_tokens`."""
+    """Compute the log-probability of each sentence and its end, [sentences] float64; see :func:`score_tokens`."""
     sums = [found.sum() for found in score_tokens(network, sentences, segment)]
     return torch.stack(sums or [torch.zeros((), dtype=torch.float64)])
 
 
 @torch.inference_mode()
 def score_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> list[Tensor]:
-    """The log-probabilities of each sentence's tokens and of its end.
+    """Compute the log-probabilities of each sentence's tokens and of its end.
 
     Args:
-        network: is set to evaluation mode.
-        sentences: tokens without ends.
-        segment: tokens that are read at once; the memory carries the sentence on.
+        network: the language model; it is set to evaluation mode.
+        sentences: the tokens of each sentence, without the end.
+        segment: number of tokens read at once; the network's memory connects the segments of a sentence.
 
     Returns:
         For each sentence, [tokens + 1] float64, on the CPU.

@@ -1,6 +1,6 @@
-"""Sentences out of texts for language models of any kind, written as transcripts are.
+"""Sentences for language models of any kind, from texts, normalised like transcripts.
 
-In: texts. Out: those to learn from and those to rate a model by, the same ones for n-grams and networks.
+Input: texts. Output: sentences for training and held-out sentences, the same for n-gram models and networks.
 """
 
 import re
@@ -13,36 +13,37 @@ from carnelian_training.synthesis.texts import Source
 from carnelian_training.text import spell_out, to_given_labels, to_labels
 
 HELD_OUT_EVERY = 100
-"""One sentence in so many is kept for the perplexity."""
+"""One of this many sentences is held out of training, to measure perplexity."""
 OVERLAP_WORDS = 6
-"""A sentence that has so many words in a row with a transcript that is left out is left out with it; so is one that is
-a shorter transcript as a whole."""
+"""A sentence is excluded if it shares this many words in a row with an excluded transcript, or equals a shorter one."""
 
 _END = re.compile(
     r"(?:(?<=[.!?؟۔।॥])[\"”“'»«]?\s+|(?<=[。！？])[”」』]?\s*)(?=[\"“']?[¿¡«»„「『]*([^\W\d_]))"  # noqa: RUF001
 )
-"""What is between two sentences, with the first letter of the next one, unless that is lower."""
+"""The boundary of two sentences, and the first letter of the next one, which must not be in lower case."""
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """What texts hold, in their order, each sentence once."""
+    """The sentences of texts, in order, each one once."""
 
     used: list[str]
+    """The sentences for training."""
     held_out: list[str]
+    """The sentences to measure perplexity on."""
     refused: int
-    """Those with characters that the labels do not have, or numbers that have no sure pronunciation."""
+    """The number of sentences left out for characters that are not labels, or numbers without a sure pronunciation."""
     excluded: int
-    """Those in common with the manifests that were to be left out."""
+    """The number of sentences left out because they are in the excluded manifests."""
 
 
 def divide(sources: Iterable[Source], exclude: Sequence[Path] = (), labels: str | None = None) -> Sentences:
-    """Read texts and keep one sentence in :data:`HELD_OUT_EVERY` out of training.
+    """Read texts and hold one of :data:`HELD_OUT_EVERY` sentences out of training.
 
     Args:
-        sources: texts.
-        exclude: manifests whose transcripts must not be in the text.
-        labels: of the recogniser, which the sentences are written in; None for English.
+        sources: the texts.
+        exclude: manifests whose transcripts are left out of the text.
+        labels: the recogniser's labels, in which sentences are written; None for English.
 
     Raises:
         ValueError: No sentence is left.
@@ -69,7 +70,7 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = (), labels: str 
 
 
 def read_text(sources: Iterable[Source], labels: str | None = None) -> Iterator[str | None]:
-    """Sentences as labels, each once, in their order; None for one that cannot be written in them."""
+    """Yield the sentences of texts in the labels, in order, each once; None for one that cannot be written in them."""
     seen: set[str] = set()
     for source in sources:
         for paragraph in source.read():
@@ -97,6 +98,6 @@ def _normalise(text: str, labels: str | None) -> str | None:
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:
-    """Every run of `OVERLAP_WORDS` words; of a shorter text the whole of it."""
+    """Return every run of `OVERLAP_WORDS` words; for a shorter text, the whole text."""
     words = text.split()
     return {tuple(words[i : i + OVERLAP_WORDS]) for i in range(max(1, len(words) - OVERLAP_WORDS + 1))}

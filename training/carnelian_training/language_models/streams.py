@@ -1,7 +1,7 @@
-"""Text for a model with a memory: equal streams side by side, of which each step reads the next segment.
+"""Text for a model with a memory: equal streams side by side; each step reads the next segment of every stream.
 
-In: sentences as tokens. Out: :class:`Segment`. An epoch depends on the seed and its number alone, so a run can stop
-after any step and go on exactly there.
+Input: sentences as tokens. Output: :class:`Segment`. An epoch depends only on the seed and its number, so a run can
+stop after any step and be resumed exactly there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,41 +17,43 @@ from carnelian_training.language_models.tokens import END
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one step reads of one stream."""
+    """The tokens that one step reads of one stream."""
 
     stream: int
+    """The number of the stream, from 0."""
     first: int
-    """Its first token in the stream."""
+    """The position of the first token in the stream."""
     size: int
+    """The number of tokens."""
 
     @property
     def title(self) -> str:
-        """How the log calls it."""
+        """The name of the stretch in the log."""
         return f"tokens {self.first} to {self.first + self.size - 1} of stream {self.stream}"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What one step reads of some streams."""
+    """A batch of one step: the next tokens of some streams of this process."""
 
     items: Sequence[Stretch]
     tokens: Tensor
-    """[streams, time] int64, as are the next two."""
+    """[streams, time] int64: the tokens."""
     targets: Tensor
-    """The token after each."""
+    """[streams, time] int64: the token that follows each token."""
     reach: Tensor
-    """How many tokens before itself each may see: all, or those of its sentence."""
+    """[streams, time] int64: how many tokens before itself each token may see: all, or those of its sentence."""
     rows: slice
-    """These streams among those of the process."""
+    """The positions of these streams among the streams of the process."""
     skipped: Sequence[object] = ()
 
 
 class Streams:
-    """A text as streams.
+    """A text cut into streams.
 
     Args:
-        sentences: their tokens, in the order of the text, without ends.
-        config: says how many streams, and how long a segment is.
+        sentences: the tokens of each sentence, in the order of the text, without ends.
+        config: gives the number of streams and the length of a segment.
 
     Raises:
         ValueError: The text is shorter than one step.
@@ -61,11 +63,11 @@ class Streams:
         self.config = config
         flat = np.fromiter((token for sentence in sentences for token in (END, *sentence)), np.int32)
         self.tokens = np.append(flat, np.int32(END))
-        self.sentence = (flat == END).cumsum() - 1  # of each token
+        self.sentence = (flat == END).cumsum() - 1  # the number of each token's sentence
         positions = np.arange(len(flat))
         self.since = positions - np.maximum.accumulate(np.where(flat == END, positions, 0))
         self.steps = len(flat) // (config.streams * config.segment)
-        """In an epoch; what is left over comes in other epochs, which begin elsewhere."""
+        """The number of steps in an epoch; the remaining tokens are read in other epochs, which begin elsewhere."""
         if not self.steps:
             raise ValueError(
                 f"the text must hold a step of {config.streams} `text.streams` by {config.segment} tokens of "
@@ -75,9 +77,14 @@ class Streams:
     def segments(
         self, seed: int, epoch: int, start: int, rank: int = 0, size: int = 1
     ) -> Iterator[tuple[list[Stretch], list[Segment]]]:
-        """Read an epoch from step `start` on: for each step, all it reads, and the parts of process `rank`.
+        """Yield, for each step of an epoch from `start` on, the stretches of all streams and the parts of this process.
 
-        All processes, `size` of them, have equally many parts.
+        Args:
+            seed: seed of the run.
+            epoch: number of the epoch.
+            start: first step to yield.
+            rank: number of this process.
+            size: number of processes; each of them has the same number of parts.
         """
         segment, streams = self.config.segment, self.config.streams
         own = range(rank, streams, size)
@@ -92,11 +99,11 @@ class Streams:
             yield items, [Segment(mine[rows], tokens[rows], targets[rows], reach[rows], rows) for rows in parts]
 
     def _lay_out(self, seed: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, targets and reach, [streams, time] int64 each, of an epoch, which begins anywhere in the text."""
-        rng = np.random.default_rng([seed % 2**64, epoch])  # NumPy takes no negative one
+        """Return tokens, targets and reach of an epoch, which begins at a random place, [streams, time] int64 each."""
+        rng = np.random.default_rng([seed % 2**64, epoch])  # NumPy takes no negative seed
         turn = int(rng.integers(len(self.since)))
         in_context = rng.random(self.sentence[-1] + 1) < self.config.context_share
-        # Longer than any memory; the model sees to it that no token sees more than there is.
+        # A reach longer than any memory; the model limits it to the tokens that there are.
         reach = np.where(in_context[self.sentence], len(self.since), self.since)
         length = self.steps * self.config.segment
 

@@ -1,4 +1,4 @@
-"""The training task of a language model, to predict each token from those before it, and its loss."""
+"""The training task of a language model, predicting each token from those before it, and its loss."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class LanguageModelling:
-    """Learning from text, as a :class:`LanguageModelConfig` says; see :class:`carnelian_training.loop.task.Task`."""
+    """The task of training on text; implements :class:`carnelian_training.loop.task.Task`."""
 
     streams: Streams
     held_out: list[str]
@@ -33,11 +33,11 @@ class LanguageModelling:
         self.config = config
 
     def prepare(self, state: State) -> None:
-        """Read the text and make tokens of it, with the checkpoint's tokenizer if there is one.
+        """Read the text and tokenize it, with the checkpoint's tokenizer if there is one.
 
         Raises:
-            ValueError: A text is not there or too small, the checkpoint's tokens are of other labels, or the streams
-                cannot be shared among the processes.
+            ValueError: A text is missing or too small, the checkpoint's tokens are for other labels, or the streams
+                cannot be divided among the processes.
         """
         text, process = self.config.text, state.process
         if text.streams % process.size:
@@ -77,21 +77,21 @@ class LanguageModelling:
         )
 
     def shares(self, state: State) -> Iterator[Share]:
-        """See :meth:`carnelian_training.loop.task.Task.shares`."""
+        """Yield the share of this process in each step; see :meth:`carnelian_training.loop.task.Task.shares`."""
         rank, size = state.process.rank, state.process.size
         while True:
             for items, parts in self.streams.segments(self.config.loop.seed, state.epoch, state.batch, rank, size):
                 state.batch += 1
                 yield Share(items, iter(parts), len(parts))
             state.epoch, state.batch = state.epoch + 1, 0
-            state.memory = None  # the streams of another epoch begin elsewhere
+            state.memory = None  # the streams of the next epoch begin elsewhere
 
     def amounts(self, items: Sequence[Stretch]) -> Mapping[str, float]:
-        """Tokens."""
+        """Return the number of tokens of a step."""
         return {"tokens": sum(item.size for item in items)}
 
     def evaluate(self, state: State, report: Report) -> Finding | None:
-        """Perplexity on the sentences that were kept out."""
+        """Measure the perplexity on the held-out sentences; None if there are none."""
         assert isinstance(state.best_model, TransformerXl)
         if not self.held_out:
             return None
@@ -101,11 +101,11 @@ class LanguageModelling:
 
 
 class NextTokenObjective:
-    """The loss of one step, given the network's memory of the steps before.
+    """The cross-entropy of one step, given the network's memory of the steps before.
 
     Args:
-        state: whose memory is used, and replaced once all parts are through.
-        config: of the run.
+        state: the run's state; its memory is used, and replaced after all parts of the step.
+        config: configuration of the run.
     """
 
     def __init__(self, state: State, config: LanguageModelConfig) -> None:
@@ -113,16 +113,16 @@ class NextTokenObjective:
         self.remembered: list[Tensor] = []
 
     def planned(self, items: Sequence[Stretch]) -> float:
-        """Tokens."""
+        """Return the number of tokens of a step."""
         return sum(item.size for item in items)
 
     def batches(self, batches: Iterable[Segment], parts: int) -> Iterable[Segment]:
-        """The parts of this process; after the last one the memory is that of this step."""
+        """Yield the parts of this process; after the last one, replace the state's memory by that of this step."""
         yield from batches
         self.state.memory = torch.cat(self.remembered, dim=1)
 
     def losses(self, network: nn.Module, batch: Segment) -> tuple[Tensor, int]:
-        """The loss of each stream, [streams] float32, and the tokens of all."""
+        """Return the loss of each stream, [streams] float32, and the number of tokens of all streams."""
         device = self.state.process.device
         memory = None if self.state.memory is None else self.state.memory[:, batch.rows]
         with autocast(device, self.config.loop.precision):
@@ -132,5 +132,5 @@ class NextTokenObjective:
         return -log_probs.sum(1), batch.tokens.numel()
 
     def measured(self) -> Mapping[str, float]:
-        """Nothing but the loss."""
+        """Return no further figures: the loss is all there is to log."""
         return {}

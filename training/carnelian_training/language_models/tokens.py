@@ -1,7 +1,7 @@
-"""Text to tokens: subwords or characters by SentencePiece, whose model travels in the checkpoint.
+"""Tokenizers for language models: subwords or characters by SentencePiece, whose model is part of the checkpoint.
 
-Subwords are SentencePiece's unigrams (Kudo 2018, arXiv:1804.10959). Every character of the labels is a token as well,
-so no word is unknown and perplexities per word cover all of the text.
+Subwords are SentencePiece's unigrams (Kudo 2018, arXiv:1804.10959). Every label is also a token, so no word is unknown,
+and perplexities per word cover all of the text.
 """
 
 import io
@@ -12,22 +12,22 @@ from typing import Literal
 import sentencepiece
 
 UNKNOWN = 0
-"""SentencePiece's token for characters that it does not know, which labels never make."""
+"""SentencePiece's token for unknown characters, which do not occur in text written in the labels."""
 END = 1
 """The token that ends a sentence and begins the next one."""
 MOST_SENTENCES = 1_000_000
-"""That a tokenizer is trained on, evenly out of the text; it holds them all in memory."""
-_SPACE = "\u2581"  # as SentencePiece writes it
+"""The most sentences that a tokenizer is trained on, evenly chosen from the text; all are held in memory."""
+_SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenConfig:
-    """What the tokens are."""
+    """The kind and the number of tokens."""
 
     kind: Literal["unigram", "char"] = "unigram"
-    """Subwords, or characters."""
+    """The kind of tokens: `unigram` for subwords, `char` for characters."""
     size: int | None = None
-    """How many there are; of subwords, and only of them."""
+    """The number of tokens; must be given for subwords, and only for them."""
 
     def __post_init__(self) -> None:
         if (self.kind == "char") != (self.size is None):
@@ -36,7 +36,7 @@ class TokenConfig:
             )
 
     def vocabulary(self, labels: str) -> int:
-        """How many tokens there are for text in `labels`, the unknown and the end included."""
+        """Return the number of tokens for text in `labels`, with the tokens `UNKNOWN` and `END`."""
         return self.size or len({*labels, " "}) + 2
 
 
@@ -44,7 +44,7 @@ class Tokenizer:
     """A trained SentencePiece model.
 
     Args:
-        model: serialised, as :func:`train_tokenizer` returns it.
+        model: the serialised model, as in `Tokenizer.model` of :func:`train_tokenizer`'s result.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -53,30 +53,30 @@ class Tokenizer:
 
     @property
     def characters(self) -> set[str]:
-        """Those that it knows, without the space."""
+        """The characters that the tokenizer knows, without the space."""
         pieces = map(self._processor.id_to_piece, range(END + 1, self._processor.vocab_size()))
         return set("".join(pieces)) - {_SPACE}
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The tokens of each sentence, without the end."""
+        """Return the tokens of each sentence, without the end."""
         encoded: list[list[int]] = self._processor.encode(list(sentences))
         return encoded
 
     def begins_word(self, token: int) -> bool:
-        """Whether a token is the first of a word."""
+        """Return whether a token is the first one of a word."""
         return str(self._processor.id_to_piece(token)).startswith(_SPACE)
 
 
 def train_tokenizer(sentences: Sequence[str], config: TokenConfig, labels: str) -> Tokenizer:
-    """Find the tokens of a text; the same text gives the same ones.
+    """Train a tokenizer on a text; the same text gives the same tokenizer.
 
     Args:
-        sentences: in the labels' characters.
-        config: what tokens there should be.
-        labels: each of which is a token, too.
+        sentences: sentences written in the labels.
+        config: kind and number of tokens.
+        labels: the labels, each of which becomes a token too.
 
     Raises:
-        ValueError: The text is too small for so many.
+        ValueError: The text is too small for the number of tokens.
     """
     every = max(1, -(-len(sentences) // MOST_SENTENCES))
     model = io.BytesIO()
@@ -88,7 +88,7 @@ def train_tokenizer(sentences: Sequence[str], config: TokenConfig, labels: str) 
             vocab_size=config.vocabulary(labels),
             character_coverage=1.0,
             required_chars=labels.replace(" ", ""),
-            normalization_rule_name="identity",  # `text.py` has normalised; SentencePiece's rules alone take 240 kB
+            normalization_rule_name="identity",  # `text.py` has normalised; SentencePiece's rules would add 240 kB
             unk_id=0,
             eos_id=END,
             bos_id=-1,

@@ -1,12 +1,12 @@
-"""Weights of language models, chosen on a dev set so that the fewest words are wrong there.
+"""Choice of the weights of language models: those with the fewest word errors on a dev set.
 
-In: log-probabilities of clips whose words are known, and a decoder with language models. Out: options of the decoder.
+Input: log-probabilities of clips with known words, and a decoder with language models. Output: options of the decoder.
 
-A search lists readings of each clip, and the parts of their scores are kept apart: the recogniser's, the language
-models', the number of words. So every point of a grid of weights can be tried by sorting these lists anew. The search
-is then run again with the best weights, its readings join the lists, and the grid is tried again, until the best
-weights no longer change. A grid has thousands of points and a dev set often only hundreds of words, so the best single
-point is mostly a lucky one: points are judged by the mean of their neighbourhood.
+A search lists readings of each clip, with the parts of their scores kept apart: the recogniser's, the language models',
+the number of words. So every point of a grid of weights can be tried by sorting these lists again. The search is then
+repeated with the best weights, its readings are added to the lists, and the grid is tried again, until the best weights
+no longer change. A grid has thousands of points and a dev set often only hundreds of words, so the best single point is
+mostly best by chance. So points are compared by the mean errors of their neighbourhood.
 """
 
 import json
@@ -35,7 +35,7 @@ SEARCH_GRID = {
 }
 RESCORING_GRID = {"rescore_weight": np.arange(0.0, 1.51, 0.1)}
 LISTED = 100
-"""Readings of a clip that a search adds, at most."""
+"""The most readings of a clip that a search adds."""
 MOST_SEARCHES = 6
 
 Floats = npt.NDArray[np.float64]
@@ -43,15 +43,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Readings:
-    """The readings of one clip that searches have found."""
+    """The readings of one clip that the searches have found."""
 
     reference: str
     rows: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Text -> what its score is made of: log-probabilities by recogniser, n-grams and neural language model, number of
-    words, unknown words; and wrong words."""
+    """For each text, the parts of its score and its errors: log-probabilities of recogniser, n-gram model and neural
+    language model, number of words, number of unknown words; and number of word errors."""
 
     def add(self, alternatives: Sequence[ctc.Alternative], decoder: ctc.Decoder, rescore: bool) -> None:
-        """Take in what a search gave; what is there already stays as it is."""
+        """Add the readings of a search that are not there yet."""
         new = [reading for reading in alternatives if reading.text not in self.rows]
         neural = [0.0] * len(new)
         if rescore and decoder.neural_language_model and new:
@@ -63,18 +63,18 @@ class Readings:
 
 
 def choose_weights(log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder) -> dict[str, float]:
-    """Choose the weights of the language models that the decoder has.
+    """Choose the weights of the decoder's language models.
 
     Args:
-        log_probs: of each clip, [frames, labels + 1] float32.
-        references: what is said in each.
-        decoder: with one language model or two.
+        log_probs: log-probabilities of each clip, [frames, labels + 1] float32.
+        references: the reference text of each clip.
+        decoder: a decoder with one or two language models.
 
     Returns:
-        Options of the decoder; those of language models that it does not have are left out.
+        Options of the decoder, only those of the language models that it has.
 
     Raises:
-        ValueError: It has no language model.
+        ValueError: The decoder has no language model.
     """
     if not (decoder.language_model or decoder.neural_language_model):
         raise ValueError("there must be a language model to weigh, but there is none: give --lm or --neural-lm")
@@ -94,7 +94,7 @@ def choose_weights(log_probs: Sequence[LogProbs], references: Sequence[str], dec
 def word_error_rates(
     log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The word error rate of each way to decode, as a fraction: with the default weights and with these."""
+    """Compute the word error rate of each way to decode, as a fraction, with the default weights and with `options`."""
     rates = {}
     for name, way in ways_to_decode(decoder).items():
         for weights, defaults in (("", {}), (", weighed", options)):
@@ -106,20 +106,21 @@ def word_error_rates(
 
 
 def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
-    """Write the options, and how they were chosen."""
+    """Write the options and the report on their choice as JSON."""
     with replaced(path) as partial:
         partial.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
 
 def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, Any]:
-    """The options in a file that `carnelian-train weigh` wrote; of no file, none.
+    """Read the options in a file of `carnelian-train weigh`.
 
     Args:
-        path: The file.
-        language_models: What the weights are used with. One of another name than when they were chosen is warned of.
+        path: The file; None gives no options.
+        language_models: The language models to use the weights with, or None. If one has another file name than when
+            the weights were chosen, a warning is logged.
 
     Raises:
-        ValueError: The file is not one of `weigh`, or there is no language model.
+        ValueError: The file is not of `weigh`, or no language model is given.
     """
     if path is None:
         return {}
@@ -142,7 +143,7 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
 def _weigh_search(
     log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder, options: ctc.Options
 ) -> dict[str, Any]:
-    """Search and sort in turns, without the neural language model."""
+    """Choose the weights of the search by repeated searches and grids, without the neural language model."""
     lists = [Readings(reference) for reference in references]
     chosen: dict[str, Any] = {}
     for number in range(1, MOST_SEARCHES + 1):
@@ -167,7 +168,7 @@ def _search(
 
 
 def _best_point(lists: Sequence[Readings], grid: Mapping[str, Floats], options: ctc.Options) -> dict[str, Any]:
-    """The point of a grid whose neighbourhood has the fewest wrong words; `options` has the other weights."""
+    """Return the point of a grid whose neighbourhood has the fewest word errors; `options` gives the other weights."""
     points: list[dict[str, Any]] = [
         dict(zip(grid, map(float, point), strict=True)) for point in product(*grid.values())
     ]
@@ -183,7 +184,7 @@ def _best_point(lists: Sequence[Readings], grid: Mapping[str, Floats], options: 
 
 
 def _warn_of_edges(chosen: Mapping[str, float]) -> None:
-    """Name weights that may only be where the grid ends. The least `unknown_score` is as good as any below it."""
+    """Warn of weights at the edge of the grid; but the lowest `unknown_score` is as good as any below it."""
     at_edge = []
     for name, values in (SEARCH_GRID | RESCORING_GRID).items():
         least, most = round(float(values[0]), 4), round(float(values[-1]), 4)
@@ -198,7 +199,7 @@ def _warn_of_edges(chosen: Mapping[str, float]) -> None:
 
 
 def _weights(options: ctc.Options, rescore: bool) -> tuple[float, ...]:
-    """Of the columns of :class:`Readings`."""
+    """Return the weights of the score columns of :attr:`Readings.rows`."""
     neural = options.rescore_weight if rescore else 0.0
     word_score = options.word_score if options.decoder == "ngram" else 0.0
     return 1.0, options.lm_weight, neural, word_score, options.unknown_score
