@@ -1,1 +1,1 @@
-"""A training corpus from text: public-domain sentences read out by installable voices."""
+"""Synthetic training corpora: public-domain sentences spoken by installable voices; and synthetic noises and rooms."""

@@ -1,8 +1,8 @@
-"""A corpus of synthesised speech: which voice says which sentence, the clips, the manifest.
+"""A corpus of synthesised speech: its plan, its clips and its manifest.
 
-The plan is a shuffled sequence of utterances that the seed alone decides, and a corpus of so many hours is
-its beginning: asking for more hours later appends, and any part of a corpus is as mixed as the whole. A
-file's name carries a digest of all that was asked of the engine, so a file that is there need not be made
+The plan is a shuffled sequence of utterances that depends only on the seed, the texts and the voices. A corpus of a
+number of hours is the beginning of the plan, so asking for more hours later appends, and every part of a corpus is as
+mixed as the whole. A file's name contains a digest of all arguments of the engine, so an existing file need not be made
 again.
 """
 
@@ -40,22 +40,23 @@ logger = logging.getLogger(__name__)
 
 DURATION_LIMITS_S = (0.8, 16.5)
 LETTERS_PER_S = (5.0, 32.0)
-"""Speech outside this range was cut off, or is mostly silence or repetition."""
+"""The range of characters per second; other speech was cut off, or is mostly silence or repetition."""
 PLAIN_SHARE = 0.3
-"""Part of the clips with the voice's own pitch."""
+"""The share of clips with the voice's own pitch."""
 CLIPS_PER_FOLDER = 1000
 CLIPS_PER_TASK = 4
 TASKS_PER_WORKER = 6
 MANIFEST_PERIOD_S = 30
 MOST_FAILURES = 10
-"""Of a voice in a row: one that cannot speak would be missing from the corpus, and its sentences with it."""
+"""The number of failures of a voice in a row that ends the run; otherwise the voice and its sentences would be missing
+from the corpus."""
 SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
-"""Of room or of files, which no other sentence would do better with."""
+"""The error numbers of a full disk or too many open files, with which every other sentence would fail too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Utterance:
-    """One sentence and how it is to be said."""
+    """One sentence of the plan, with its voice and how to say it."""
 
     index: int
     sentence: Sentence
@@ -67,7 +68,7 @@ class Utterance:
 
     @property
     def path(self) -> Path:
-        """The clip's file, Ogg Vorbis, relative to the corpus."""
+        """The path of the clip's Ogg Vorbis file, relative to the corpus."""
         asked = asdict(self) | {"voice": self.voice.engine}
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
         folder = f"{self.index // CLIPS_PER_FOLDER:04d}"
@@ -83,27 +84,27 @@ def synthesise(
     seed: int = 1,
     workers: int = 2,
 ) -> list[Clip]:
-    """Make, or go on making, a corpus in `out`: `manifest.jsonl` and clips of 16 kHz mono speech.
+    """Make or continue a corpus in `out`: `manifest.jsonl` and clips of 16 kHz mono speech.
 
-    The manifest is rewritten every half a minute with what there is, so training can begin on it, but not with less
-    than it had before.
+    The manifest is rewritten every half minute with the clips so far, so that training can begin, unless it had more
+    clips before.
 
     Args:
-        out: Folder of the corpus. Clips that it holds are kept and counted.
-        hours: Length of the corpus; the last clip may run over it.
-        voices: Names as `choose_voices` takes them; None for all that are installed.
-        texts: Packaged texts or paths of text files; None for all packaged texts that are installed.
-        seed: Decides sentences, voices, speeds and file names, together with the texts and the voices that
-            are there. The number of workers has no part in it.
-        workers: Processes.
+        out: Folder of the corpus. Existing clips are kept and counted.
+        hours: Length of the corpus; the last clip may exceed it.
+        voices: Names, see :func:`choose_voices`; None for all voices that are installed.
+        texts: Names of packaged texts or paths of text files; None for all packaged texts that are installed.
+        seed: Together with the texts and the voices, decides sentences, voices, speeds and file names. The number of
+            workers does not matter.
+        workers: Number of processes.
 
     Returns:
-        The clips, as in the manifest. Fewer hours than asked if the texts have no more sentences.
+        The clips, as in the manifest. They are fewer hours than asked if the texts have no more sentences.
 
     Raises:
         ValueError: A voice or a text is unknown or not installed, or a number is out of its range.
-        RuntimeError: A voice fails again and again.
-        OSError: There is no room for clips, or for what engines write meanwhile.
+        RuntimeError: A voice fails `MOST_FAILURES` times in a row.
+        OSError: The disk is too full for clips, or for the engines' temporary files.
     """
     if not 0 < hours < math.inf or workers < 1:
         raise ValueError(f"`hours` and `workers` must be positive and finite, found {hours} and {workers}")
@@ -143,12 +144,12 @@ def synthesise(
 
 @contextmanager
 def _kept_on_failure(manifest: Path, clips: list[Clip], known: int) -> Iterator[None]:
-    """Write the manifest if this context fails, with what there is by then, unless it had more before."""
+    """Write the manifest with the clips so far if the context fails, unless it had more clips (`known`) before."""
     try:
         yield
     except BaseException:
         if len(clips) > known:
-            with suppress(OSError):  # a full disk, perhaps, which is what failed
+            with suppress(OSError):  # the disk may be full, which may be why it failed
                 write_manifest(manifest, clips)
         raise
 
@@ -180,20 +181,20 @@ def plan_utterances(sources: Iterable[Source], voices: Sequence[Voice], seed: in
 
 
 def make_clip(utterance: Utterance, out: Path) -> Clip | str:
-    """Say an utterance, unless its file is there.
+    """Synthesise an utterance, unless its file exists.
 
     Returns:
-        The clip, or in words why there is none: the engine failed or said something that cannot be the sentence.
+        The clip, or a message that says why there is none: the engine failed, or its speech cannot be the sentence.
 
     Raises:
-        OSError: There is no room for it.
+        OSError: The disk is full, or too many files are open.
     """
     path = out / utterance.path
     if not path.exists():
         how = (utterance.speaker, utterance.speed, utterance.pitch, utterance.seed)
         try:
             speech = render(utterance.voice, utterance.sentence.spoken, *how)
-        except Exception as error:  # an engine may fail in any way, and one sentence is no loss
+        except Exception as error:  # an engine may raise anything, and one sentence may be missing
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise
             logger.warning("%s left out: %s: %s", path.name, type(error).__name__, error)
@@ -215,7 +216,7 @@ def make_clip(utterance: Utterance, out: Path) -> Clip | str:
 
 
 def find_fault(speech: npt.NDArray[np.float32], labels: str) -> str | None:
-    """Say why samples cannot be this sentence, by their length and loudness; None if they may be."""
+    """Return why samples cannot be the sentence `labels`, by their length and loudness; None if they can be."""
     duration_s = len(speech) / SAMPLE_RATE_HZ
     if not np.isfinite(speech).all() or np.abs(speech).max(initial=0) < 0.01:
         return "silent, or not finite"
@@ -228,10 +229,10 @@ def find_fault(speech: npt.NDArray[np.float32], labels: str) -> str | None:
 
 
 def _leave_out(made: Iterable[tuple[Utterance, Clip | str]], left_out: Counter[str]) -> Iterator[Clip]:
-    """Yield clips; count what is none, by voice.
+    """Yield the clips, and count failures by voice in `left_out`.
 
     Raises:
-        RuntimeError: A voice fails again and again.
+        RuntimeError: A voice fails `MOST_FAILURES` times in a row.
     """
     in_a_row: Counter[str] = Counter()
     for utterance, clip in made:
@@ -252,9 +253,9 @@ def _leave_out(made: Iterable[tuple[Utterance, Clip | str]], left_out: Counter[s
 def _make_clips(
     utterances: Iterator[Utterance], out: Path, workers: int
 ) -> Generator[tuple[Utterance, Clip | str], None, None]:
-    """Make clips in worker processes; yield them, or why there is none, in the order of the plan."""
+    """Make clips in worker processes; yield each clip, or why there is none, in the order of the plan."""
     tasks: deque[tuple[list[Utterance], Future[list[Clip | str]]]] = deque()
-    # Not forked: the parent may have threads (torch, DALI) whose locks a fork would copy in any state.
+    # Spawned, not forked: a fork would copy the locks of the parent's threads (torch, DALI) in any state.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
         while True:
@@ -276,7 +277,7 @@ def _make_task(utterances: list[Utterance], out: Path) -> list[Clip | str]:
 
 
 def _start_worker() -> None:
-    """End with the parent: a pool's process whose parent was killed would wait for work for ever."""
+    """End this process when its parent ends: otherwise, if the parent is killed, it would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

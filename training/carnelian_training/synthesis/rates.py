@@ -1,7 +1,7 @@
-"""Measure how much speech a voice makes in an hour of one core.
+"""Measurement of how many hours of speech a voice makes per hour of one CPU core.
 
-`python -m carnelian_training.synthesis.rates > rates.jsonl` measures each installed voice, in CPU time, so that
-other work on the machine matters little; `... rates rates.jsonl` prints the records as a table.
+`python -m carnelian_training.synthesis.rates > rates.jsonl` measures each installed voice, in CPU time, so that other
+work on the machine has little influence; `... rates rates.jsonl` prints the records as a table.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ SENTENCES = 24
 
 
 def measure_rates() -> None:
-    """Print a record per voice: hours of speech in a CPU-hour, seconds to start, what it ran on."""
+    """Print a record per voice: hours of speech per CPU hour, CPU seconds to start, versions and processor."""
     sentences = [
         utterance.sentence.spoken
         for utterance in itertools.islice(
@@ -30,7 +30,7 @@ def measure_rates() -> None:
         )
     ]
     for voice in choose_voices(None):
-        # The first sentence carries the start of the engine, which the difference leaves out.
+        # The first sentence includes the engine's start, which the differences leave out.
         start_s, first_s = _measure(voice.name, sentences[:1])
         cpu_s, speech_s = _measure(voice.name, sentences)
         record = {
@@ -50,7 +50,7 @@ def measure_rates() -> None:
 
 
 def render_table(records: Path) -> str:
-    """Render what `measure_rates` printed as Markdown."""
+    """Render the records of `measure_rates` as a Markdown table."""
     rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     total = sum(voice.share for voice in VOICES)
     percent = {voice.name: 100 * voice.share / total for voice in VOICES}
@@ -63,7 +63,7 @@ def render_table(records: Path) -> str:
 
 
 def _measure(voice: str, sentences: list[str]) -> tuple[float, float]:
-    """Say sentences in a process of their own. Returns the seconds of CPU and of speech."""
+    """Synthesise sentences in a new process; return its CPU time and the duration of the speech, in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", __spec__.name, voice]
     done = subprocess.run(command, input=json.dumps(sentences), capture_output=True, text=True, check=True)

@@ -1,8 +1,8 @@
-"""Noises and rooms to train in, for those who have no recordings of any: a folder of each, the same for a seed.
+"""Synthetic noises and room impulse responses for training, for those who have no recordings; fixed by the seed.
 
-Noises: coloured noise whose power falls with frequency to a drawn power, swelling and sinking; mains hum with its
-harmonics; and, from a manifest, babble, several voices at once. Rooms: impulse responses after Polack's model, the
-direct sound and a tail of noise that decays exponentially, high frequencies first.
+Noises are coloured noise with a random slope of its spectrum and a changing level, with mains hum and its harmonics;
+and, from a manifest, babble of several voices at once. Rooms are impulse responses after Polack's model: the direct
+sound and a tail of noise that decays exponentially, high frequencies fastest.
 """
 
 import io
@@ -27,11 +27,11 @@ NOISE_S = 30
 
 
 def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voices: Sequence[Clip]) -> None:
-    """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with voices, a third of the noises is babble.
+    """Write `rooms/*.wav` and `noise/*.wav` below `directory`; with `voices`, a third of the noises is babble.
 
     Raises:
-        ValueError: A voice cannot be read, or there is nothing to hear; or a folder that is written holds other sounds,
-            which training would read too.
+        ValueError: A voice cannot be read or is silent; or a folder to write to holds other sounds, which training
+            would read too.
     """
     for folder, count in ((directory / "rooms", rooms), (directory / "noise", noises)):
         made = {folder / f"{i:04d}.wav" for i in range(count)}
@@ -50,7 +50,10 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
 
 
 def room(rng: np.random.Generator) -> Signal:
-    """An impulse response of 0.15 to 0.9 s of reverberation time (60 dB), direct to reverberant 0 to 15 dB."""
+    """Draw an impulse response with a reverberation time (60 dB) of 0.15 to 0.9 s.
+
+    The ratio of direct to reverberant energy is 0 to 15 dB.
+    """
     reverberation_s = rng.uniform(0.15, 0.9)
     seconds = np.arange(int(reverberation_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     tail = np.zeros(len(seconds))
@@ -67,7 +70,7 @@ def room(rng: np.random.Generator) -> Signal:
 
 
 def coloured_noise(rng: np.random.Generator) -> Signal:
-    """Noise between white and brown, with hum in a third of the cases."""
+    """Draw noise between white and brown, with mains hum in a third of the cases."""
     size = NOISE_S * SAMPLE_RATE_HZ
     hz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE_HZ)
     spectrum = np.fft.rfft(rng.standard_normal(size)) * np.maximum(hz, 20.0) ** -rng.uniform(0, 1)
@@ -84,7 +87,7 @@ def coloured_noise(rng: np.random.Generator) -> Signal:
 
 
 def babble(voices: Sequence[Clip], rng: np.random.Generator) -> Signal:
-    """Three to eight voices at once, each from one clip to the next."""
+    """Mix three to eight voices, each a sequence of random clips."""
     mixed = np.zeros(NOISE_S * SAMPLE_RATE_HZ)
     for _ in range(rng.integers(3, 9)):
         spoken: list[Signal] = []

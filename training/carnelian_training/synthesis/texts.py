@@ -1,4 +1,4 @@
-"""Sentences to read out: public-domain prose from Debian packages, or the user's own text files."""
+"""Sentences for synthesis: public-domain prose from Debian packages, or the user's own text files."""
 
 import logging
 import os
@@ -17,21 +17,24 @@ logger = logging.getLogger(__name__)
 
 MIN_CHARACTERS = 12
 LIMITS = (100, 200)
-"""Characters. A sentence longer than its limit, drawn from this range, is divided: 200 last 11 to 16 s."""
+"""The range, in characters, from which a sentence's limit is drawn; a longer sentence is divided. 200 characters take
+11 to 16 s."""
 LENGTHS = (20, 180)
-"""Characters. Short sentences are joined with those that follow up to a length drawn from this range."""
+"""The range, in characters, from which a length is drawn, up to which short sentences are joined."""
 
 WORDNET_FILES = tuple(Path("/usr/share/wordnet") / f"data.{part}" for part in ("adj", "adv", "noun", "verb"))
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Something to read out."""
+    """A sentence to synthesise, of a length for one clip."""
 
     spoken: str
-    """What an engine is given: numbers and abbreviations spelled out, light punctuation."""
+    """The text for the engine: numbers and abbreviations spelled out, simple punctuation."""
     labels: str
+    """The transcript, in `LABEL_CHARACTERS`."""
     source: str
+    """The name of the text that the sentence is from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +43,22 @@ class Source:
 
     name: str
     share: float
+    """The weight of the text when the source of a clip is drawn."""
     read: Callable[[], Iterable[str]]
-    """Paragraphs."""
+    """Returns the paragraphs of the text."""
     install_hint: Callable[[], str | None]
-    """What to run to get the text; None if it is there."""
+    """Returns the command that installs the text; None if it is installed."""
 
 
 def choose_sources(names: Sequence[str] | None) -> list[Source]:
-    """Resolve sources to those that can be read here.
+    """Find the texts with the given names, or all packaged texts that are installed.
 
     Args:
         names: Names of packaged sources and paths of text files. None: all packaged sources that are
             installed; the others are logged with how to install them.
 
     Raises:
-        ValueError: A name is neither, or a source that was named is not installed, or none is.
+        ValueError: A name is neither a packaged text nor a file, a named text is not installed, or no text is.
     """
     chosen = list(SOURCES.values()) if names is None else [_find(name) for name in names]
     hints = {source.name: hint for source in chosen if (hint := source.install_hint()) is not None}
@@ -69,15 +73,15 @@ def choose_sources(names: Sequence[str] | None) -> list[Source]:
 
 
 def read_sentences(sources: Iterable[Source]) -> dict[str, list[Sentence]]:
-    """Read each source's sentences in their order; a sentence that was there before is left out.
+    """Read the sentences of each source, in order; a sentence that occurred before is left out.
 
     Raises:
-        ValueError: A source has no sentence that can be read out.
+        ValueError: A source has no usable sentence.
     """
     seen: set[str] = set()
     sentences: dict[str, list[Sentence]] = {}
     for source in sources:
-        found = sentences.setdefault(source.name, [])  # two files may have one name
+        found = sentences.setdefault(source.name, [])  # two files may have the same name
         for paragraph in source.read():
             for spoken in split_sentences(paragraph):
                 labels = _check(spoken)
@@ -90,7 +94,7 @@ def read_sentences(sources: Iterable[Source]) -> dict[str, list[Sentence]]:
 
 
 def split_sentences(paragraph: str) -> Iterator[str]:
-    """Divide a paragraph into what one clip says: a few sentences, one, or some clauses of a long one."""
+    """Divide a paragraph into texts for one clip each: a few sentences, one, or some clauses of a long one."""
     text = spell_out(" ".join(paragraph.split()))
     text = re.sub(r"\s*(?:-{2,}|[\u2012-\u2015])\s*", ", ", text)
     # A quotation mark is silent; left in place it would hide the end of a sentence.
@@ -111,12 +115,12 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 
 
 def _draw(text: str, low: int, high: int) -> int:
-    """Draw a number that depends on the text alone, so that the same text always gives the same pieces."""
+    """Draw a number from `low` to `high` that depends only on the text, so that a text always gives the same pieces."""
     return low + zlib.crc32(text.encode()) % (high - low + 1)
 
 
 def _split_clauses(sentence: str) -> Iterator[str]:
-    """Cut a long sentence at its last clause mark within a limit; a stretch without a mark stays whole."""
+    """Cut a long sentence at the last punctuation mark within the limit; a stretch without one stays whole."""
     limit = _draw(sentence, *LIMITS)
     rest = sentence
     while rest:
@@ -133,7 +137,7 @@ def _check(spoken: str) -> str | None:
     """Return the labels of a sentence, or None if an engine might say something else."""
     if not MIN_CHARACTERS <= len(spoken) <= LIMITS[1]:
         return None
-    # Initials (U.S., e.g.), Roman numerals and words in capitals are said in ways that differ by engine.
+    # Engines pronounce initials (U.S., e.g.), Roman numerals and words in capitals differently.
     if re.search(r"[A-Za-z]\.[A-Za-z]|\b[A-Z]\.|\b[A-Z]{2,}\b|\b(?!I\b|A\b|O\b)[A-Z]\b|[()\[\]{}/]", spoken):
         return None
     labels = to_labels(spoken)
@@ -143,20 +147,20 @@ def _check(spoken: str) -> str | None:
 
 
 def read_text_file(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a text file: divided by empty lines, or one a line if there are none.
+    """Return the paragraphs of a text file, divided by empty lines or, if there are none, one per line.
 
     Raises:
         ValueError: The file is not text in UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig").strip()  # an empty line at the end divides nothing
+        text = path.read_text(encoding="utf-8-sig").strip()  # an empty last line divides nothing
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from error
     return iter(text.split("\n\n") if "\n\n" in text else text.splitlines())
 
 
 def read_transcripts(manifest: Path) -> Iterator[str]:
-    """Yield the transcripts of a manifest."""
+    """Return the transcripts of a manifest, one by one."""
     return (clip.text for clip in read_manifest(manifest))
 
 

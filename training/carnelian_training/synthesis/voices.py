@@ -1,4 +1,4 @@
-"""The voices of a corpus: who speaks, how often, how fast and how high."""
+"""The voices of a corpus: engines, speakers, shares, and ranges of speed and pitch."""
 
 import fnmatch
 import itertools
@@ -17,7 +17,7 @@ from carnelian_training.synthesis.engines import ENGINES, Engine
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_RATE_HZ = 16_000  # that of `features.py`, which would load DALI into every worker: 70 MB, 0.6 s
+SAMPLE_RATE_HZ = 16_000  # as in `features.py`, whose import would load DALI in every worker: 70 MB, 0.6 s
 
 ESPEAK_SPEAKERS = tuple(
     f"{accent}+{variant}"
@@ -27,7 +27,7 @@ ESPEAK_SPEAKERS = tuple(
 
 KOKORO_SPEAKERS = tuple(
     f"{kind}_{name}"
-    for kind, names in (  # who say English phonemes here, more or less with the accents of their languages
+    for kind, names in (  # all speak English phonemes, more or less with the accent of their language
         ("af", "alloy aoede bella heart jessica kore nicole nova river sarah sky"),  # American women
         ("am", "adam echo eric fenrir liam michael onyx puck santa"),  # American men
         ("bf", "alice emma isabella lily"),  # British
@@ -56,16 +56,16 @@ class Voice:
 
     name: str
     engine: str
-    """Key of `ENGINES`."""
+    """The name of the engine, a key of `ENGINES`."""
     speakers: tuple[str, ...]
-    """The engine's own names; each clip draws one."""
+    """The engine's names of the speakers; one is drawn for each clip."""
     share: float
-    """How many of the clips, beside the shares of the other voices that are used."""
+    """The weight of the voice when the voice of a clip is drawn from those in use."""
     speed: tuple[float, float]
-    """Range of the pace; 1.0 is the speaker's own."""
+    """The range of the factor of speed; 1.0 is the speaker's own."""
     pitch: tuple[float, float]
-    """Range of the pitch. Where the engine has no such control the speech is made slower or faster and
-    resampled, which moves the formants too, as a shorter or longer vocal tract does."""
+    """The range of the factor of pitch. If the engine cannot change the pitch, the speech is made slower or faster and
+    resampled, which also moves the formants, as a longer or shorter vocal tract does."""
     licence: str
 
 
@@ -141,7 +141,7 @@ VOICES = (
         engine="festival",
         speakers=("cmu_us_slt_arctic_hts",),
         share=2,
-        # The HTS voice ignores the pace it is asked for: what is resampled then changes both.
+        # The HTS voice ignores the speed that is asked for; resampling changes both speed and pitch.
         speed=(1.0, 1.0),
         pitch=(0.88, 1.12),
         licence=BSD,
@@ -186,7 +186,7 @@ VOICES = (
         name="kokoro",
         engine="kokoro",
         speakers=tuple(map("+".join, itertools.combinations_with_replacement(KOKORO_SPEAKERS, 2))),
-        # On top of the others' 100, so that a corpus without this voice stays what it was.
+        # In addition to the others' 100, so that a corpus without this voice does not change.
         share=8,
         speed=(0.85, 1.2),
         pitch=(0.88, 1.15),
@@ -196,16 +196,16 @@ VOICES = (
 
 
 def choose_voices(names: Sequence[str] | None) -> list[Voice]:
-    """Resolve voices to those that can speak here.
+    """Find the voices with the given names, or all that are installed.
 
     Args:
-        names: Voices or engines (`flite` is its four voices), of all their speakers or of those that a pattern of the
-            shell matches (`espeak:en-gb*`). None: all that are installed; the others are logged with how to install
-            them.
+        names: Names of voices or engines (`flite` means its four voices), with all their speakers or those that a shell
+            pattern matches (`espeak:en-gb*`). None: all voices that are installed; the log says how to install the
+            others.
 
     Raises:
-        ValueError: No name is given, one is unknown, a pattern matches no speaker, a voice comes with two patterns, or
-            one that was named is not installed, or none is.
+        ValueError: The list is empty, a name is unknown, a pattern matches no speaker, a voice has two patterns, a
+            named voice is not installed, or no voice is.
     """
     if names is not None and not names:
         raise ValueError("one voice must be named at least, found none")
@@ -225,7 +225,7 @@ def choose_voices(names: Sequence[str] | None) -> list[Voice]:
 
 
 def render(voice: Voice, text: str, speaker: str, speed: float, pitch: float, seed: int) -> npt.NDArray[np.float32]:
-    """Say `text`. Returns [samples] float32 in [-1, 1] at `SAMPLE_RATE_HZ`."""
+    """Synthesise `text`; return [samples] float32 in [-1, 1] at `SAMPLE_RATE_HZ`."""
     engine = _start(voice.engine)
     if engine.has_pitch:
         samples, rate_hz = engine.speak(text, speaker, speed, pitch, seed)
@@ -234,7 +234,7 @@ def render(voice: Voice, text: str, speaker: str, speed: float, pitch: float, se
         samples, rate_hz = engine.speak(text, speaker, speed / pitch, 1.0, seed)
         source_hz = rate_hz * pitch
     speech: npt.NDArray[np.float32] = soxr.resample(samples, source_hz, SAMPLE_RATE_HZ)
-    # Resampling overshoots at full scale, and a file would clip there.
+    # Resampling may exceed full scale, where a file would clip.
     peak = float(np.abs(speech).max(initial=0))
     return speech * np.float32(0.98 / peak) if peak > 0.98 else speech
 
@@ -253,7 +253,7 @@ def _find(named: str) -> list[Voice]:
     matching = [(voice, tuple(fnmatch.filter(voice.speakers, pattern if colon else "*"))) for voice in found]
     if not any(speakers for _, speakers in matching):
         speakers = [speaker for voice in found for speaker in voice.speakers]
-        some = ", ".join(speakers[:: math.ceil(len(speakers) / 5)])  # from all over them
+        some = ", ".join(speakers[:: math.ceil(len(speakers) / 5)])  # about five, spread over all
         raise ValueError(f"a pattern must match one speaker of {name} at least, such as {some}; found {pattern!r}")
     return [replace(voice, speakers=speakers) for voice, speakers in matching if speakers]
 
