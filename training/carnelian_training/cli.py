@@ -81,8 +81,8 @@ def evaluate(
 ) -> None:
     """Print WER and CER on a manifest, by source where the manifest names sources.
 
-    `torchrun` shares the clips out among processes. A clip that the server refuses is named, counts as one in which
-    nothing was heard, and makes the exit status 1.
+    `torchrun` divides the clips among processes. A clip that the server refuses is named, counts as an empty
+    transcript, and makes the exit status 1.
     """
     from carnelian_training.replacement import check_apart
 
@@ -165,10 +165,10 @@ def transcribe(
     options: DecoderOptions = None,
     min_confidence: Annotated[float, typer.Option(help="Leave out clips below.", min=0, max=1)] = 0.0,
 ) -> None:
-    """Write down what a model hears in clips without transcripts, to train on (pseudo-labels).
+    """Transcribe clips without transcripts, to train on the result (pseudo-labels).
 
-    Clips in which it hears nothing are left out. `torchrun` shares the clips out among processes. Each line says how
-    sure the model is, as `confidence`.
+    Clips with an empty transcript are left out. Each line has the model's `confidence`. `torchrun` divides the clips
+    among processes.
     """
     from carnelian_training.data.manifest import write_manifest
     from carnelian_training.distributed import joined
@@ -274,7 +274,7 @@ app.command(rich_help_panel=TOOLKITS)(to_huggingface)
 
 
 def main() -> None:
-    """Run the command: exit status 0 done, 1 failed, 2 wrong use that the command line alone shows."""
+    """Run the command. The exit status is 0 for success, 1 for failure, 2 for a wrong command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # hides "generated new fontManager"
     try:

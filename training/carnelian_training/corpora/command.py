@@ -1,4 +1,4 @@
-"""The commands of `carnelian-train` that deal with data: `prepare`, `convert`, `validate`, `perturb`."""
+"""The commands of `carnelian-train` for data: `prepare`, `convert`, `validate` and `perturb`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +48,7 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    """Turn Lhotse's manifests into ours, without copying sound."""
+    """Convert Lhotse's manifests to a NeMo manifest, without copying audio."""
     from dataclasses import replace
 
     from carnelian_training.corpora.lhotse import clips_of_cuts, clips_of_supervisions
@@ -101,7 +101,7 @@ def validate(
     min_rate: Annotated[int, typer.Option(help="Hz; files recorded below are reported.", min=0)] = 16_000,
     threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.", min=1, max=1024)] = None,
 ) -> None:
-    """Decode every clip and report what cannot be learnt from, and why; exit status 1 if there is any."""
+    """Decode every clip and report those that cannot be used, and why; exit status 1 if there are any."""
     from carnelian_training.data.validate import list_checks
     from carnelian_training.data.validate import validate as run
 

@@ -69,7 +69,7 @@ def ngram(
     ] = None,
     labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
 ) -> None:
-    """Make an n-gram language model out of text, with KenLM, normalised as transcripts are; print its perplexity."""
+    """Make an n-gram language model with KenLM, from text normalised like transcripts; print its perplexity."""
     from carnelian_training.language_models.ngram import build_ngram
     from carnelian_training.replacement import check_apart
     from carnelian_training.synthesis.texts import choose_sources

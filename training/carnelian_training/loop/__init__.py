@@ -1,1 +1,1 @@
-"""The training run: what a step learns from and how, what it keeps, and what it tells."""
+"""The training loop: tasks and their losses, optimisers, fine-tuning, checkpoints, logs and plots."""

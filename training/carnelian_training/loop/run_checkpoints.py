@@ -23,7 +23,7 @@ FIXED = (
     *("model.*", "labels.*", "features.*", "text.*", "optimizer.name", "init.stage_lr_decay"),
     *SIZES_OF_PRETRAINING,
 )
-# Exceptions to these.
+# Keys that match `FIXED` but may change.
 FREE = (
     *(f"model.*{word}" for word in OF_TRAINING),
     *("text.context_share", "text.device_streams"),

@@ -45,7 +45,7 @@ def surroundings(
         Path | None, typer.Option(help="A manifest at 16 kHz: a third of the noises is its voices.")
     ] = None,
 ) -> None:
-    """Make up noises and rooms to train in."""
+    """Synthesise noises and room impulse responses, to augment training data with."""
     from carnelian_training.data.manifest import read_manifest
     from carnelian_training.synthesis.surroundings import write_surroundings
 
