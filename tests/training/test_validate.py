@@ -73,6 +73,16 @@ def test_a_word_at_the_end_of_a_long_pause_is_heard(tmp_path, call):
     assert status == 0, out
 
 
+def test_the_rate_of_a_file_behind_a_tag_is_seen(tmp_path, call):
+    """libsndfile finds no Ogg there, and ended the command."""
+    soundfile.write(tmp_path / "call.ogg", np.random.default_rng(0).normal(0, 0.1, 16_000), 8000, subtype="OPUS")
+    (tmp_path / "call.ogg").write_bytes(b"ID3\4" + bytes(6) + (tmp_path / "call.ogg").read_bytes())
+    write_manifest(tmp_path / "calls.jsonl", [Clip(tmp_path / "call.ogg", 2.0, "yes")])
+    status, out, _ = call(main, "validate", tmp_path / "calls.jsonl")
+    assert status == 1
+    assert "call.ogg: recorded at 8000 Hz, below 16000 Hz" in out
+
+
 def test_the_cleaned_manifest_holds_what_is_left_and_passes(manifest, call):
     call(main, "validate", manifest, "--write", "--min-rate", "8000")
     clean = manifest.with_name("mixed.clean.jsonl")

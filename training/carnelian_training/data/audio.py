@@ -1,6 +1,7 @@
 """Reading a clip as an encoded sound file, and the DALI operators that decode it."""
 
 import io
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,57 +14,89 @@ from nvidia.dali import math as graph_math
 from nvidia.dali.pipeline import DataNode
 
 from carnelian_training.data.manifest import Clip
+from carnelian_training.data.mpeg import counts_no_frames, end_of_tag, has_audio, is_taken_for_mpeg
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
+Samples = npt.NDArray[np.float32]
 RINGING = 160
-"""The number of samples, 10 ms, at either end of a clip where a resampled constant offset causes ringing."""
-_AT_ONCE = 1 << 16  # frames decoded at once
-_ADVICE = "write it anew, for example with `ffmpeg -i IN OUT.flac`"
+"""Samples at a clip's ends, 10 ms: there a constant offset that was resampled rings."""
+MOST_EXCESS_S = 60.0
+"""A whole file that lasts so much longer than its line says is not decoded: hours of it would fill the memory."""
+_AT_ONCE = 1 << 16  # frames
+_SHORT_BLOCK_FRAMES = 1152
+"""Read at a time from an MP3 without a count, whose end may be an error: the block that meets it is lost."""
+_LEAST_LEFT_S = 0.5
+"""Less than this behind what was read is no other file: encoders do not count their delay alike."""
+_UNKNOWN_FRAMES = 2**63 - 1
+"""What libsndfile says of FLAC that counts no samples; DALI (2.4) then decodes into too little memory."""
+_TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
+"""What is read without its ID3v2 tag: libsndfile leaves out as many bytes at the end of WAV and AIFF, and finds no
+Ogg."""
+_CHUNK_ID = re.compile(rb"[ -~]{4}")
+"""A chunk's name. Behind anything else the chunks have ended: zeros would pass for an empty one every eight bytes."""
+_FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
+"""With its first block, which may be the last, of 34 bytes: too much to come about in samples or in a picture."""
+_OGG_PAGE = re.compile(rb"OggS\0([\0-\x07])", re.DOTALL)
+"""The start of a page, and its flags."""
+_JOINED = (
+    "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
+    "give each a file of its own"
+)
 
 
 def encoded(clip: Clip) -> Encoded:
-    """Return the bytes of a sound file that holds exactly the clip.
+    """The bytes of a sound file that holds the clip and nothing else: what the SDK sends of it, or an error.
 
-    A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate, so that a segment of
-    a long recording costs no more than its own length. MP3 files, which DALI does not decode, become WAV files in the
-    same way, whatever the suffix of their name.
+    A clip that begins inside its file is cut out as a WAV file in memory, at the file's own rate, so that a segment of
+    a long recording costs what it lasts. MP3, which DALI does not decode, and FLAC that was written to a pipe, of which
+    it does not know the length, become WAV files in the same way, whatever their names end in.
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: The file is not a regular file; libsndfile cannot read an MP3 file or a segment (the message is
-            libsndfile's); the segment begins after the file's end; or the file was written to a pipe, as FLAC or as
-            MP3 of variable bit rate, and does not contain its length.
+        RuntimeError: It is no regular file, or libsndfile cannot read it; its words. Or it holds recordings one behind
+            the other, of which only the first would be heard, lasts over :data:`MOST_EXCESS_S` longer than the clip, or
+            ends before a segment begins.
     """
     check_regular(clip.audio_filepath)
-    if clip.offset is None:
-        data = np.fromfile(clip.audio_filepath, np.uint8)
-        head = data[:4].tobytes()
-        # A count of 0 samples means an unknown length; libsndfile makes it 2^63 - 1, and DALI (2.4) then decodes into
-        # too little memory.
-        if head == b"fLaC" and not (data[21:22] & 15).any() and not data[22:26].any():
-            raise RuntimeError(
-                f"FLAC must count its samples, but this file, as if written to a pipe, does not; {_ADVICE}"
-            )
-        if not head.startswith((b"ID3", b"\xff")):  # an ID3 tag, or the first bits of an MPEG frame
-            return data
-    # Python opens the file first, because libsndfile's only message for a file that it cannot open is "System error".
-    with clip.audio_filepath.open("rb"), soundfile.SoundFile(clip.audio_filepath) as file:
-        if file.format == "MP3" and _length_is_guessed(clip.audio_filepath):
-            raise RuntimeError(
-                "MP3 of varying bit rate must say how long it is, but this file, as if written to a pipe, does not: "
-                f"libsndfile would guess, and cut it; {_ADVICE}"
-            )
-        lead, frames = 0, -1
-        if clip.offset is not None:
-            start = round(clip.offset * file.samplerate)
-            if start >= file.frames:
-                lasts_s = file.frames / file.samplerate
-                raise RuntimeError(f"begins {clip.offset:g} s into a file that lasts {lasts_s:.2f} s")
-            # A frame of MP3 may need bits of earlier frames, so decoding begins up to a second before the segment.
-            lead = min(start, file.samplerate) if file.format == "MP3" else 0
-            _go_to(file, start - lead)
-            frames = lead + round(clip.duration * file.samplerate)
+    try:
+        return _whole(clip) if clip.offset is None else _segment(clip, clip.offset)
+    except soundfile.LibsndfileError as error:
+        raise RuntimeError(error.error_string) from error  # its other words may name an object in memory
+
+
+def _whole(clip: Clip) -> Encoded:
+    data = clip.audio_filepath.read_bytes()
+    start = end_of_tag(data)
+    if data[start : start + 4] in _TAGGED:
+        data = data[start:]
+    if _is_joined(data):
+        raise RuntimeError(_JOINED)
+    if is_taken_for_mpeg(data):
+        raise RuntimeError("begins as an MP3 file does, but no second frame follows; raw samples must have a header")
+    data = _measured(data)
+    file = _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
+    with soundfile.SoundFile(file) as source:
+        if source.format != "MP3" and source.frames != _UNKNOWN_FRAMES:
+            _check_length(source.frames, source.samplerate, clip)
+            return np.frombuffer(data, np.uint8)
+        return _wav(_read_to_end(source, file, clip), source.samplerate)
+
+
+def _segment(clip: Clip, offset_s: float) -> Encoded:
+    path = clip.audio_filepath
+    with path.open("rb") as head:  # which says why a file cannot be opened; libsndfile, "System error" and no more
+        head.seek(end_of_tag(head.read(10)))
+        is_unmeasured = counts_no_frames(head.read(200))
+    with soundfile.SoundFile(_Unmeasured(path.read_bytes()) if is_unmeasured else path) as file:
+        start = round(offset_s * file.samplerate)
+        if start >= file.frames:
+            lasts_s = file.frames / file.samplerate
+            raise RuntimeError(f"begins {offset_s:g} s into a file that lasts {lasts_s:.2f} s")
+        # A frame of MP3 may need bits of those before it, which a decoder that begins there does not have.
+        lead = min(start, file.samplerate) if file.format == "MP3" else 0
+        _go_to(file, start - lead)
+        frames = lead + round(clip.duration * file.samplerate)
         return _wav(file.read(frames, dtype="float32", always_2d=True)[lead:], file.samplerate)
 
 
@@ -87,34 +120,83 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
         file.buffer_read(min(_AT_ONCE, start - done), dtype="int16")
 
 
-def _length_is_guessed(path: Path) -> bool:
-    """Return whether an MP3 file has a variable bit rate in its first 64 KiB, and no header that counts its frames."""
-    with path.open("rb") as file:
-        head = file.read(10)
-        tag_bytes = 10 + sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=False))
-        file.seek(tag_bytes if head.startswith(b"ID3") else 0)
-        data = file.read(1 << 16)
-    if any(header in data[:200] for header in (b"Xing", b"Info", b"VBRI")):
+def _is_joined(data: bytes) -> bool:
+    """Whether a second FLAC or Ogg file follows. Ogg streams that run side by side all begin before any goes on."""
+    if data[:4] == b"fLaC":
+        return _FLAC_START.search(data, 4) is not None
+    if data[:4] != b"OggS":
         return False
-    found, place = set(), 0
-    while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] & 0xE6 == 0xE2:  # frames of layer III
-        version, bit_rate, rate = data[place + 1] >> 3 & 3, data[place + 2] >> 4, data[place + 2] >> 2 & 3
-        if version == 1 or bit_rate in (0, 15) or rate == 3:  # reserved version; free or bad bit rate; reserved rate
-            break
-        is_mpeg1 = version == 3
-        kilobits_per_s = (_MPEG1_KBIT_S if is_mpeg1 else _MPEG2_KBIT_S)[bit_rate - 1]
-        rate_hz = (44100, 48000, 32000)[rate] // {3: 1, 2: 2, 0: 4}[version]
-        found.add(bit_rate)
-        place += (144_000 if is_mpeg1 else 72_000) * kilobits_per_s // rate_hz + (data[place + 2] >> 1 & 1)
-    return len(found) > 1
+    begins = [flags[0] & 2 > 0 for flags in _OGG_PAGE.findall(data)]
+    return begins != sorted(begins, reverse=True)
 
 
-_MPEG1_KBIT_S = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-_MPEG2_KBIT_S = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-"""The bit rates of layer III in MPEG-2 and 2.5, in kbit/s, by the index in a frame header, from 1."""
+def _measured(data: bytes) -> bytes:
+    """Say how long a WAV file is whose writer never did: the sizes of a recording that was not closed are 0."""
+    start = 12
+    while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
+        size = int.from_bytes(data[start + 4 : start + 8], "little")
+        if data[start : start + 4] == b"data":
+            end = 8 + int.from_bytes(data[4:8], "little")
+            if size or end > start + 8:  # without samples, but closed: what follows is no audio
+                return data
+            size = min(len(data) - start - 8, 2**32 - 1)
+            return data[: start + 4] + size.to_bytes(4, "little") + data[start + 8 :]
+        start += 8 + size + size % 2
+    return data
 
 
-def _wav(samples: npt.NDArray[np.float32], rate_hz: int) -> Encoded:
+class _Unmeasured(io.BytesIO):
+    """A file that claims to be far larger than it is.
+
+    libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
+    Where that varies it stops long before the end.
+    """
+
+    _is_at_end = False
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._is_at_end = whence == io.SEEK_END
+        return super().seek(offset, whence)
+
+    def tell(self) -> int:
+        return super().tell() + (self._is_at_end << 40)
+
+
+def _read_to_end(source: soundfile.SoundFile, file: io.BytesIO, clip: Clip) -> Samples:
+    # Else soundfile seeks after each read, and an MP3 goes on without the bits that its next frame shares.
+    source.seekable = lambda: False
+    size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else _AT_ONCE
+    blocks = [np.zeros((0, source.channels), np.float32)]
+    num_frames = 0
+    try:
+        while len(block := source.read(size, dtype="float32", always_2d=True)):
+            blocks.append(block)
+            num_frames += len(block)
+            _check_length(num_frames, source.samplerate, clip)
+    except soundfile.LibsndfileError:
+        # What is behind the last whole frame of an MP3 file without a count may be half of one, or a tag.
+        if not (num_frames and isinstance(file, _Unmeasured)) or _goes_on(file):
+            raise
+    else:
+        if source.format == "MP3" and _goes_on(file):
+            raise RuntimeError(_JOINED)
+    return np.concatenate(blocks)
+
+
+def _goes_on(file: io.BytesIO) -> bool:
+    """Whether there is more MPEG audio behind what was read."""
+    return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
+
+
+def _check_length(num_frames: int, rate_hz: int, clip: Clip) -> None:
+    if num_frames > (clip.duration + MOST_EXCESS_S) * rate_hz:
+        raise RuntimeError(
+            f"lasts over {MOST_EXCESS_S:g} s longer than the {clip.duration:.2f} s of its manifest; "
+            "a stretch of a longer file has an `offset`, be it 0"
+        )
+
+
+def _wav(samples: Samples, rate_hz: int) -> Encoded:
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="FLOAT")
     return np.frombuffer(buffer.getvalue(), np.uint8)

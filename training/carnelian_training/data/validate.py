@@ -5,6 +5,7 @@ a cleaned manifest. The checks are those of training (:mod:`carnelian_training.d
 rate.
 """
 
+import io
 import math
 import os
 from collections import Counter
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import soundfile
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
@@ -171,14 +173,19 @@ def _listen(
     def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
         pending = iter(remaining)
 
-        def read() -> list[Encoded]:
-            return [read_clip(item.clip, failed) for item in next(pending)]
+        def read() -> tuple[list[Encoded], list[npt.NDArray[np.int32]]]:
+            sounds = [read_clip(item.clip, failed) for item in next(pending)]
+            rates_hz = (soundfile.info(io.BytesIO(sound.tobytes())).samplerate for sound in sounds)
+            return sounds, [np.array(rate_hz, np.int32) for rate_hz in rates_hz]
 
         @pipeline_def(batch_size=max(map(len, remaining)), num_threads=num_threads, device_id=None)
-        def graph() -> tuple[DataNode, DataNode, DataNode]:
-            signal = decode(fn.external_source(source=read, dtype=types.UINT8, ndim=1), float(SAMPLE_RATE_HZ))
+        def graph() -> tuple[DataNode, ...]:
+            data, rate_hz = fn.external_source(
+                source=read, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0]
+            )
+            signal = decode(data, float(SAMPLE_RATE_HZ))
             padded = fn.pad(signal, axes=[0], shape=[1])
-            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(padded), level(padded)
+            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(padded), level(padded), rate_hz
 
         pipeline: Pipeline = graph()
         pipeline.build()
@@ -186,13 +193,13 @@ def _listen(
 
     with tqdm(total=len(clips), unit="clip", desc=manifest.name, disable=None) as progress:
         for items, outputs in run_surviving(batches, failed, build):
-            samples, rms, levels = (np.array(output.as_tensor()) for output in outputs)
+            samples, rms, levels, rates_hz = (np.array(output.as_tensor()) for output in outputs)
             for row, item in enumerate(items):
                 if item.clip in failed:
                     yield item.clip, {"unreadable": failed[item.clip]}
                     continue
                 heard = Heard(int(samples[row]), math.isfinite(rms[row]))
-                rate_hz = soundfile.info(item.clip.audio_filepath).samplerate
+                rate_hz = int(rates_hz[row])
                 found = {
                     "sound": sound_defect(item.clip, heard),
                     "silent": silence_defect(float(levels[row])) if heard.samples else None,

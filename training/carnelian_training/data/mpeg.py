@@ -1,0 +1,101 @@
+"""Reads the headers of MPEG audio frames (layers II and III): whether a file has any, and whether more follow.
+
+ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+_SYNC = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
+_KBIT_PER_S = {
+    # (is MPEG 1, layer) -> by the four bits of the header; 0 and 15 are no rate
+    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES_HZ = (44_100, 48_000, 32_000)
+"""The sample rates of MPEG 1; MPEG 2 has half of each, MPEG 2.5 a quarter."""
+_LEAST_FRAME_BYTES = 24
+"""The size of the smallest frame: 8 kbit/s at 24 kHz in layer III."""
+_MOST_FRAME_BYTES = 1 << 12
+"""More than twice the size of the largest frame."""
+_LEAST_FRAMES = 3
+"""Three headers, each where the one before it says, do not occur by chance in a picture or in silence."""
+
+
+class Frame(NamedTuple):
+    """The frame that a header describes."""
+
+    num_bytes: int
+    num_samples: int
+    rate_hz: int
+
+
+def read_frame(data: bytes, start: int) -> Frame | None:
+    """The frame whose header is at `start`; None if that is no header, or one of free format."""
+    if len(data) < start + 4 or data[start] != 0xFF or data[start + 1] < 0xE0:
+        return None
+    second, third = data[start + 1], data[start + 2]
+    version, layer = second >> 3 & 3, 4 - (second >> 1 & 3)
+    bit_rate, rate, padding = third >> 4, third >> 2 & 3, third >> 1 & 1
+    if version == 1 or layer not in (2, 3) or bit_rate in (0, 15) or rate == 3:
+        return None
+    is_mpeg_1 = version == 3
+    rate_hz = _RATES_HZ[rate] >> (0 if is_mpeg_1 else 1 if version == 2 else 2)
+    num_samples = 576 if layer == 3 and not is_mpeg_1 else 1152
+    bits = num_samples * 1000 * _KBIT_PER_S[is_mpeg_1, layer][bit_rate]
+    return Frame(bits // (8 * rate_hz) + padding, num_samples, rate_hz)
+
+
+def has_audio(data: bytes, start: int, enough_s: float) -> bool:
+    """Whether there are so many seconds of frames from `start` on, whatever else is between and behind them."""
+    seconds, position = 0.0, start
+    while (sync := _SYNC.search(data, position)) is not None:
+        frames: list[Frame] = []
+        position = sync.start()
+        while (frame := read_frame(data, position)) is not None and frame.rate_hz == (frames or [frame])[0].rate_hz:
+            frames.append(frame)
+            position += frame.num_bytes
+        if len(frames) < _LEAST_FRAMES:
+            position = sync.start() + 1
+            continue
+        seconds += sum(frame.num_samples / frame.rate_hz for frame in frames)
+        if seconds >= enough_s:
+            return True
+    return False
+
+
+def counts_no_frames(data: bytes) -> bool:
+    """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
+    start = end_of_tag(data)
+    head = data[start : start + 200]
+    if head[:1] != b"\xff" or b"VBRI" in head:
+        return False
+    place = max(head.find(b"Xing"), head.find(b"Info"))
+    has_count, count = struct.unpack_from(">II", head.ljust(place + 12), place + 4)
+    return place < 0 or not (has_count & 1 and count)
+
+
+def is_taken_for_mpeg(data: bytes) -> bool:
+    """Whether libsndfile would find MPEG frames in what has none, such as raw samples of which the first is -1.
+
+    Frames of one file begin with the same two bytes, and have the rate in common. Nobody writes layer I, as which
+    libsndfile takes -1, and the mark before UTF-16.
+    """
+    if len(data) < 3 or data[0] != 0xFF or data[1] < 0xE0:
+        return False
+    is_layer_1 = data[1] & 0x06 == 0x06
+    head = data[:_MOST_FRAME_BYTES]
+    nexts = range(_LEAST_FRAME_BYTES, len(head) - 2)
+    return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
+
+
+def end_of_tag(data: bytes) -> int:
+    """Where a file begins, behind an ID3v2 tag if it has one."""
+    if data[:3] != b"ID3":
+        return 0
+    return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
