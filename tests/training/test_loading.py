@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import soundfile
 import torch
 from carnelian_training.checkpoint import build_model
+from carnelian_training.data import audio
 from carnelian_training.data.defects import Heard, Limits, silence_defect, sound_defect
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest
@@ -105,6 +107,31 @@ def test_batches_ahead_of_a_bad_clip_keep_their_order(bad_clips, tiny_config, pr
     batches = list(load(plan, FeatureSettings(), 2, skip=Limits.of(tiny_config), prefetch=prefetch))
     assert [list(batch.items) for batch in batches] == [[item for item in items if item is good] for items in plan]
     assert [len(batch.skipped) for batch in batches] == [items.count(bad) for items in plan]
+
+
+def test_a_clip_of_which_dali_makes_another_error_is_left_out_too(tiny_config, tmp_path, monkeypatch):
+    """Of an absurd length it makes a ValueError. No file is known that gets there, so DALI is given what is refused."""
+    good, bad = Item(read_manifest(CLIPS)[0]), Item(Clip(tmp_path / "twice.ogg", 2.0, "a"))
+    parts = [tmp_path / "first.ogg", tmp_path / "second.ogg"]
+    for path in parts:
+        soundfile.write(path, np.random.default_rng(0).uniform(-0.1, 0.1, (320_000, 2)), 16_000)
+    bad.clip.audio_filepath.write_bytes(b"".join(path.read_bytes() for path in parts))
+    monkeypatch.setattr(audio, "_is_joined", lambda data: False)
+    monkeypatch.setattr(audio, "_UNKNOWN_FRAMES", 0)
+    monkeypatch.setattr(audio, "MOST_EXCESS_S", np.inf)
+    batches = list(load([[bad], [good, bad], [good]], FeatureSettings(), 1, skip=Limits.of(tiny_config)))
+    assert [list(batch.items) for batch in batches] == [[], [good], [good]]
+    assert [len(batch.skipped) for batch in batches] == [1, 1, 0]
+
+
+def test_a_file_that_no_memory_holds_is_left_out(tiny_config, tmp_path):
+    huge = Item(Clip(tmp_path / "huge.wav", 2.0, "a"))
+    huge.clip.audio_filepath.touch()
+    os.truncate(huge.clip.audio_filepath, 2**43)
+    good = Item(read_manifest(CLIPS)[0])
+    (batch,) = load([[huge, good]], FeatureSettings(), 1, skip=Limits.of(tiny_config))
+    assert batch.items == [good]
+    assert batch.skipped == ((huge, "MemoryError()"),)
 
 
 def test_evaluation_refuses_bad_clips_by_name(bad_clips):

@@ -19,6 +19,9 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
 Samples = npt.NDArray[np.float32]
+DALI_ERRORS = (RuntimeError, ValueError, MemoryError)
+"""What a pipeline raises: of too little memory it makes a MemoryError, of an absurd size a ValueError."""
+READING_ERRORS = (OSError, *DALI_ERRORS)
 RINGING = 160
 """Samples at a clip's ends, 10 ms: there a constant offset that was resampled rings."""
 MOST_EXCESS_S = 60.0
@@ -235,7 +238,7 @@ def decoding_error(clip: Clip) -> str | None:
         pipeline = graph()
         pipeline.build()
         pipeline.run()
-    except (OSError, RuntimeError) as error:
+    except READING_ERRORS as error:
         return error_words(error)
     return None
 
@@ -243,4 +246,4 @@ def decoding_error(clip: Clip) -> str | None:
 def error_words(error: Exception) -> str:
     """Return the first line of an error's message, without DALI's description of the place in its graph."""
     _, _, words = str(error).rpartition("encountered:")
-    return words.strip().partition("\n")[0]
+    return words.strip().partition("\n")[0] or repr(error)  # a MemoryError may have no words

@@ -21,7 +21,17 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
 from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_disturbances
-from carnelian_training.data.audio import STAND_IN, Encoded, decode, decoding_error, encoded, error_words, level
+from carnelian_training.data.audio import (
+    DALI_ERRORS,
+    READING_ERRORS,
+    STAND_IN,
+    Encoded,
+    decode,
+    decoding_error,
+    encoded,
+    error_words,
+    level,
+)
 from carnelian_training.data.defects import (
     Heard,
     Limits,
@@ -139,7 +149,7 @@ def run_surviving(
             if items:
                 try:
                     outputs = pipeline.run()
-                except RuntimeError as error:
+                except DALI_ERRORS as error:
                     # The pipeline cannot be used any more. A new one starts from this batch, without the bad clips.
                     _blame(items, failed, error)
                     break
@@ -152,7 +162,7 @@ def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
     if clip not in failed:
         try:
             return encoded(clip)
-        except (OSError, RuntimeError) as error:
+        except READING_ERRORS as error:
             failed[clip] = error_words(error)
     return STAND_IN
 
@@ -196,9 +206,9 @@ def _pipeline(
         # Resampling to 16000 / speed Hz and treating the result as 16000 Hz changes the speed.
         decoded = decode(data, rate_hz)
         samples = decoded.shape(dtype=types.INT64)[0]
-        # A file far longer than its manifest says is refused later; cutting it keeps it from filling the memory. The
-        # padding is there because the operators of the features need one sample.
-        decoded = fn.pad(decoded, axes=[0], shape=[1])
+        decoded = fn.pad(decoded, axes=[0], shape=[1])  # the operators of the features need one sample
+        # A clip that lasts longer than its manifest says is refused later; until then its features must not fill the
+        # memory.
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
         if any(item.disturbance != UNDISTURBED for items in batches for item in items):
             disturbances = fn.external_source(
@@ -248,11 +258,11 @@ def _warn_of_cufft() -> None:
     )
 
 
-def _blame(items: Sequence[Item], failed: dict[Clip, str], error: RuntimeError) -> None:
+def _blame(items: Sequence[Item], failed: dict[Clip, str], error: Exception) -> None:
     """Decode the clips one by one and add those that fail to `failed`.
 
     Raises:
-        RuntimeError: `error`, if every clip can be decoded.
+        Exception: `error`, if every clip can be decoded.
     """
     found = {clip: why for clip in {item.clip for item in items} - failed.keys() if (why := decoding_error(clip))}
     if not found:
