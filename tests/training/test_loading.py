@@ -134,6 +134,14 @@ def test_a_file_that_no_memory_holds_is_left_out(tiny_config, tmp_path):
     assert batch.skipped == ((huge, "MemoryError()"),)
 
 
+@pytest.mark.parametrize("duration", [140_000, 300_000, 1e6])
+def test_a_duration_that_is_not_in_seconds_is_named(duration):
+    """As samples at 16 kHz it does not fit into 32 bits."""
+    clip = read_manifest(CLIPS)[0]
+    with pytest.raises(RuntimeError, match=rf"{clip.audio_filepath}: lasts .* but its manifest says {duration}"):
+        list(load([[Item(dataclasses.replace(clip, duration=duration))]], FeatureSettings(), 1))
+
+
 def test_evaluation_refuses_bad_clips_by_name(bad_clips):
     with pytest.raises(RuntimeError, match=r"text\.wav: "):
         list(load([[Item(read_manifest(CLIPS)[0]), Item(bad_clips["text"])]], FeatureSettings(), 1))

@@ -53,7 +53,7 @@ def test_each_clip_is_reported_with_what_was_found(manifest, call):
         "music.wav": "20 s, outside 0.2 to 16.7 s",
         "good.flac at 0.25 s": "characters outside the labels: 'é'",
         "good.flac at 7.5 s": "begins 7.5 s into a file that lasts 1.00 s",
-        "line 19": "`duration` must be a positive number of seconds, found None",
+        "line 19": "`duration` must be a positive number of seconds, at most 1000000, found None",
     }
     lines = out.splitlines()
     for clip, words in expected.items():

@@ -188,7 +188,7 @@ def _pipeline(
         return (
             [read_clip(item.clip, failed) for item in items],
             [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items],
-            [np.array([seconds * SAMPLE_RATE_HZ], np.int32) for seconds in longest_s],
+            [np.array([min(seconds * SAMPLE_RATE_HZ, 2**31 - 1)], np.int32) for seconds in longest_s],
         )
 
     def read_sounds() -> tuple[list[npt.NDArray[Any]], ...]:

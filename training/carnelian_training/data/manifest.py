@@ -6,7 +6,6 @@ NeMo, DALI's `readers.nemo_asr` and NVIDIA's DeepLearningExamples read this form
 
 import json
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any, BinaryIO
 from carnelian_training.replacement import replaced
 
 logger = logging.getLogger(__name__)
+
+MOST_S = 1e6
+"""Of a `duration` or `offset`, eleven days: more is no number of seconds."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,15 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     if not isinstance(audio, str) or not audio or "\0" in audio:
         raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
     duration = row.pop("duration", None)
-    if not _is_number(duration) or duration <= 0:
-        raise ValueError(f"{where}: `duration` must be a positive number of seconds, found {duration!r}")
+    if not _is_number(duration) or not 0 < duration <= MOST_S:
+        raise ValueError(
+            f"{where}: `duration` must be a positive number of seconds, at most {MOST_S:.0f}, found {duration!r}"
+        )
     offset = row.pop("offset", None)
-    if offset is not None and (not _is_number(offset) or offset < 0):
-        raise ValueError(f"{where}: `offset` must be a number of seconds into the file, found {offset!r}")
+    if offset is not None and (not _is_number(offset) or not 0 <= offset <= MOST_S):
+        raise ValueError(
+            f"{where}: `offset` must be a number of seconds into the file, at most {MOST_S:.0f}, found {offset!r}"
+        )
     text = row.pop("text", None)
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r}")
@@ -174,4 +180,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
