@@ -341,6 +341,20 @@ def test_a_server_hears_segments_as_a_checkpoint_does(server, tmp_path, command)
     assert "error" in json.loads((tmp_path / "served.jsonl").read_text().splitlines()[1])
 
 
+def test_a_segment_that_cannot_be_read_is_not_sent_and_shifts_no_other(server, monkeypatch):
+    """A sample of silence was sent in its place."""
+    recording, name = CLIPS.parent / "letter.wav", "quartznet_demo"
+    good, bad = (Clip(recording, 3.6, "two words", offset=offset) for offset in (0.0, 99.0))
+    monkeypatch.setattr(served, "COUNTED_WITHIN_S", 1.0)
+    with served.connect(server.grpc_url, name) as client, served.DecodingClock(server.grpc_url, name) as clock:
+        evaluation = served.transcribe_served(client, [bad, good, bad, good], {})
+        with pytest.raises(RuntimeError, match=f"must have counted 3 rows of {name}_ctc, but has 2"):
+            clock.elapsed_s(3)
+        (alone,) = served.transcribe_served(client, [good], {}).transcripts
+    assert evaluation.transcripts == ["", alone, "", alone]
+    assert [*evaluation.failures.items()] == [(i, "begins 99 s into a file that lasts 3.60 s") for i in (0, 2)]
+
+
 def test_sources_may_be_numbers_or_missing(tmp_path):
     texts = [("one", 1), ("two", None), ("three", "1")]
     clips = [Clip(Path("a.wav"), 1.0, text, {"source": source}) for text, source in texts]

@@ -64,22 +64,33 @@ def connect(url: str, model: str) -> "CarnelianClient":
 
 
 def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options: Mapping[str, Any]) -> Evaluation:
-    """Transcribe clips with a server, `CONCURRENCY` at a time."""
+    """Transcribe clips with a server, `CONCURRENCY` at a time; a clip that cannot be read here is a failure."""
     from carnelian_client import Transcript
 
-    failed: dict[Clip, str] = {}
+    unread: dict[Clip, str] = {}
+    failures: dict[int, str] = {}
+    sent: list[int] = []
 
     def recordings() -> Iterator[Path | bytes]:
-        for clip in clips:  # a segment of a longer file is sent as a file of its own
-            yield clip.audio_filepath if clip.offset is None else read_clip(clip, failed).tobytes()
+        for i, clip in enumerate(clips):
+            # A segment of a longer file is sent as a file of its own.
+            recording = clip.audio_filepath if clip.offset is None else read_clip(clip, unread).tobytes()
+            if clip in unread:
+                failures[i] = unread[clip]
+                continue
+            sent.append(i)
+            yield recording
 
     decoding = cast("DecodingOptions", options)  # the server says which options are wrong
     answers = client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding)
     outcomes = list(tqdm(answers, total=len(clips), unit="clip", leave=False, disable=None))
-    failures = {i: str(outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Transcript)}
-    failures |= {i: failed[clip] for i, clip in enumerate(clips) if clip in failed}
-    heard = [outcome.text if isinstance(outcome, Transcript) else "" for outcome in outcomes]
-    return Evaluation(clips, ["" if i in failures else text for i, text in enumerate(heard)], failures)
+    heard = [""] * len(clips)
+    for i, outcome in zip(sent, outcomes, strict=True):
+        if isinstance(outcome, Transcript):
+            heard[i] = outcome.text
+        else:
+            failures[i] = str(outcome)
+    return Evaluation(clips, heard, dict(sorted(failures.items())))
 
 
 class DecodingClock:
