@@ -40,6 +40,7 @@ from carnelian_training.data.manifest import (
     write_manifest,
 )
 from carnelian_training.data.plan import Item, group
+from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.run_config import load_config
 
@@ -123,34 +124,44 @@ def validate(
     return report
 
 
-def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int) -> None:
+def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int, process: Process) -> None:
     """Decode every clip of a manifest, so that a bad clip ends a run before it begins, not at its first evaluation.
+
 
     References with characters that are not in `labels` give a warning.
 
     Raises:
         ValueError: The file is not a manifest, or its transcripts have no words.
-        RuntimeError: Evaluation would refuse some clips; the message names each with the reason.
+        RuntimeError: As :func:`check_clean`.
     """
     clips = clips_to_evaluate(manifest)
-    warn_of_characters(clips, labels)
-    check_clean(clips, manifest, num_threads)
+    if process.leads:
+        warn_of_characters(clips, labels)
+    check_clean(clips, manifest, num_threads, process)
 
 
-def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int) -> None:
+def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int, process: Process) -> None:
     """Decode the clips of a manifest and check that evaluation would accept them.
 
+    Every process has to call it, with the same clips, and decodes its share of them.
+
     Raises:
-        RuntimeError: Evaluation would refuse some clips; the message names each with the reason.
+        RuntimeError: In the leading process, if evaluation would refuse some clips; the message names each with the
+            reason.
     """
-    bad = [
-        f"{clip.title}: {found[kind]}"
-        for clip, found in _listen(clips, manifest, 0, num_threads)
-        for kind in ("unreadable", "sound")
-        if kind in found
-    ]
-    if bad:
-        raise RuntimeError("\n".join([f"{manifest} must name clean clips, but {len(bad)} are bad", *bad]))
+    share = range(process.rank, len(clips), process.size)
+    heard = _listen([clips[i] for i in share], manifest, 0, num_threads, is_shown=process.leads)
+    bad = process.union(
+        {
+            i: f"{clip.title}: {found[kind]}"
+            for i, (clip, found) in zip(share, heard, strict=True)
+            for kind in ("unreadable", "sound")
+            if kind in found
+        }
+    )
+    if bad and process.leads:
+        named = [bad[i] for i in sorted(bad)]
+        raise RuntimeError("\n".join([f"{manifest} must name clean clips, but {len(bad)} are bad", *named]))
 
 
 def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
@@ -164,7 +175,7 @@ def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
 
 
 def _listen(
-    clips: Sequence[Clip], manifest: Path, min_rate_hz: int, num_threads: int
+    clips: Sequence[Clip], manifest: Path, min_rate_hz: int, num_threads: int, *, is_shown: bool = True
 ) -> Iterator[tuple[Clip, dict[str, str]]]:
     """Decode the clips of a manifest and yield each, in order, with the defects of its sound by kind."""
     failed: dict[Clip, str] = {}
@@ -191,7 +202,8 @@ def _listen(
         pipeline.build()
         return pipeline
 
-    with tqdm(total=len(clips), unit="clip", desc=manifest.name, disable=None) as progress:
+    disable = None if is_shown else True
+    with tqdm(total=len(clips), unit="clip", desc=manifest.name, disable=disable) as progress:
         for items, outputs in run_surviving(batches, failed, build):
             samples, rms, levels, rates_hz = (np.array(output.as_tensor()) for output in outputs)
             for row, item in enumerate(items):

@@ -44,8 +44,7 @@ def transcribe(
             transcribed.
     """
     clips = read_clips(manifest)
-    if process.leads:
-        check_clean(clips, manifest, config.data.num_threads)
+    check_clean(clips, manifest, config.data.num_threads, process)
     heard: dict[int, tuple[str, float]] = {}
     for share, log_probs in score(model, config, clips, process):
         hypotheses = decoder.decode(log_probs, [options] * len(share))

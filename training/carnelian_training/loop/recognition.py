@@ -14,6 +14,7 @@ from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_clips, read_manifest
 from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
 from carnelian_training.data.validate import check_clean, check_for_evaluation
+from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop import contrastive
 from carnelian_training.loop.best import error_of
@@ -49,14 +50,16 @@ class Recognition:
 
     def prepare(self, state: State) -> None:
         """Check the dev manifest (:func:`check_dev`); if its clips have changed, forget the best error so far."""
-        if not state.process.leads:
-            return
-        hours = sum(clip.duration for clip in self.clips) / 3600
-        every = self.config.loop.log_every_steps
-        logger.info("%d clips an epoch, %.3g hours; a line of figures every %d steps", len(self.clips), hours, every)
-        check_dev(self.config)
-        digest = None if self.config.data.dev is None else digest_of(read_manifest(self.config.data.dev))
-        state.rate_by(digest, "`data.dev` has other clips than before")
+        if state.process.leads:
+            hours = sum(clip.duration for clip in self.clips) / 3600
+            every = self.config.loop.log_every_steps
+            logger.info(
+                "%d clips an epoch, %.3g hours; a line of figures every %d steps", len(self.clips), hours, every
+            )
+        check_dev(self.config, state.process)
+        if state.process.leads:
+            digest = None if self.config.data.dev is None else digest_of(read_manifest(self.config.data.dev))
+            state.rate_by(digest, "`data.dev` has other clips than before")
 
     def shares(self, state: State) -> Iterator[Share]:
         """Yield the share of this process in each step; see :func:`shares`."""
@@ -117,21 +120,22 @@ def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
         )
 
 
-def check_dev(config: Config) -> None:
+def check_dev(config: Config, process: Process) -> None:
     """Check `data.dev`, so that a bad manifest or clip ends a run before it begins and not at its first evaluation.
 
     Raises:
         ValueError: The file is not a manifest, or has no text to compare transcripts with.
-        RuntimeError: Evaluation would refuse some clips; the message names each with the reason.
+        RuntimeError: As :func:`check_clean`.
     """
     if config.data.dev is None:
-        logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)
+        if process.leads:
+            logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)
         return
     try:
         if config.pretraining is None:
-            check_for_evaluation(config.data.dev, config.labels, config.data.num_threads)
+            check_for_evaluation(config.data.dev, config.labels, config.data.num_threads, process)
         else:
-            check_clean(read_clips(config.data.dev), config.data.dev, config.data.num_threads)
+            check_clean(read_clips(config.data.dev), config.data.dev, config.data.num_threads, process)
     except ValueError as error:
         raise ValueError(f"`data.dev`: {error}") from error
 
