@@ -20,28 +20,30 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 Encoded = npt.NDArray[np.uint8]
 Samples = npt.NDArray[np.float32]
 DALI_ERRORS = (RuntimeError, ValueError, MemoryError)
-"""What a pipeline raises: of too little memory it makes a MemoryError, of an absurd size a ValueError."""
+"""The errors of a DALI pipeline: too little memory is a MemoryError, an absurd size a ValueError."""
 READING_ERRORS = (OSError, *DALI_ERRORS)
+"""The errors by which a clip cannot be read or decoded."""
 RINGING = 160
-"""Samples at a clip's ends, 10 ms: there a constant offset that was resampled rings."""
+"""The number of samples, 10 ms, at either end of a clip where a resampled constant offset causes ringing."""
 MOST_EXCESS_S = 60.0
-"""A whole file that lasts so much longer than its line says is not decoded: hours of it would fill the memory."""
-_AT_ONCE = 1 << 16  # frames
+"""A whole file that lasts this much longer than its manifest says is not decoded: hours of it would fill the memory."""
+_AT_ONCE = 1 << 16  # frames decoded at once
 _SHORT_BLOCK_FRAMES = 1152
-"""Read at a time from an MP3 without a count, whose end may be an error: the block that meets it is lost."""
+"""Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
 _LEAST_LEFT_S = 0.5
-"""Less than this behind what was read is no other file: encoders do not count their delay alike."""
+"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 _UNKNOWN_FRAMES = 2**63 - 1
-"""What libsndfile says of FLAC that counts no samples; DALI (2.4) then decodes into too little memory."""
+"""The frames that libsndfile reports for FLAC without a count; DALI (2.4) then decodes into too little memory."""
 _TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
-"""What is read without its ID3v2 tag: libsndfile leaves out as many bytes at the end of WAV and AIFF, and finds no
-Ogg."""
+"""The beginnings of files that are read without their ID3v2 tag: with a tag, libsndfile drops as many bytes at the end
+of WAV and AIFF, and does not recognise Ogg."""
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
-"""A chunk's name. Behind anything else the chunks have ended: zeros would pass for an empty one every eight bytes."""
+"""Matches the name of a RIFF chunk. Anything else ends the chunks: every eight zeros would pass for an empty chunk."""
 _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
-"""With its first block, which may be the last, of 34 bytes: too much to come about in samples or in a picture."""
+"""Matches the beginning of a FLAC file with its first block of 34 bytes, too long to occur by chance in sound or in a
+picture."""
 _OGG_PAGE = re.compile(rb"OggS\0([\0-\x07])", re.DOTALL)
-"""The start of a page, and its flags."""
+"""Matches the beginning of an Ogg page; the group is its flags."""
 _JOINED = (
     "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
     "give each a file of its own"
@@ -49,23 +51,23 @@ _JOINED = (
 
 
 def encoded(clip: Clip) -> Encoded:
-    """The bytes of a sound file that holds the clip and nothing else: what the SDK sends of it, or an error.
+    """Return the bytes of a sound file that holds exactly the clip: the sound that the SDK would send, or an error.
 
-    A clip that begins inside its file is cut out as a WAV file in memory, at the file's own rate, so that a segment of
-    a long recording costs what it lasts. MP3, which DALI does not decode, and FLAC that was written to a pipe, of which
-    it does not know the length, become WAV files in the same way, whatever their names end in.
+    A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate, so that a segment of
+    a long recording costs no more than its own length. MP3, which DALI does not decode, and FLAC that was written to a
+    pipe, whose length DALI does not know, become WAV files in the same way, whatever the suffix of their names.
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: It is no regular file, or libsndfile cannot read it; its words. Or it holds recordings one behind
-            the other, of which only the first would be heard, lasts over :data:`MOST_EXCESS_S` longer than the clip, or
-            ends before a segment begins.
+        RuntimeError: The file is not a regular file; libsndfile cannot read it (the message is libsndfile's); it holds
+            several recordings, one behind the other; it lasts over :data:`MOST_EXCESS_S` longer than the clip; or it
+            ends before the segment begins.
     """
     check_regular(clip.audio_filepath)
     try:
         return _whole(clip) if clip.offset is None else _segment(clip, clip.offset)
     except soundfile.LibsndfileError as error:
-        raise RuntimeError(error.error_string) from error  # its other words may name an object in memory
+        raise RuntimeError(error.error_string) from error  # str(error) may name an object in memory
 
 
 def _whole(clip: Clip) -> Encoded:
@@ -88,7 +90,7 @@ def _whole(clip: Clip) -> Encoded:
 
 def _segment(clip: Clip, offset_s: float) -> Encoded:
     path = clip.audio_filepath
-    with path.open("rb") as head:  # which says why a file cannot be opened; libsndfile, "System error" and no more
+    with path.open("rb") as head:  # Python says why a file cannot be opened; libsndfile only says "System error"
         head.seek(end_of_tag(head.read(10)))
         is_unmeasured = counts_no_frames(head.read(200))
     with soundfile.SoundFile(_Unmeasured(path.read_bytes()) if is_unmeasured else path) as file:
@@ -96,7 +98,7 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
         if start >= file.frames:
             lasts_s = file.frames / file.samplerate
             raise RuntimeError(f"begins {offset_s:g} s into a file that lasts {lasts_s:.2f} s")
-        # A frame of MP3 may need bits of those before it, which a decoder that begins there does not have.
+        # A frame of MP3 may need bits of earlier frames, so decoding begins up to a second before the segment.
         lead = min(start, file.samplerate) if file.format == "MP3" else 0
         _go_to(file, start - lead)
         frames = lead + round(clip.duration * file.samplerate)
@@ -124,7 +126,7 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
 
 
 def _is_joined(data: bytes) -> bool:
-    """Whether a second FLAC or Ogg file follows. Ogg streams that run side by side all begin before any goes on."""
+    """Return whether a second FLAC or Ogg file follows the first. Parallel Ogg streams begin before one continues."""
     if data[:4] == b"fLaC":
         return _FLAC_START.search(data, 4) is not None
     if data[:4] != b"OggS":
@@ -134,13 +136,13 @@ def _is_joined(data: bytes) -> bool:
 
 
 def _measured(data: bytes) -> bytes:
-    """Say how long a WAV file is whose writer never did: the sizes of a recording that was not closed are 0."""
+    """Fill in the size of a WAV file that was never closed; its writer left 0 there."""
     start = 12
     while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
         size = int.from_bytes(data[start + 4 : start + 8], "little")
         if data[start : start + 4] == b"data":
             end = 8 + int.from_bytes(data[4:8], "little")
-            if size or end > start + 8:  # without samples, but closed: what follows is no audio
+            if size or end > start + 8:  # closed without samples: what follows is no audio
                 return data
             size = min(len(data) - start - 8, 2**32 - 1)
             return data[: start + 4] + size.to_bytes(4, "little") + data[start + 8 :]
@@ -149,10 +151,10 @@ def _measured(data: bytes) -> bytes:
 
 
 class _Unmeasured(io.BytesIO):
-    """A file that claims to be far larger than it is.
+    """A file in memory that claims to be far larger than it is.
 
-    libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
-    Where that varies it stops long before the end.
+    Of an MP3 without a count of frames, libsndfile reads as many as fit into the file's size at the first frame's bit
+    rate. If the bit rate varies, it stops long before the end.
     """
 
     _is_at_end = False
@@ -166,7 +168,7 @@ class _Unmeasured(io.BytesIO):
 
 
 def _read_to_end(source: soundfile.SoundFile, file: io.BytesIO, clip: Clip) -> Samples:
-    # Else soundfile seeks after each read, and an MP3 goes on without the bits that its next frame shares.
+    # Otherwise soundfile seeks after each read, and the next MP3 frame lacks the bits that it shares with the last one.
     source.seekable = lambda: False
     size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else _AT_ONCE
     blocks = [np.zeros((0, source.channels), np.float32)]
@@ -177,7 +179,7 @@ def _read_to_end(source: soundfile.SoundFile, file: io.BytesIO, clip: Clip) -> S
             num_frames += len(block)
             _check_length(num_frames, source.samplerate, clip)
     except soundfile.LibsndfileError:
-        # What is behind the last whole frame of an MP3 file without a count may be half of one, or a tag.
+        # Behind the last whole frame of an MP3 without a count there may be half a frame, or a tag.
         if not (num_frames and isinstance(file, _Unmeasured)) or _goes_on(file):
             raise
     else:
@@ -187,7 +189,7 @@ def _read_to_end(source: soundfile.SoundFile, file: io.BytesIO, clip: Clip) -> S
 
 
 def _goes_on(file: io.BytesIO) -> bool:
-    """Whether there is more MPEG audio behind what was read."""
+    """Return whether there is more MPEG audio after the frames that were read."""
     return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
 
 

@@ -127,7 +127,6 @@ def validate(
 def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int, process: Process) -> None:
     """Decode every clip of a manifest, so that a bad clip ends a run before it begins, not at its first evaluation.
 
-
     References with characters that are not in `labels` give a warning.
 
     Raises:
