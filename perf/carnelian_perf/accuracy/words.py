@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import jiwer
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 from carnelian_training import ctc
@@ -23,6 +22,7 @@ from carnelian_training.data.audio import encoded
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.evaluate import build_decoder, score_all, single_spaced
 from carnelian_training.models.network import CtcNetwork
+from matplotlib.figure import Figure
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
 from carnelian_perf.pages import write_plot
@@ -284,10 +284,8 @@ def rate(words: Sequence[Heard], name: str, calibrated: bool) -> Row:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """The calibration curves: share of right words over confidence."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(ctc.DECODERS), figsize=(10, 3.4), sharey=True, layout="constrained")
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(ctc.DECODERS), sharey=True)
     for panel, name in zip(axes, ctc.DECODERS, strict=True):
         panel.plot([0, 1], [0, 1], color="0.8")
         for row in rows:
@@ -298,7 +296,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         panel.set(title=name, xlabel="confidence", ylabel="share of words that are right" if name == "greedy" else "")
         panel.legend(frameon=False, fontsize=8)
     write_plot(path, figure)
-    plt.close(figure)
 
 
 def _decode(
