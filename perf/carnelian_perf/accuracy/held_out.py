@@ -32,7 +32,8 @@ class ClipErrors:
     """The word errors of one clip in every way of decoding."""
 
     clip: str
-    speaker: str
+    speaker: str | None
+    """As in the manifest; None if it names none, and then the clip counts as a speaker of its own."""
     group: int
     words: int
     errors: dict[str, int]
@@ -172,28 +173,44 @@ def deal(clips: Sequence[Clip], groups: int) -> list[int]:
             nameless,
             len(clips),
         )
-    first_reader: dict[str, str] = {}
-    reads_as = {_speaker(clip): _speaker(clip) for clip in clips}
-    for clip in clips:
-        mine = reads_as[_speaker(clip)]
-        other = reads_as[first_reader.setdefault(clip.text, mine)]
-        reads_as = {speaker: other if leader == mine else leader for speaker, leader in reads_as.items()}
-    words: Counter[str] = Counter()
-    for clip in clips:
-        words[reads_as[_speaker(clip)]] += len(clip.text.split())
+    of_clip = _join(clips)
+    words: Counter[int] = Counter()
+    for joined, clip in zip(of_clip, clips, strict=True):
+        words[joined] += len(clip.text.split())
     if len(words) < groups:
         raise ValueError(f"each group must have its own speakers, but there are {len(words)} for {groups} groups")
     sizes = [0] * groups
-    group_of: dict[str, int] = {}
-    for speaker, count in sorted(words.items(), key=lambda item: (-item[1], item[0])):
-        group_of[speaker] = sizes.index(min(sizes))
-        sizes[group_of[speaker]] += count
-    return [group_of[reads_as[_speaker(clip)]] for clip in clips]
+    group_of: dict[int, int] = {}
+    for joined, count in words.most_common():
+        group_of[joined] = sizes.index(min(sizes))
+        sizes[group_of[joined]] += count
+    return [group_of[joined] for joined in of_clip]
+
+
+def _join(clips: Sequence[Clip]) -> list[int]:
+    """For each clip the place of one that stands for all that it must stay with: of its speaker or of its sentence."""
+    leader = list(range(len(clips)))  # a union-find, with paths halved
+    first: dict[tuple[str, str], int] = {}
+
+    def find(i: int) -> int:
+        while leader[i] != i:
+            leader[i] = leader[leader[i]]
+            i = leader[i]
+        return i
+
+    for i, clip in enumerate(clips):
+        leader[find(i)] = find(first.setdefault(("text", clip.text), i))
+        if (speaker := _speaker(clip)) is not None:
+            leader[find(i)] = find(first.setdefault(("speaker", speaker), i))
+    return [find(i) for i in range(len(clips))]
 
 
 def summarise(rows: Sequence[ClipErrors]) -> Summary:
     """Word error rates, and what each way gains on the one before, with 95 % intervals by bootstrap over speakers."""
-    words, speakers = [row.words for row in rows], [row.speaker for row in rows]
+    words = [row.words for row in rows]
+    named = sorted({row.speaker for row in rows if row.speaker is not None})
+    place = {speaker: i for i, speaker in enumerate(named)}
+    speakers = [len(named) + i if row.speaker is None else place[row.speaker] for i, row in enumerate(rows)]
     ways = list(rows[0].errors)
     errors = {name: [row.errors[name] for row in rows] for name in ways}
     gains = [
@@ -203,7 +220,6 @@ def summarise(rows: Sequence[ClipErrors]) -> Summary:
     return Summary(words=sum(words), wer={name: sum(errors[name]) / sum(words) for name in ways}, gains=gains)
 
 
-def _speaker(clip: Clip) -> str:
-    """A clip without one is a speaker by itself."""
+def _speaker(clip: Clip) -> str | None:
     speaker = clip.extra.get("speaker")
-    return clip.audio_filepath.name if speaker is None else str(speaker)
+    return None if speaker is None else str(speaker)

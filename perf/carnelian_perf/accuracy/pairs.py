@@ -23,7 +23,7 @@ class Difference:
     high: float
 
 
-def compare(words: Counts, before: Counts, after: Counts, speakers: Sequence[str] | None = None) -> Difference:
+def compare(words: Counts, before: Counts, after: Counts, speakers: Sequence[int] | None = None) -> Difference:
     """The difference of two word error rates, and its 95 % interval by bootstrap.
 
     Args:

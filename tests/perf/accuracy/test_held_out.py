@@ -1,5 +1,6 @@
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,25 @@ def test_clips_whose_speaker_is_null_are_speakers_by_themselves_and_counted(capl
     assert sorted(deal([*clips, clip("dan", 1)], 4)) == [0, 1, 2, 3]
     (warning,) = caplog.messages
     assert warning.startswith("3 of 4 clips name no `speaker`")
+
+
+def test_clips_without_a_speaker_are_apart_whatever_their_files_are_called(tmp_path):
+    nameless = [Clip(tmp_path / folder / "ada", 1.0, f"in {folder}") for folder in "ab"]
+    assert sorted(deal([*nameless, clip("ada", 2)], 3)) == [0, 1, 2]
+    errors = [(None, 0, 0), (None, 10, 0), ("ada", 10, 0)]
+    rows = [ClipErrors("ada", who, 0, 10, {"greedy": one, "n-gram": two}) for who, one, two in errors]
+    (gain,) = summarise(rows).gains
+    (joined,) = summarise([replace(row, speaker="ada") for row in rows]).gains
+    assert gain.low < gain.difference < gain.high
+    assert joined.low == joined.difference == joined.high
+
+
+def test_many_clips_are_dealt_in_no_time():
+    clips = [Clip(Path(f"{i}.wav"), 1.0, f"{i}" if i % 2 else f"{i + 1}") for i in range(20_000)]  # each text twice
+    started = time.process_time()
+    groups = deal(clips, 10)
+    assert time.process_time() - started < 5  # 0.1 s; comparing each with each takes minutes
+    assert groups[::2] == groups[1::2]
 
 
 def test_no_sentence_is_in_two_groups():
