@@ -182,10 +182,16 @@ def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
 
     Returns:
         The last one.
+
+    Raises:
+        ValueError: There is none.
     """
+    measurement = None
     part = path.with_name(f"{path.stem}_unfinished.json") if _is_finished(path) else path
     for measurement in measurements:
         dataclasses.replace(measurement, finished=False).write(part)
+    if measurement is None:
+        raise ValueError(f"there must be something to measure for {path}, but there was nothing")
     measurement.write(path)
     if part != path:
         part.unlink()

@@ -114,6 +114,14 @@ def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path
     assert not part.exists()
 
 
+def test_nothing_to_measure_leaves_what_is_there(measurement, tmp_path):
+    path = tmp_path / "raw.json"
+    measurement.write(path)
+    with pytest.raises(ValueError, match=r"something to measure for .*raw\.json, but there was nothing"):
+        write_each(iter(()), path)
+    assert type(measurement).read(path) == measurement
+
+
 def test_links_of_a_page_are_to_files_of_any_name(measurement):
     page = render_page(measurement, "my raw.json")
     assert "](my%20raw.png)" in page

@@ -107,6 +107,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
     Raises:
         ServerError: A tuning could not be served.
+        ValueError: No knob has another value than the shipped one.
     """
     shipped = read_settings(plan.repository, plan.model)
     found = _describe(plan, shipped)
@@ -121,6 +122,12 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                 best = search.choose(knob.name, best, tried)
                 servers.keep([{}, best])
                 yield found
+        if not found.runs:
+            knobs = ", ".join(knob.name for knob in plan.knobs)
+            raise ValueError(
+                f"{plan.model} must have a setting that can be tuned for {plan.objective}, but its stages have none of "
+                f"{knobs}"
+            )
         if best:
             search.take_turns(CONFIRMATION, [best], 2 * plan.rounds)
             search.choose(CONFIRMATION, {}, [best])

@@ -165,6 +165,12 @@ def test_without_its_confirmation_there_is_no_result(measurement, tmp_path, call
     assert "**Result: as shipped.**" in render_page(nothing_gained, "raw.json")
 
 
+def test_a_model_without_a_knob_is_named_before_anything_is_served(repository):
+    plan = replace(make_plan(repository, 20), knobs=[Knob("ctc threads", "ctc", ({"threads": 1},))])
+    with pytest.raises(ValueError, match=r"quartznet_demo must have a setting .* have none of ctc threads"):
+        list(measure(plan))
+
+
 def test_a_run_that_fails_has_no_cpu_time(repository, monkeypatch):
     def send_all(send, order, concurrency):
         if len(order) == plan.num_requests:
