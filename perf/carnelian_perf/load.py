@@ -22,6 +22,10 @@ from carnelian_perf.raw_file import Split
 REQUEST_TIMEOUT_S = 120.0
 POLL_S = 0.005
 """Between two looks at what is to come: looking takes time of the server."""
+SETTLED_S = 0.05
+"""Seconds without a new count after which a stage has counted all; on two busy cores it took up to 4 ms."""
+SETTLING_S = 1.0
+"""The longest wait for that: on a server that others use, counts never stand still."""
 NUM_CONNECTIONS = 16
 """Number of connections to an address that check whether one server answers them all. If two servers share them evenly,
 all reach the same one with a probability of 1 in 30,000."""
@@ -149,6 +153,25 @@ def await_statistics(client: Any, model: str, before: StageStatistics, num_reque
             return now
         time.sleep(POLL_S)
     raise LoadError(f"{model} must count the requests that it answers, but has not in {REQUEST_TIMEOUT_S:g} s")
+
+
+def settle_statistics(client: Any, models: Sequence[str]) -> dict[str, StageStatistics]:
+    """Ask what stages have done, once they count nothing more: for a number of requests that is not known.
+
+    Returns:
+        By stage; if others use the server, what it had counted after :data:`SETTLING_S`.
+
+    Raises:
+        LoadError: The server does not tell.
+    """
+    deadline = time.monotonic() + SETTLING_S
+    now = {model: read_statistics(client, model) for model in models}
+    while time.monotonic() < deadline:
+        time.sleep(SETTLED_S)
+        before, now = now, {model: read_statistics(client, model) for model in models}
+        if now == before:
+            break
+    return now
 
 
 def _ask_statistics(client: Any, model: str) -> Any:

@@ -24,7 +24,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import Inputs, StageStatistics, ask, file_inputs, pcm_inputs, read_statistics, send_all
+from carnelian_perf.load import Inputs, StageStatistics, ask, file_inputs, pcm_inputs, send_all, settle_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import read_config
 from carnelian_perf.server.overhead_results import (
@@ -183,9 +183,7 @@ class _Clock:
 def _clock(client: Any, server: Server, stages: Sequence[str], way: str) -> _Clock:
     if way == IN_PROCESS:
         return _Clock(time.process_time, dict)
-    return _Clock(
-        lambda: measure_cpu_s(server.pid), lambda: {stage: read_statistics(client, stage) for stage in stages}
-    )
+    return _Clock(lambda: measure_cpu_s(server.pid), lambda: settle_statistics(client, stages))
 
 
 def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: float, round_number: int) -> Run:

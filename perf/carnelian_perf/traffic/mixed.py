@@ -25,7 +25,7 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import drive, read_statistics
+from carnelian_perf.load import await_statistics, drive, read_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets
@@ -109,7 +109,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
     Raises:
         ServerError: a variant could not be served.
-        LoadError: a request of the closed loop failed.
+        LoadError: a request of the closed loop failed, or the server does not count what it answers.
     """
     found = _describe(plan)
     runs: list[Run] = []
@@ -203,10 +203,11 @@ def _measure_once(
 ) -> tuple[Run, Outcome]:
     acoustic = f"{plan.model}_acoustic"
     with grpc.InferenceServerClient(server.grpc_url) as client:
+        before = read_statistics(client, acoustic)
         if rate is None:
             _, warm_up_s = drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)
-        busy = measure_busy_cores(0.5)
-        before, cpu_s = read_statistics(client, acoustic), measure_cpu_s(server.pid)
+            before = await_statistics(client, acoustic, before, len(clips))
+        busy, cpu_s = measure_busy_cores(0.5), measure_cpu_s(server.pid)
         if rate is None:
             num_requests = max(round(plan.seconds * len(clips) / warm_up_s), NUM_CLIPS)  # enough for all clients
             order = shuffle_order(num_requests, len(clips), round_number)
@@ -217,7 +218,7 @@ def _measure_once(
             due_s = draw_arrivals(rate, len(order), SEED + 100 * round_number + step)
             outcome = drive_open(client, plan.model, clips, order, due_s)
         cpu_s = measure_cpu_s(server.pid) - cpu_s
-        statistics = read_statistics(client, acoustic).since(before)
+        statistics = await_statistics(client, acoustic, before, len(outcome.answers)).since(before)
     answered = [clips[answer.clip] for answer in outcome.answers]
     run = Run(
         system=system.name,

@@ -167,6 +167,7 @@ def test_client_padding_is_silence_to_multiples_of_ten_seconds():
     assert len(pad_clip(padded).wav) == len(padded.wav)
 
 
+@pytest.mark.usefixtures("late_counts")
 def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded, monkeypatch):
     monkeypatch.setattr(mixed, "NUM_CLIPS", 20)
     after_the_closed_loop, measurement = measure(make_plan(repository, padded, [SYSTEMS[0], SYSTEMS[2]]))
@@ -177,6 +178,8 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded, 
     assert set(turns[2:]) == {("shipped", False), ("padded", False)}
     assert all(len(run.latencies_s) == 20 for run in measurement.runs[:2])  # 3 would not occupy 16 clients
     assert all(len(run.latencies_s) >= 3 for run in measurement.runs[2:])
+    for run in measurement.runs:
+        assert sum(size * count for size, count in run.acoustic_batches.items()) == len(run.latencies_s)
     assert measurement.mismatches == []
     shipped, others = summarise(measurement)
     assert shipped.padding_ratio < 1.2 < others.padding_ratio
