@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
-from carnelian_perf.load import LoadError, StageStatistics, is_one_server, read_statistics
+from carnelian_perf.load import LoadError, StageStatistics, is_one_server, settle_statistics
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
@@ -170,9 +170,9 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
     sweep.target.ask(sweep.target.client.is_server_ready)
     command: list[str] = []
     report, reason = None, None
+    batches: dict[str, dict[int, int]] = {}
+    server_cpu_s = 0.0
     busy = measure_busy_cores(0.5)
-    before, cpu_s = _count(sweep, cell)
-    after, cpu_after_s = before, cpu_s
     try:
         cuts = _cut(sweep, cell.duration_s)
         expected = _expect(sweep, cell)
@@ -182,13 +182,15 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         report = perf_analyzer.run(command, folder, grid.timeout_s)
         after, cpu_after_s = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected)
+        batches = {stage: after[stage].since(before[stage]).batches for stage in before}
+        server_cpu_s = cpu_after_s - cpu_s
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
     one_server: bool = sweep.facts["one_server"]
     if report is not None and not one_server:
         report = replace(report, stages=None)
-    clips = sum(size * count for size, count in after["acoustic"].since(before["acoustic"]).batches.items())
+    clips = sum(size * count for size, count in batches.get("acoustic", {}).items())
     result = Result(
         cell=cell,
         status="failed" if report is None else report.status,
@@ -201,8 +203,8 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         accuracy=served.accuracy,
         speech=raw_file.Speech(manifest=str(grid.manifest), format=_file_format(grid), clips=grid.clips),
         others_busy_cores=round(busy, 2),
-        batches={stage: after[stage].since(before[stage]).batches for stage in before} if one_server else {},
-        cpu_ms_per_clip=round(1e3 * (cpu_after_s - cpu_s) / clips, 3) if clips and sweep.target.pid else None,
+        batches=batches if one_server else {},
+        cpu_ms_per_clip=round(1e3 * server_cpu_s / clips, 3) if clips and sweep.target.pid else None,
         **sweep.facts,
     )
     try:
@@ -228,9 +230,8 @@ def _empty(folder: Path) -> None:
 
 def _count(sweep: Sweep, cell: Cell) -> tuple[dict[str, StageStatistics], float]:
     """What the stages have executed so far, by the stage's last word, and the CPU time of the server."""
-    stages = sweep.models[cell.model].stages
-    prefix = f"{cell.model}_"
-    statistics = {stage.removeprefix(prefix): read_statistics(sweep.target.client, stage) for stage in stages}
+    found = settle_statistics(sweep.target.client, sweep.models[cell.model].stages)
+    statistics = {stage.removeprefix(f"{cell.model}_"): counted for stage, counted in found.items()}
     return statistics, measure_cpu_s(sweep.target.pid) if sweep.target.pid else 0.0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import cut_equal, write_files
-from carnelian_perf.load import is_one_server
+from carnelian_perf.load import LoadError, is_one_server
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
@@ -207,6 +207,7 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(ma
     assert "windows of" in describe(unstable)
     assert failed.status == "failed"
     assert "batch-size must be <= 32" in failed.reason
+    assert failed.batches == {}
     assert json.loads((tmp_path / failed.cell.name / "result.json").read_text())["reason"] == failed.reason
 
     easier = make_grid(static={"batches": [1]})
@@ -215,6 +216,17 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(ma
     assert again.status == "stable"
     with pytest.raises(GridError, match="`clips`"):
         run_grid(make_grid(static={"batches": [1]}, clips=5), tmp_path)
+
+
+@pytest.mark.usefixtures("program")
+def test_cell_whose_stages_do_not_tell_what_they_did_is_recorded(make_grid, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise LoadError("the server must tell what quartznet_demo_acoustic has done")
+
+    monkeypatch.setattr("carnelian_perf.sweeps.run.settle_statistics", refuse)
+    (result,) = run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert (result.status, result.batches, result.cpu_ms_per_clip) == ("failed", {}, None)
+    assert "must tell what quartznet_demo_acoustic has done" in result.reason
 
 
 @pytest.mark.usefixtures("program")
