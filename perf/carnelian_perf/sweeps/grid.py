@@ -6,16 +6,17 @@ In: a YAML file of :class:`Grid`'s fields, strictly read. Out: :class:`Cell`, on
 import itertools
 import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from carnelian_perf.clips import LIMIT_S, MOST_CUTS, SHORTEST_CUT_S
 
-HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
+HomePath = Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)]
+"""Not strict: YAML has no paths, but strings."""
 ModelName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """Fit for a folder: those of cells are named after it."""
 Protocol = Literal["grpc", "http"]
@@ -27,7 +28,7 @@ Duration = Annotated[float, Field(ge=SHORTEST_CUT_S, le=LIMIT_S)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelUnderTest(_Strict):
@@ -153,17 +154,34 @@ class GridError(ValueError):
     """The YAML file is no grid, or does not fit earlier results in the folder; the message names the key."""
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Of equal keys PyYAML lets the last one win without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here, for construction puts what `<<` merges among the keys, where it may be overridden.
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                found = f"a key must come once, but `{key.value}` does not"
+                raise yaml.constructor.ConstructorError(None, None, found, key.start_mark)
+            seen.add(key.value)
+        return node
+
+
 def read_grid(path: Path) -> Grid:
     """Read a grid.
 
     Raises:
-        GridError: the file is no YAML, or a key is unknown, missing or wrong.
+        GridError: the file is no YAML, or a key is unknown, missing, repeated or wrong.
     """
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Grid.model_validate(fields)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        fields = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    # Beside PyYAML's own: no UTF-8, or a date with a month 99; `!!bool x` and `!!timestamp x`; too deep.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise GridError(f"{path} must be YAML, but is not: {error}") from error
+    try:
+        return Grid.model_validate(fields)
     except ValidationError as error:
         found = [
             f"  {'.'.join(map(str, wrong['loc'])) or 'grid'}: {wrong['msg']}, found {reprlib.repr(wrong['input'])}"
@@ -212,7 +230,11 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
 
 
 def list_cells(grid: Grid) -> list[Cell]:
-    """All cells, rounds outermost, so that what disturbs the machine for a while does not fall on one cell alone."""
+    """All cells, rounds outermost, so that what disturbs the machine for a while does not fall on one cell alone.
+
+    Raises:
+        GridError: Two have the same name: results would be of either.
+    """
     cells = [
         cell
         for round_number in range(1, grid.rounds + 1)
@@ -221,7 +243,15 @@ def list_cells(grid: Grid) -> list[Cell]:
         for protocol, memory in itertools.product(grid.protocols, grid.shared_memory)
         for cell in _cells_of(grid, model, tested, duration_s, protocol, memory, round_number)
     ]
-    return list({cell.name: cell for cell in cells}.values())
+    named: dict[str, Cell] = {}
+    for cell in cells:
+        if (first := named.setdefault(cell.name, cell)) != cell:
+            before, now = asdict(first), asdict(cell)
+            differing = [f"`{key}` {before[key]} and {now[key]}" for key in before if before[key] != now[key]]
+            raise GridError(
+                f"cells of a grid must have names of their own, but {cell.name} is that of {', '.join(differing)}"
+            )
+    return list(named.values())
 
 
 def _cells_of(

@@ -45,8 +45,35 @@ def test_cells_span_the_axes_and_closed_loops_come_before_their_open_ones(tmp_pa
     assert {cell.served_model for cell in cells} == {"quartznet_demo", "quartznet_demo_pcm"}
 
 
+def test_a_merged_key_may_be_overridden(tmp_path):
+    models = "models: {a: &a {precision: fp16, random_weights: a.yaml}, b: {<<: *a, random_weights: b.yaml}}\n"
+    grid = read(tmp_path, f"name: small\n{models}static: {{}}\n")
+    assert [(one.precision, one.random_weights.name) for one in grid.models.values()] == [
+        ("fp16", "a.yaml"),
+        ("fp16", "b.yaml"),
+    ]
+
+
 def test_repeated_values_are_one_cell(tmp_path):
     assert len(list_cells(read(tmp_path, SMALL + "durations_s: [2, 2.0]\nstatic: {batches: [1, 1]}\n"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "differing"),
+    [
+        ("durations_s: [2, 16.7, 16.700001]\n", "`duration_s` 16.7 and 16.700001"),
+        (
+            "models: {a: {precision: b_c}, a_b: {precision: c}}\n",
+            "`model` a and a_b, `precision` b_c and c",
+        ),
+    ],
+)
+def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
+    models = "" if "models" in more else "models: {quartznet_demo: {}}\n"
+    with pytest.raises(GridError) as raised:
+        list_cells(read(tmp_path, f"name: small\n{models}{more}static: {{}}\n"))
+    assert str(raised.value).startswith("cells of a grid must have names of their own, but ")
+    assert str(raised.value).endswith(f"_r1 is that of {differing}")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +100,18 @@ def test_repeated_values_are_one_cell(tmp_path):
         ("name: small\nmodels: {'': {}}\nstatic: {}\n", "models"),
         ("name: small\nmodels: {a/b: {}}\nstatic: {}\n", "models.a/b"),
         ("name: small\nmodels: {A b: {}}\nstatic: {}\n", "models.A b"),
+        (SMALL + "static: {}\nrounds: true\n", "rounds: Input should be a valid integer, found True"),
+        (SMALL + "static: {}\nrounds: 2.0\n", "rounds: Input should be a valid integer, found 2.0"),
+        (SMALL + "static: {}\nrequests: '16'\n", "requests: Input should be a valid integer, found '16'"),
+        (SMALL + "static: {}\ndurations_s: [2, yes]\n", "durations_s.1: Input should be a valid number, found True"),
+        (SMALL + "static: {}\ntimeout_s: '60'\n", "timeout_s: Input should be a valid number, found '60'"),
+        (SMALL + "static: {}\nmanifest: 1\n", "manifest: Input is not a valid path"),
+        (SMALL + "static: {}\nrounds: 1\nrounds: 2\n", "a key must come once, but `rounds` does not"),
+        (SMALL + "static: {batches: [1], batches: [2]}\n", "`batches` does not\n  in "),
+        (SMALL + "static: {}\nrounds: 2026-99-99\n", "must be YAML"),
+        (SMALL + "static: !!timestamp x\n", "must be YAML"),
+        (SMALL + "static: !!bool x\n", "must be YAML"),
+        ("[" * 10_000, "must be YAML"),
         ("- a list\n", "must be a grid"),
         ("name: [", "must be YAML"),
         ("name: größe\n", "must be YAML"),
