@@ -1,10 +1,16 @@
-"""NeMo manifests, of which a measurement needs less than training does: whole files, with or without their texts."""
+"""NeMo manifests, of which a measurement needs less than training does: whole files, with or without their texts.
+
+Error rates are to be those of `carnelian-train evaluate`, so a line is to be the clip that it is to
+`carnelian_training.data.manifest`, which comes with torch: one test holds both to the same rules.
+"""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
+MOST_S = 1e6
+"""The largest `duration` or `offset` in seconds, as in training: more is no number of seconds."""
 ROUNDING_S = 0.05
 """How many seconds longer than its `duration` a file may be and still count as whole."""
 
@@ -16,7 +22,7 @@ class Utterance:
     audio_filepath: Path
     duration_s: float
     text: str
-    """Empty where texts are not asked for."""
+    """The transcript with single spaces; empty where texts are not asked for."""
     source: str | None
 
 
@@ -28,7 +34,8 @@ def read_manifest(path: Path, *, with_texts: bool) -> list[Utterance]:
             names the file, the line and what was found.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            lines = list(file)
     except OSError as error:
         raise ValueError(f"a manifest must be a file, but {path} cannot be read: {error.strerror}") from error
     return [
@@ -40,19 +47,30 @@ def read_manifest(path: Path, *, with_texts: bool) -> list[Utterance]:
 
 def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utterance:
     try:
-        row = json.loads(line)
-    except ValueError as error:  # of JSON or of UTF-8
+        row = json.loads(line, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits; too deep
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # JSON may spell a character above U+FFFF as two surrogates
+        half = error.object[error.start]
+        raise ValueError(f"{where}: a line must be Unicode text, but has half of a pair, {half!r}") from error
     audio, duration, offset, source = map(row.get, ("audio_filepath", "duration", "offset", "source"))
     text = row.get("text") if with_texts else ""
-    if not isinstance(audio, str) or not audio:
+    if not isinstance(audio, str) or not audio or "\0" in audio:
         raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
-    if not isinstance(duration, (int, float)) or isinstance(duration, bool) or not 0 < duration < math.inf:
-        raise ValueError(f"{where}: `duration` must be a positive number of seconds, found {duration!r}")
+    if not _is_number(duration) or not 0 < duration <= MOST_S:
+        raise ValueError(
+            f"{where}: `duration` must be a positive number of seconds, at most {MOST_S:.0f}, found {duration!r}"
+        )
+    if offset is not None and (not _is_number(offset) or not 0 <= offset <= MOST_S):
+        raise ValueError(
+            f"{where}: `offset` must be a number of seconds into the file, at most {MOST_S:.0f}, found {offset!r}"
+        )
     if not isinstance(text, str):
-        raise ValueError(f"{where}: `text` must be the clip's transcript, a string, found {text!r}")
+        raise ValueError(f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r}")
     file = Path(audio)
     file = folder / (file.expanduser() if file.parts[:1] == ("~",) else file)
     # Training takes a clip with an offset, even of 0, as a part of its file.
@@ -61,7 +79,20 @@ def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utte
             f"{where}: a clip must be a whole file, but is {duration:g} s that begin {offset} s into one (`offset`); "
             "write the segments to files of their own"
         )
-    return Utterance(file, float(duration), text, None if source is None else str(source))
+    return Utterance(file, float(duration), " ".join(text.split()), None if source is None else str(source))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which a key comes once; JSON lets the last of several equal keys win without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"a key must come once, but {max(keys, key=keys.count)!r} does not")
+    return found
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _lasts_longer(file: Path, duration_s: float) -> bool:

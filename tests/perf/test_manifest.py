@@ -27,29 +27,6 @@ def test_sources_are_words_or_none(tmp_path):
         assert found.source == words
 
 
-def test_a_line_ends_at_its_end_and_may_begin_with_a_mark(tmp_path):
-    row = '{"audio_filepath": "a.wav", "duration": 1, "text": "one\u2028two"}'
-    (tmp_path / "m.jsonl").write_bytes(f"\ufeff{row}\r\n{row}\n".encode())
-    assert [found.text for found in read_manifest(tmp_path / "m.jsonl", with_texts=True)] == ["one\u2028two"] * 2
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b'{"audio_filepath": "a.wav", "duration": 1, "text": null}', "`text` must be the clip's .* found None"),
-        (b'{"audio_filepath": "a.wav", "duration": NaN, "text": "one"}', "`duration` must be a positive .* found nan"),
-        (b'{"audio_filepath": "a.wav", "duration": true, "text": "one"}', "`duration` must be .* found True"),
-        (b'{"audio_filepath": 1, "duration": 1, "text": "one"}', "`audio_filepath` must be .* found 1"),
-        ('{"audio_filepath": "ä.wav", "duration": 1}'.encode("latin-1"), "does not parse: 'utf-8' codec"),
-    ],
-)
-def test_a_line_that_is_no_clip_is_named(tmp_path, line, words):
-    path = write(tmp_path / "m.jsonl")
-    path.write_bytes(path.read_bytes() + line)
-    with pytest.raises(ValueError, match=rf"m\.jsonl, line 2: .*{words}"):
-        read_manifest(path, with_texts=True)
-
-
 def test_a_part_of_a_file_is_refused(tmp_path):
     path = write(tmp_path / "m.jsonl", offset=0)
     (clip,) = read_manifest(path, with_texts=True)  # whose file is not there

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from carnelian_perf.manifest import read_manifest as read_in_perf
 from carnelian_training.data.manifest import Clip, read_manifest, read_manifest_leniently, write_manifest
 
 LINE = {"audio_filepath": "a/b.ogg", "duration": 1.5, "text": "hello"}
@@ -97,14 +98,35 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         ('{"text": "a", "text": "b"}', "does not parse: a key must come once, but 'text' does not"),
         ('{"take": ' + "1" * 5000 + "}", "does not parse: Exceeds the limit"),
         ('{"a":' * 100_000, "does not parse: maximum recursion depth exceeded"),
+        (json.dumps(LINE | {"offset": False}), "found False"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, found):
+def test_a_bad_line_is_named_by_file_and_number_and_by_perf_alike(tmp_path, line, found):
     path = write(tmp_path, json.dumps(LINE), line)
     with pytest.raises(ValueError, match="line 2") as error:
         read_manifest(path)
     assert str(path) in str(error.value)
     assert found in str(error.value)
+    with pytest.raises(ValueError, match="line 2") as error_in_perf:
+        read_in_perf(path, with_texts=True)
+    assert str(error_in_perf.value) == str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps(LINE | {"text": " go\tso  far\u00a0on\n", "duration": 2}),
+        json.dumps(LINE | {"text": "", "offset": 0, "speaker": None}),
+        json.dumps(LINE | {"audio_filepath": "~/b.ogg", "text": "a\u2028b"}, ensure_ascii=False),
+        json.dumps(LINE | {"audio_filepath": "~nobody/b.ogg", "text": "\U0001d11e"}) + "\r",
+        "\ufeff" + json.dumps(LINE | {"audio_filepath": "/data/b.ogg"}),
+    ],
+)
+def test_a_line_is_the_same_clip_to_perf(tmp_path, line):
+    path = write(tmp_path, line)
+    [clip], [utterance] = read_manifest(path), read_in_perf(path, with_texts=True)
+    mine = (clip.audio_filepath, clip.duration, clip.text)
+    assert (utterance.audio_filepath, utterance.duration_s, utterance.text) == mine
 
 
 def test_a_line_that_is_not_utf_8_is_named_and_a_byte_order_mark_is_none(tmp_path):
