@@ -184,6 +184,9 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     for row in rows:
         assert row["offline"]["wer"] == row["served"]["wer"]
         assert row["offline"]["decode_s"] > 0 < row["served"]["decode_s"]
+    for flac, opus, both in zip(rows[:3], rows[3:6], rows[6:], strict=True):  # no clip is decoded once more for it
+        for side in ("offline", "served"):
+            assert both[side]["decode_s"] == pytest.approx(flac[side]["decode_s"] + opus[side]["decode_s"], abs=3e-6)
     assert printed.count("3 of 3") == 3
     assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
@@ -209,14 +212,16 @@ def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tm
     lines = [
         {"audio_filepath": str(tmp_path / "long.wav"), "duration": 61.0, "text": "two words", "source": "long"},
         {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6, "text": "Two words", "source": "letter"},
+        {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6, "text": "two"},
     ]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "rows.jsonl"
     status, _, err = command("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)
     assert status == 1
     assert [json.loads(line)["failed"] for line in out.read_text().splitlines()] == [1, 0, 1]
+    assert [json.loads(line)["clips"] for line in out.read_text().splitlines()] == [1, 1, 3]
     assert err.count("long.wav failed") == 1
-    assert "1 of 2 references hold characters outside the labels" in err
+    assert "1 of 3 references hold characters outside the labels" in err
 
 
 def test_no_such_model_at_the_server(server):

@@ -3,6 +3,7 @@
 Input: a checkpoint, test sets and language models. Output: a :class:`Row` for each test set and way to decode.
 """
 
+import contextlib
 import json
 import logging
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, warn_of_characters
-from carnelian_training.evaluation.evaluate import Evaluation, LogProbs, find_too_short, score_all
+from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation, LogProbs, find_too_short, score_all
 from carnelian_training.evaluation.served import DecodingClock, connect, transcribe_served
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.replacement import replaced
@@ -95,40 +96,91 @@ def compare(
         RuntimeError: The server is not ready.
     """
     usual = decoder.change_options(defaults)
-    offline = _compare_offline(network, config, manifests, decoder, usual)
-    named: set[Clip] = set()
-    if server is None:
-        for row, evaluation, _ in offline:
-            _name_failures(evaluation, named)
-            yield row
-        return
-    with connect(*server) as client, DecodingClock(*server) as clock:
-        for row, evaluation, options in offline:
-            _name_failures(evaluation, named)
-            yield _with_served(row, evaluation, options, client, clock, named)
-
-
-def _compare_offline(
-    network: CtcNetwork, config: Config, manifests: Sequence[Path], decoder: ctc.Decoder, usual: ctc.Options
-) -> Iterator[tuple[Row, Evaluation, Mapping[str, str]]]:
-    """Yield rows without a server's figures, each with its evaluation and its decoder options."""
-    for manifest in manifests:
-        clips = clips_to_evaluate(manifest)
-        warn_of_characters(clips, config.labels)
-        log_probs = score_all(network, config, clips)
-        everything = Evaluation(clips, [""] * len(clips))
-        for source in [*everything.sources(), None]:
-            places = everything.places(source)
-            for name, options in ways_to_decode(decoder).items():
-                wanted = decoder.read_options(options, usual)
+    failed: set[Clip] = set()
+    with contextlib.ExitStack() as stack:
+        served = None
+        if server is not None:
+            served = stack.enter_context(connect(*server)), stack.enter_context(DecodingClock(*server))
+        for manifest in manifests:
+            clips = clips_to_evaluate(manifest)
+            warn_of_characters(clips, config.labels)
+            log_probs = score_all(network, config, clips)
+            ways = ways_to_decode(decoder)
+            parts: dict[str, list[_Part]] = {name: [] for name in ways}
+            for source, places in _by_source(clips).items():
                 chosen, rows = [clips[i] for i in places], [log_probs[i] for i in places]
-                heard, seconds = decode(rows, decoder, wanted)
-                evaluation = Evaluation(chosen, heard, find_too_short(chosen, rows))
-                rates, measured = evaluation.error_rates(), _measured(evaluation, seconds)
-                test_set = str(manifest) if source is None else source or repr(source)
-                failed = len(evaluation.failures)
-                row = Row(test_set, name, rates.clips, rates.words, measured, failed=failed)
-                yield row, evaluation, options
+                for name, way in ways.items():
+                    part = _hear(chosen, rows, decoder, decoder.read_options(way, usual))
+                    if served is not None:
+                        part = _ask(part, *served, way)
+                    _name_failures(part, failed)
+                    parts[name].append(part)
+                    if source is None:
+                        yield _row(str(manifest), name, _join(parts[name]))
+                    else:
+                        yield _row(source or repr(source), name, part)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some clips of a test set, decoded in one way, and the seconds that this took."""
+
+    offline: Evaluation
+    offline_s: float
+    served: Evaluation | None = None
+    served_s: float = 0.0
+
+
+def _by_source(clips: Sequence[Clip]) -> dict[str | None, list[int]]:
+    """Return the positions of the clips of each `source`; the last entry, None, has those without a source."""
+    everything = Evaluation(clips, [""] * len(clips))
+    places: dict[str | None, list[int]] = {source: everything.places(source) for source in everything.sources()}
+    rest = set(range(len(clips))).difference(*places.values())
+    return {**places, None: sorted(rest)}
+
+
+def _hear(clips: Sequence[Clip], log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> _Part:
+    heard, seconds = decode(log_probs, decoder, options)
+    return _Part(Evaluation(clips, heard, find_too_short(clips, log_probs)), seconds)
+
+
+def _ask(part: _Part, client: "CarnelianClient", clock: DecodingClock, way: Mapping[str, str]) -> _Part:
+    """Add what a server transcribes of the same clips."""
+    clock.restart()
+    served = transcribe_served(client, part.offline.clips, way)
+    return replace(part, served=served, served_s=clock.elapsed_s(len(served.clips) - len(served.failures)))
+
+
+def _join(parts: Sequence[_Part]) -> _Part:
+    """Join the parts of a test set, whose clips were decoded source by source."""
+    served = [part.served for part in parts if part.served is not None]
+    return _Part(
+        _concatenate([part.offline for part in parts]),
+        sum(part.offline_s for part in parts),
+        _concatenate(served) if served else None,
+        sum(part.served_s for part in parts),
+    )
+
+
+def _concatenate(evaluations: Sequence[Evaluation]) -> Evaluation:
+    clips: list[Clip] = []
+    transcripts: list[str] = []
+    failures: dict[int, str] = {}
+    for evaluation in evaluations:
+        failures |= {len(clips) + i: reason for i, reason in evaluation.failures.items()}
+        clips += evaluation.clips
+        transcripts += evaluation.transcripts
+    return Evaluation(clips, transcripts, failures)
+
+
+def _row(test_set: str, name: str, part: _Part) -> Row:
+    rates, measured = _measured(part.offline, part.offline_s)
+    row = Row(test_set, name, rates.clips, rates.words, measured, failed=len(part.offline.failures))
+    if part.served is None:
+        return row
+    same = sum(a == b for a, b in zip(part.offline.transcripts, part.served.transcripts, strict=True))
+    failed = len({*part.offline.failures, *part.served.failures})
+    return replace(row, served=_measured(part.served, part.served_s)[1], same=same, failed=failed)
 
 
 def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
@@ -179,31 +231,15 @@ def _columns(measured: Measured) -> list[str]:
     ]
 
 
-def _measured(evaluation: Evaluation, seconds: float) -> Measured:
+def _measured(evaluation: Evaluation, seconds: float) -> tuple[ErrorRates, Measured]:
     rates, audio_s = evaluation.error_rates(), sum(clip.duration for clip in evaluation.clips)
     wer, cer = (rates.wer, rates.cer) if rates.words else (None, None)
-    return Measured(wer, cer, round(seconds, 6), round(seconds / audio_s, 8))
+    return rates, Measured(wer, cer, round(seconds, 6), round(seconds / audio_s, 8))
 
 
-def _name_failures(evaluation: Evaluation, named: set[Clip]) -> None:
-    for i, reason in evaluation.failures.items():
-        if evaluation.clips[i] not in named:
-            named.add(evaluation.clips[i])
-            logger.error("%s failed: %s", evaluation.clips[i].title, reason)
-
-
-def _with_served(
-    row: Row,
-    offline: Evaluation,
-    options: Mapping[str, str],
-    client: "CarnelianClient",
-    clock: DecodingClock,
-    named: set[Clip],
-) -> Row:
-    clock.restart()
-    served = transcribe_served(client, offline.clips, options)
-    seconds = clock.elapsed_s(len(offline.clips) - len(served.failures))
-    _name_failures(served, named)
-    same = sum(a == b for a, b in zip(offline.transcripts, served.transcripts, strict=True))
-    failed = len({*offline.failures, *served.failures})
-    return replace(row, served=_measured(served, seconds), same=same, failed=failed)
+def _name_failures(part: _Part, named: set[Clip]) -> None:
+    for evaluation in filter(None, (part.offline, part.served)):
+        for i, reason in evaluation.failures.items():
+            if evaluation.clips[i] not in named:
+                named.add(evaluation.clips[i])
+                logger.error("%s failed: %s", evaluation.clips[i].title, reason)
