@@ -117,6 +117,7 @@ def measure_cell(
     of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)
     timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}
     texts: dict[str, list[str]] = {}
+    decoding_ms: dict[str, list[float]] = {name: [] for name in engines}
     for step in range(plan.warm_up + plan.steps):
         counted = step >= plan.warm_up
         (features, lengths), wall_ms, _ = _time(make)
@@ -137,15 +138,17 @@ def measure_cell(
             if counted:
                 timings[name].network_ms.append(wall_ms)
                 timings[name].network_cpu_ms.append(cpu_ms)
-            found, decoding_ms, _ = _time(
+            found, wall_ms, _ = _time(
                 partial(_decode, decoder, log_probs[:, : config.model.output_frames(int(lengths[0]))])
             )
             texts.setdefault(name, found)
-        if counted and texts:
-            of_all.decoding_ms.append(decoding_ms)
-    first = next(iter(texts.values()), None)
-    for name, found_texts in texts.items():
-        timings[name].same_texts = found_texts == first
+            if counted:
+                decoding_ms[name].append(wall_ms)
+    if texts:
+        first = next(iter(texts))
+        of_all.decoding_ms += decoding_ms[first]
+        for name, found in texts.items():
+            timings[name].same_texts = found == texts[first]
     return of_all, list(timings.values())
 
 

@@ -44,6 +44,7 @@ class Common:
     batch: int
     features_ms: list[float] = field(default_factory=list)
     decoding_ms: list[float] = field(default_factory=list)
+    """Of what the first engine that ran gave: others may say something else, which takes longer or shorter."""
     gflop: float
     """Operations of the network's convolutions and matrix products on the batch, in 10^9."""
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from carnelian_export.engine import EngineError
@@ -20,21 +21,19 @@ from carnelian_perf.yardsticks.published import choose
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
+MANIFEST = ROOT / "demo/clips/manifest.jsonl"
 ENGINES = ("plain", "eager", "onnx_conv1d", "onnx", *GPU_ONLY)
+
+
+def make_plan(**given) -> Plan:
+    """One clip of one second, unless told otherwise."""
+    usual = {"source": CHECKPOINT, "manifest": MANIFEST, "durations_s": [1.0], "batches": [1], "threads": 1}
+    return Plan(**{**usual, **given})
 
 
 @pytest.fixture(scope="module")
 def measurement():
-    plan = Plan(
-        source=CHECKPOINT,
-        manifest=ROOT / "demo/clips/manifest.jsonl",
-        engines=ENGINES,
-        durations_s=[1.0],
-        batches=[1, 2],
-        steps=2,
-        warm_up=1,
-        threads=1,
-    )
+    plan = make_plan(engines=ENGINES, batches=[1, 2], steps=2, warm_up=1)
     return list(measure(plan, *load_network(CHECKPOINT)))[-1]
 
 
@@ -113,15 +112,13 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
     model = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
     model |= {"width": 8, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
     (tmp_path / "tiny.yaml").write_text(json.dumps({"name": "tiny", "model": model}))
-    plan = Plan(
+    plan = make_plan(
         source=tmp_path / "tiny.yaml",
-        manifest=ROOT / "demo/clips/manifest.jsonl",
         engines=["eager", "onnx", "onnx_int8"],
         durations_s=[6.54],
         batches=[4],
         steps=1,
         warm_up=0,
-        threads=1,
         overrides=["model.hourglass={before: 1, pooled: 1, after: 1, factor: 2}"],
     )
     (measured,) = measure(plan, *load_network(plan.source, plan.overrides))
@@ -144,16 +141,7 @@ def test_engine_that_cannot_run_says_why():
 
 def test_engine_that_fails_at_one_batch_is_recorded_beside_the_others():
     config, network = load_network(CHECKPOINT)
-    plan = Plan(
-        source=CHECKPOINT,
-        manifest=ROOT / "demo/clips/manifest.jsonl",
-        engines=["plain", "onnx"],
-        durations_s=[1.0],
-        batches=[1],
-        steps=2,
-        warm_up=0,
-        threads=1,
-    )
+    plan = make_plan(engines=["plain", "onnx"], steps=2, warm_up=0)
 
     def fail(features, lengths):
         raise RuntimeError("out of memory: tried to allocate 7 GB\nand more words")
@@ -164,6 +152,37 @@ def test_engine_that_fails_at_one_batch_is_recorded_beside_the_others():
     assert plain.network_ms == []
     assert half.same_texts
     assert len(half.network_ms) == len(common.decoding_ms) == 2
+
+
+def test_decoding_is_timed_on_what_the_first_engine_that_runs_gives(monkeypatch):
+    config, network = load_network(CHECKPOINT)
+    onnx = build_engine("onnx", network, "cpu", "fp32", 1)
+
+    def blank(features, lengths):
+        log_probs = np.full_like(onnx(features, lengths), -9.0)
+        log_probs[..., -1] = 0.0
+        return log_probs
+
+    def fail(features, lengths):
+        if len(asked) == 2:
+            raise RuntimeError("out of memory")
+        asked.append(1)
+        return blank(features, lengths)
+
+    def time_letters(work):
+        found = work()
+        return found, float(len(found[0])) if isinstance(found, list) else 0.0, 0.0
+
+    asked = []
+    monkeypatch.setattr("carnelian_perf.inference.measure._time", time_letters)
+    plan = make_plan(engines=["plain", "onnx", "eager"], durations_s=[3.0], steps=3, warm_up=0)
+    engines = {"plain": fail, "onnx": onnx, "eager": blank}
+    common, (plain, served, silent) = measure_cell(plan, config, engines, 3.0, 1)
+    assert plain.not_run == "failed: out of memory"
+    assert (served.same_texts, silent.same_texts) == (True, False)
+    assert len(set(common.decoding_ms)) == 1
+    assert len(common.decoding_ms) == 3
+    assert common.decoding_ms[0] > 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures for minutes on a GPU")
@@ -181,14 +200,4 @@ def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch, call):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_missing_gpu_is_named():
     with pytest.raises(ValueError, match="PyTorch has a GPU"):
-        Plan(
-            source=CHECKPOINT,
-            manifest=ROOT / "demo/clips/manifest.jsonl",
-            engines=["eager"],
-            durations_s=[1.0],
-            batches=[1],
-            steps=1,
-            warm_up=0,
-            threads=1,
-            device="cuda",
-        )
+        make_plan(engines=["eager"], steps=1, warm_up=0, device="cuda")
