@@ -10,13 +10,18 @@ from carnelian_training.models.network import CtcNetwork
 from carnelian_training.run_config import load_config
 
 
+def is_untrained(source: Path) -> bool:
+    """Whether a source is a training YAML, whose network gets random weights, and no checkpoint."""
+    return source.suffix in (".yaml", ".yml")
+
+
 def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, CtcNetwork]:
     """Load a checkpoint, or build a training YAML's network with random weights.
 
     Raises:
         ValueError: There is no such network, or there are overrides of a checkpoint.
     """
-    if source.suffix not in (".yaml", ".yml"):
+    if not is_untrained(source):
         if overrides:
             raise ValueError(f"--set must go with a training YAML, but {source} is a checkpoint")
         return load_model(source)

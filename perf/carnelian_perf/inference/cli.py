@@ -69,7 +69,7 @@ def infer(
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns."""
     from carnelian_perf.inference.render import render_page
-    from carnelian_perf.inference.results import TITLES, Measurement
+    from carnelian_perf.inference.results import TITLES, Measurement, Plan
     from carnelian_perf.yardsticks.published import choose
 
     chosen = published_table(model, published_machine, published_precision)
@@ -85,12 +85,13 @@ def infer(
         check_words("--device", [device], ("cpu", "cuda"))
         check_words("--precision", [precision], PRECISIONS)
         durations_s, sizes = durations_of(durations), counts_of("--batches", batches)
-        from carnelian_perf.inference.measure import Plan, measure
-        from carnelian_perf.networks import load_network
+        from carnelian_perf.inference.measure import check_device, measure
+        from carnelian_perf.networks import is_untrained, load_network
 
         plan = Plan(
-            source=source,
-            manifest=manifest,
+            source=str(source),
+            random_weights=is_untrained(source),
+            manifest=str(manifest),
             engines=engines.split(","),
             durations_s=durations_s,
             batches=sizes,
@@ -99,8 +100,9 @@ def infer(
             threads=threads,
             device=device,
             precision=precision,
-            overrides=overrides or (),
+            overrides=overrides or [],
         )
+        check_device(plan)
         config, network = load_network(source, plan.overrides)
         raw = raw_file_path(out, f"{config.name}_infer.json")
         write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)

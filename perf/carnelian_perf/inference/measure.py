@@ -7,8 +7,7 @@ so that other load on the machine affects all alike; CPU seconds of this process
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,38 +27,23 @@ from tqdm import tqdm
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.inference.engines import Engine, build_engine, describe_device, make_features
-from carnelian_perf.inference.results import TITLES, Common, Measurement, Timing
+from carnelian_perf.inference.results import TITLES, Common, Measurement, Plan, Timing
 from carnelian_perf.machine import measure_busy_cores, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The settings of an inference benchmark."""
+def check_device(plan: Plan) -> None:
+    """Refuse, before a network is loaded, what this machine cannot run.
 
-    source: Path
-    """A checkpoint; or a training YAML, whose network gets random weights: its speed is the same."""
-    manifest: Path
-    """Manifest of the speech that is cut to the durations."""
-    engines: Sequence[str]
-    durations_s: Sequence[float]
-    batches: Sequence[int]
-    steps: int
-    warm_up: int
-    threads: int
-    device: str = "cpu"
-    """Where networks run: cpu or cuda."""
-    precision: str = "fp32"
-    overrides: Sequence[str] = ()
-    """Changes to a training YAML, each `a.b=value`."""
-
-    def __post_init__(self) -> None:
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
-                "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
-            )
-        if self.device == "cpu" and self.precision == "tf32":
-            raise ValueError("--precision tf32 must go with --device cuda: a CPU has none")
+    Raises:
+        ValueError: There is no such device, or it has no such precision.
+    """
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda must be where PyTorch has a GPU, but it has none here; measure with --device cpu"
+        )
+    if plan.device == "cpu" and plan.precision == "tf32":
+        raise ValueError("--precision tf32 must go with --device cuda: a CPU has none")
 
 
 def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measurement]:
@@ -88,7 +72,7 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
             others_busy_cores=round(busy, 2),
             gflop_per_s=round(peak, 1),
             titles={name: TITLES[name] for name in plan.engines},
-            plan={name: str(value) for name, value in dataclasses.asdict(plan).items()},
+            plan=plan,
             timings=[],
             common=[],
         )
@@ -111,7 +95,7 @@ def measure_cell(
     plan: Plan, config: Config, engines: dict[str, Engine | str], duration_s: float, batch: int
 ) -> tuple[Common, list[Timing]]:
     """Time all engines on one batch; the failure of one is recorded, and the others go on."""
-    signals = np.stack([cut.samples for cut in cut_equal(plan.manifest, duration_s, batch, "wav")])
+    signals = np.stack([cut.samples for cut in cut_equal(Path(plan.manifest), duration_s, batch, "wav")])
     make, decoder = make_features(config, signals, plan.threads), build_decoder(config)
     gflop = batch * count_operations(config, duration_s) / 1e9
     of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)

@@ -45,18 +45,18 @@ def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[f
         "Milliseconds of a batch. From p90 to CPU median: the network alone, by engine. Features (DALI, the served "
         "graph) and greedy CTC: shared by all engines. All: features, network and CTC together; RTFx: seconds of audio "
         "per second of that.",
-        f"{plan['steps']} counted step{'s' * (plan['steps'] != '1')} after {plan['warm_up']} of warm-up; engines take "
+        f"{plan.steps} counted step{'s' * (plan.steps != 1)} after {plan.warm_up} of warm-up; engines take "
         "turns, step by step.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "
         f"{measurement.gflop_per_s:.0f} GFLOP/s in "
-        f"{'fp32' if measurement.machine['accelerator'] == 'none' else plan['precision']}"
+        f"{'fp32' if measurement.machine['accelerator'] == 'none' else plan.precision}"
         ". Lower precisions may have lower floors.",
         f"Times as fast: compared with {' or '.join(_name_baselines(measurement))}, by the median"
         + (" of CPU time." if _by_cpu(measurement) else "."),
         _say_texts(measurement),
         *(f"{measurement.titles[engine]}: {why}." for engine, why in absent.items()),
-        f"Network: {plan['source']}{' with random weights' if _has_random_weights(measurement) else ''}, "
-        f"{plan['precision']}, {measurement.say_threads()}. Speech: {plan['manifest']}.",
+        f"Network: {plan.source}{' with random weights' if plan.random_weights else ''}, "
+        f"{plan.precision}, {measurement.say_threads()}. Speech: {plan.manifest}.",
         f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores:.1f} cores busy "
         "before.",
         *measurement.say_sources(raw_name),
@@ -86,8 +86,8 @@ def _say_texts(measurement: Measurement) -> str:
     ]
     if "onnx_int8" in wrong:
         differences.append("Int8 uses scales made from noise here, which do not change its speed.")
-    precision = measurement.plan["precision"]
-    if precision != "fp32" and _has_random_weights(measurement):
+    precision = measurement.plan.precision
+    if precision != "fp32" and measurement.plan.random_weights:
         # With random weights, the signal fades. Batch norms with the statistics of noise would prevent that, but then
         # QuartzNet 15x5 amplifies rounding: float16 changed half of the best labels, and float32 missed the tolerance
         # of an export.
@@ -95,10 +95,6 @@ def _say_texts(measurement: Measurement) -> str:
             f"With random weights, rounding in {precision} decides which label is best; it does not change the speed."
         )
     return " ".join(differences)
-
-
-def _has_random_weights(measurement: Measurement) -> bool:
-    return measurement.plan["source"].endswith((".yaml", ".yml"))
 
 
 def _numbers(measurement: Measurement, timing: Timing) -> list[str]:
@@ -133,7 +129,7 @@ def _name_baselines(measurement: Measurement) -> list[str]:
 
 
 def _by_cpu(measurement: Measurement) -> bool:
-    return (measurement.machine["accelerator"], measurement.plan["threads"]) == ("none", "1")
+    return (measurement.machine["accelerator"], measurement.plan.threads) == ("none", 1)
 
 
 def _typical(measurement: Measurement, timing: Timing) -> float:

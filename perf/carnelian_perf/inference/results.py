@@ -22,6 +22,32 @@ AS_SERVED = "onnx"
 GPU_ONLY = ("graphs", "compiled_graphs", "tensorrt")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The settings of an inference benchmark."""
+
+    source: str
+    """Path of a checkpoint, or of a training YAML."""
+    random_weights: bool
+    """Whether the source is a training YAML, whose network nobody has trained: its speed is the same."""
+    manifest: str
+    """Path of the manifest of the speech that is cut to the durations."""
+    engines: list[str]
+    durations_s: list[float]
+    batches: list[int]
+    steps: int
+    """Counted steps."""
+    warm_up: int
+    """Steps before the counted ones."""
+    threads: int
+    """CPU threads."""
+    device: str = "cpu"
+    """Where networks run: cpu or cuda."""
+    precision: str = "fp32"
+    overrides: list[str] = field(default_factory=list)
+    """Changes to a training YAML, each `a.b=value`."""
+
+
 @dataclass(kw_only=True)
 class Timing:
     """One engine at one batch and duration; milliseconds of each counted step."""
@@ -44,7 +70,7 @@ class Common:
     batch: int
     features_ms: list[float] = field(default_factory=list)
     decoding_ms: list[float] = field(default_factory=list)
-    """Of what the first engine that ran gave: others may say something else, which takes longer or shorter."""
+    """Greedy decoding of what the first engine that ran gave; texts of others may take longer or shorter."""
     gflop: float
     """Operations of the network's convolutions and matrix products on the batch, in 10^9."""
 
@@ -60,8 +86,7 @@ class Measurement(Record):
     """The best rate of a 1x1 convolution on this machine, in GFLOP/s."""
     titles: dict[str, str]
     """Engine -> what the page calls it, in the order of the tables."""
-    plan: dict[str, str]
-    """The settings of the benchmark: name -> value as text."""
+    plan: Plan
     published: dict[str, str] | None = None
     """Arguments of `yardsticks.published.choose` for the published table beside it; empty or None for none."""
     timings: Filled[Timing]
@@ -69,7 +94,7 @@ class Measurement(Record):
 
     def say_threads(self) -> str:
         """Say in words how many CPU threads were used."""
-        return "1 thread" if self.plan["threads"] == "1" else f"{self.plan['threads']} threads"
+        return f"{self.plan.threads} thread{'s' * (self.plan.threads != 1)}"
 
 
 def find_common(measurement: Measurement, duration_s: float, batch: int) -> Common:

@@ -61,7 +61,7 @@ def _check_machine(raw: Path, measurement: Measurement, results: Iterable[Result
 
 def _sum_up(raw: Path, measurement: Measurement, model: str, results: Sequence[Result]) -> Unserved:
     precision = " and ".join(sorted({result.cell.precision for result in results if result.cell.model == model}))
-    measured = measurement.plan["precision"]
+    measured = measurement.plan.precision
     engine = "onnx_int8" if precision == "int8" else AS_SERVED
     if precision in PRECISIONS and precision != measured:  # others are free text
         raise RawFileError(

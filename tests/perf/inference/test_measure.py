@@ -12,9 +12,9 @@ import torch
 from carnelian_export.engine import EngineError
 from carnelian_perf.cli import main
 from carnelian_perf.inference.engines import build_engine
-from carnelian_perf.inference.measure import Plan, measure, measure_cell
+from carnelian_perf.inference.measure import check_device, measure, measure_cell
 from carnelian_perf.inference.render import render_page
-from carnelian_perf.inference.results import GPU_ONLY, Measurement
+from carnelian_perf.inference.results import GPU_ONLY, Measurement, Plan
 from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import count_operations
 from carnelian_perf.yardsticks.published import choose
@@ -22,12 +22,13 @@ from carnelian_perf.yardsticks.published import choose
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
 MANIFEST = ROOT / "demo/clips/manifest.jsonl"
-ENGINES = ("plain", "eager", "onnx_conv1d", "onnx", *GPU_ONLY)
+ENGINES = ["plain", "eager", "onnx_conv1d", "onnx", *GPU_ONLY]
 
 
 def make_plan(**given) -> Plan:
     """One clip of one second, unless told otherwise."""
-    usual = {"source": CHECKPOINT, "manifest": MANIFEST, "durations_s": [1.0], "batches": [1], "threads": 1}
+    usual = {"source": str(CHECKPOINT), "random_weights": False, "manifest": str(MANIFEST)}
+    usual |= {"durations_s": [1.0], "batches": [1], "threads": 1}
     return Plan(**{**usual, **given})
 
 
@@ -85,7 +86,8 @@ def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
     assert f"{said}\n" in page
     note = " With random weights, rounding in fp16 decides which label is best; it does not change the speed."
     for precision, because in (("fp32", ""), ("fp16", note)):
-        plan = measurement.plan | {"source": "training/configs/quartznet_15x5.yaml", "precision": precision}
+        of_yaml = {"source": "training/configs/quartznet_15x5.yaml", "random_weights": True}
+        plan = dataclasses.replace(measurement.plan, **of_yaml, precision=precision)
         page = render_page(dataclasses.replace(measurement, timings=fast, plan=plan), "raw.json", {})
         assert f"{said}{because}\n" in page
         assert f"- Network: training/configs/quartznet_15x5.yaml with random weights, {precision}, " in page
@@ -103,6 +105,17 @@ def test_what_was_measured_before_a_failure_is_kept(monkeypatch, tmp_path, call)
     words = "--engines onnx --durations 1 --batches 1,2 --steps 1 --warm-up 0 --published-model quartznet_15x5"
     assert call(main, "infer", CHECKPOINT, *words.split(), "--out", raw)[0] != 0
     kept = Measurement.read(raw)
+    assert kept.plan == Plan(
+        source=str(CHECKPOINT),
+        random_weights=False,
+        manifest="demo/clips/manifest.jsonl",
+        engines=["onnx"],
+        durations_s=[1.0],
+        batches=[1, 2],
+        steps=1,
+        warm_up=0,
+        threads=1,
+    )
     assert [timing.batch for timing in kept.timings] == [1]
     assert "\n\n**Not finished.** " in render_page(kept, raw.name, {})
     assert "- Published avg: " in render_page(kept, raw.name, {})
@@ -113,7 +126,8 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
     model |= {"width": 8, "layers": 3, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}
     (tmp_path / "tiny.yaml").write_text(json.dumps({"name": "tiny", "model": model}))
     plan = make_plan(
-        source=tmp_path / "tiny.yaml",
+        source=str(tmp_path / "tiny.yaml"),
+        random_weights=True,
         engines=["eager", "onnx", "onnx_int8"],
         durations_s=[6.54],
         batches=[4],
@@ -121,7 +135,7 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
         warm_up=0,
         overrides=["model.hourglass={before: 1, pooled: 1, after: 1, factor: 2}"],
     )
-    (measured,) = measure(plan, *load_network(plan.source, plan.overrides))
+    (measured,) = measure(plan, *load_network(tmp_path / "tiny.yaml", plan.overrides))
     eager, onnx, int8 = measured.timings
     assert eager.same_texts
     assert onnx.same_texts
@@ -200,4 +214,4 @@ def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch, call):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_missing_gpu_is_named():
     with pytest.raises(ValueError, match="PyTorch has a GPU"):
-        make_plan(engines=["eager"], steps=1, warm_up=0, device="cuda")
+        check_device(make_plan(engines=["eager"], steps=1, warm_up=0, device="cuda"))

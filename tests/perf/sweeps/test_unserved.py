@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from carnelian_perf.cli import main
-from carnelian_perf.inference.results import Common, Measurement, Timing
+from carnelian_perf.inference.results import Common, Measurement, Plan, Timing
 from carnelian_perf.sweeps.report import render_page, write_report
 from carnelian_perf.sweeps.results import RESULT, read_results
 from carnelian_perf.sweeps.rows import make_rows
@@ -18,12 +18,23 @@ def in_process(sweep, origin) -> Measurement:
     """On the sweep's machine, of its model, at batch 8: 20 ms with the engine that is served."""
     timing = Timing(engine="onnx", duration_s=2.0, batch=8, network_ms=[1.0, 15.0, 20.0])
     slower = dataclasses.replace(timing, engine="plain", network_ms=[100.0])
+    plan = Plan(
+        source="training/configs/quartznet_15x5.yaml",
+        random_weights=True,
+        manifest="demo/clips/manifest.jsonl",
+        engines=["plain", "onnx"],
+        durations_s=[2.0],
+        batches=[8],
+        steps=3,
+        warm_up=0,
+        threads=2,
+    )
     return Measurement(
         **origin | {"machine": read_results(sweep)[0].machine, "model": "quartznet_15x5"},
         others_busy_cores=0.0,
         gflop_per_s=100.0,
         titles={},
-        plan={"precision": "fp32", "threads": "2"},
+        plan=plan,
         timings=[slower, timing],
         common=[Common(duration_s=2.0, batch=8, gflop=1.0, features_ms=[3.0], decoding_ms=[2.0])],
     )
@@ -47,7 +58,10 @@ def test_serving_is_compared_with_the_same_work_in_process(sweep, in_process, tm
         ({"machine": machine | {"accelerator": "an H100"}}, "whose accelerator is none, but is of an H100"),
         ({"machine": machine | {"cores": 99}}, "must be of the sweep's machine, whose cores is .*, but is of 99"),
         ({"timings": in_process.timings[:1]}, "run `carnelian-perf infer` with --engines onnx"),
-        ({"plan": in_process.plan | {"precision": "fp16"}}, "precision in the sweep, fp32, but is in fp16: run"),
+        (
+            {"plan": dataclasses.replace(in_process.plan, precision="fp16")},
+            "precision in the sweep, fp32, but is in fp16: run",
+        ),
     ):
         dataclasses.replace(in_process, **changes).write(raw)
         with pytest.raises(ValueError, match=words) as error:
@@ -77,7 +91,7 @@ def test_precisions_are_compared_with_the_network_that_they_are_of(
     int8 = dataclasses.replace(in_process.timings[1], engine="onnx_int8", network_ms=[5.0])
     in_process = dataclasses.replace(in_process, model="demo", timings=[*in_process.timings, int8])
     in_process.write(tmp_path / "a=b.json")  # a name with a sign of its own
-    half = dataclasses.replace(in_process, plan=in_process.plan | {"precision": "fp16"})
+    half = dataclasses.replace(in_process, plan=dataclasses.replace(in_process.plan, precision="fp16"))
     dataclasses.replace(half, model="half").write(tmp_path / "half.json")
     status, _, err = call(main, "report", sweep, "--infer", "small=a=b.json", "--infer", "half.json")
     assert status == 0, err
