@@ -1,6 +1,10 @@
 """Atomic writing of files, with errors that name the file, and a check that no source is overwritten."""
 
 import os
+import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,27 +29,53 @@ def check_apart(target: Path, *sources: Path | None) -> None:
 def replaced(path: Path) -> Iterator[Path]:
     """Give a path to write to; the file replaces `path` when the context ends without an error.
 
-    A reader of `path` sees the old file or the new one, never a part. Its folder is created. A symbolic link stays a
-    link, and something other than a file, such as /dev/stdout, is written to directly.
+    A reader of `path` sees the old file or the new one, never a part. Its folder is created, and its permissions stay
+    as they were. A symbolic link stays a link. A stream, such as /dev/stdout, gets the whole content after what it
+    holds (see `is_stream`).
 
     Raises:
         WriteError: The file could not be written; `path` is unchanged, and the partial file is removed.
     """
-    if path.exists() and not path.is_file():
-        with written(path):
-            yield path
+    if is_stream(path):
+        with written(path), tempfile.TemporaryDirectory() as folder:
+            whole = Path(folder, path.name)
+            yield whole
+            place = _behind(path)
+            with whole.open("rb") as file, open(place, "wb", closefd=isinstance(place, Path)) as stream:
+                shutil.copyfileobj(file, stream)
         return
     target = path.resolve()
-    partial = target.with_name(f".{os.getpid()}.{target.name}")  # the same suffix, which many libraries read
+    # Random, because two machines may have the same process number. The same suffix, which many libraries read.
+    partial = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
     with written(path, ", and is as it was before"):
         target.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
         try:
+            if mode is not None:
+                partial.touch(0o600)  # nobody else may read the new content before it is in place
             yield partial
+            if mode is not None:
+                partial.chmod(mode)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())  # otherwise a power failure could leave an empty file under the new name
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is a device or a pipe, or names an open file, as /dev/stdout does after `> log.txt`."""
+    return path.exists() and (not path.is_file() or not isinstance(_behind(path), Path))
+
+
+def _behind(path: Path) -> int | Path:
+    """The descriptor of the open file that a path such as /dev/stdout names; otherwise the path itself."""
+    numbered, link = Path("/proc/self/fd").resolve(), path
+    while link.is_symlink():
+        if link.parent.resolve() == numbered:
+            return int(link.name)
+        link = link.parent / link.readlink()
+    return path
 
 
 @contextmanager

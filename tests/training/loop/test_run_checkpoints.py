@@ -74,8 +74,9 @@ def test_nobody_is_told_to_remove_whole_weights(state, config, tmp_path, write_a
 
 
 def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path, write_at):
-    others = [".12.tiny2-00000001.pt", ".12.metrics.jsonl", "tiny.pt"]
-    for name in (".12.tiny-00000001.pt", ".12.tiny.pt", ".12.tiny.png", *others):
+    partial = f".{'0a' * 8}."
+    others = [f"{partial}tiny2-00000001.pt", f"{partial}metrics.jsonl", "tiny.pt"]
+    for name in (f"{partial}tiny-00000001.pt", f"{partial}tiny.pt", f"{partial}tiny.png", *others):
         (tmp_path / name).write_bytes(b"half")
     write_at(state, config, tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "tiny-00000002.pt"])
