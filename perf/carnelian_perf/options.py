@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from carnelian_perf.whole_file import is_stream
+
 if TYPE_CHECKING:
     from carnelian_perf.raw_file import RawFile
 
@@ -146,9 +148,12 @@ def raw_file_path(out: Path | None, name: str) -> Path:
 def check_writable(path: Path | None) -> Path | None:
     """Refuse, before anything is measured, a file that could not be written afterwards; None is accepted."""
     if path is not None:
-        there = next(place for place in (path, *path.resolve().parents) if place.exists())
-        if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
-            raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
+        # A new file replaces the old one, so its folder must be writable as well.
+        needed = [] if is_stream(path) else [next(place for place in path.resolve().parents if place.exists())]
+        for there in [*needed, path] if path.exists() else needed:
+            if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
+                message = f"this must be a file that can be written, but {there} is in the way of {path}"
+                raise typer.BadParameter(message)
     return path
 
 

@@ -1,5 +1,14 @@
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
+import typer
 from carnelian_training.cli import main
+from carnelian_training.command_options import check_writable
 
 
 @pytest.mark.parametrize("name", ["", "a.txt"])
@@ -22,3 +31,57 @@ def test_what_is_no_folder_is_wrong_use(tmp_path, call, monkeypatch, command, na
     status, _, err = call(main, *command, name)
     assert (status, "must be a folder" in err) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Root may write anywhere, so that its tests do this part as another user."""
+    is_root = os.getuid() == 0
+    if is_root:
+        os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def everyones() -> Iterator[Path]:
+    """A folder that every user may reach and change."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+        Path(folder).chmod(0o700)
+
+
+def test_a_new_file_needs_a_folder_that_can_be_written(everyones):
+    """It takes the place of the old one, so that leave to write the old one is not enough."""
+    (everyones / "old").touch()
+    (everyones / "old").chmod(0o666)
+    everyones.chmod(0o555)
+    for name in ("old", "new", "folder/new"):
+        message = f"{re.escape(str(everyones))} is in the way of {re.escape(str(everyones / name))}"
+        with another_user(), pytest.raises(typer.BadParameter, match=message):
+            check_writable(everyones / name)
+    everyones.chmod(0o777)
+    with another_user():
+        assert all(check_writable(everyones / name) for name in ("old", "new", "folder/new"))
+
+
+def test_a_file_that_is_kept_from_writing_is_not_replaced(everyones):
+    (everyones / "kept").touch()
+    (everyones / "kept").chmod(0o444)
+    with another_user(), pytest.raises(typer.BadParameter, match="kept is in the way"):
+        check_writable(everyones / "kept")
+
+
+def test_an_open_file_needs_no_folder(everyones):
+    with (everyones / "log").open("w") as file:
+        everyones.chmod(0o555)
+        (everyones / "log").chmod(0o666)
+        with another_user():
+            assert check_writable(Path(f"/dev/fd/{file.fileno()}"))

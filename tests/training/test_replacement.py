@@ -103,12 +103,12 @@ def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
         "convert --recordings RECORDINGS --supervisions SUPERVISIONS OUT",
         "publish MODEL.pt OUT",
         "average MODEL.pt OTHER.pt --out OUT",
-        "import MODEL OUT",
-        "to-nemo MODEL OUT",
+        "import MODEL.pt OUT",
+        "to-nemo MODEL.nemo OUT",
     ],
 )
 def test_nothing_is_written_over_what_it_is_made_of(words, tmp_path, call):
-    files = ("LM.onnx", "MODEL.pt", "OTHER.pt")
+    files = ("LM.onnx", "MODEL.nemo", "MODEL.pt", "OTHER.pt")
     places = [word for word in words.split() if (word.isupper() and word != "OUT") or word in files]
     for place in places:
         (tmp_path / place).write_text(place)
@@ -125,11 +125,23 @@ def test_the_report_of_an_n_gram_model_does_not_take_the_place_of_its_text(tmp_p
     assert (status, "must be another file than the source" in err) == (1, True)
 
 
-def test_a_checkpoint_takes_no_other_files_place(tmp_path, call):
+@pytest.mark.parametrize(
+    ("command", "ending"),
+    [
+        ("publish a.pt", ".pt"),
+        ("average a.pt b.pt --out", ".pt"),
+        ("import a.nemo", ".pt"),
+        ("to-nemo a.pt", ".nemo"),
+    ],
+)
+def test_weights_take_no_other_files_place(tmp_path, call, command, ending):
+    """An archive stood in the place of a manifest."""
     (tmp_path / "clips.jsonl").write_text("{}")
-    for command in (["publish", "a.pt"], ["average", "a.pt", "b.pt", "--out"]):
-        status, _, err = call(main, *command, tmp_path / "clips.jsonl")
-        assert (status, "must end in .pt" in err) == (2, True)
+    status, _, err = call(main, *command.split(), tmp_path / "clips.jsonl")
+    assert (status, f"must end in {ending}" in err) == (2, True)
+    (tmp_path / "file").touch()
+    status, _, err = call(main, *command.split(), tmp_path / "file" / f"a{ending}")
+    assert (status, "must be a file that can be written" in err) == (2, True)
 
 
 @pytest.mark.parametrize("content", ["# a page", '{"a": 1}', "\n"])

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from carnelian_training.replacement import is_stream
+
 
 def check_writable(path: Path | None) -> Path | None:
     """Check before the work that `path`, unless None, can be written afterwards; return it.
@@ -13,16 +15,29 @@ def check_writable(path: Path | None) -> Path | None:
         typer.BadParameter: The path is a folder, or its folder cannot be created or written to.
     """
     if path is not None:
-        there = next(place for place in (path, *path.resolve().parents) if place.exists())
-        if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
-            raise typer.BadParameter(f"this must be a file that can be written, but {there} is in the way of {path}")
+        # A new file replaces the old one, so its folder must be writable as well.
+        needed = [] if is_stream(path) else [next(place for place in path.resolve().parents if place.exists())]
+        for there in [*needed, path] if path.exists() else needed:
+            if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
+                message = f"this must be a file that can be written, but {there} is in the way of {path}"
+                raise typer.BadParameter(message)
     return path
 
 
 def check_checkpoint(path: Path) -> Path:
-    """Check that a checkpoint to write ends in .pt, so that no manifest is overwritten by mistake; return the path."""
-    if path.suffix != ".pt":
-        raise typer.BadParameter(f"a checkpoint must end in .pt, but the target is {path}")
+    """Check that a checkpoint can be written and ends in .pt, so that no manifest is overwritten by mistake."""
+    return _check_ending(path, ".pt", "a checkpoint")
+
+
+def check_nemo(path: Path) -> Path:
+    """Check the same of a .nemo file."""
+    return _check_ending(path, ".nemo", "a file of NeMo's")
+
+
+def _check_ending(path: Path, suffix: str, kind: str) -> Path:
+    if path.suffix != suffix:
+        raise typer.BadParameter(f"{kind} must end in {suffix}, but the target is {path}")
+    check_writable(path)
     return path
 
 
