@@ -44,6 +44,9 @@ def test_a_dictionary_can_be_given(tmp_path):
     for mark in ("", "\ufeff"):
         (tmp_path / "dict.ltr.txt").write_text(f"{mark}| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n", encoding="utf-8")
         assert sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")[0].labels[:2] == (" ", "x")
+    # A symbol that ends a line of text, but not one of fairseq's dictionaries.
+    (tmp_path / "dict.ltr.txt").write_text("| 9\n\u2028 8\nT 7\nA 6\n' 5\nZ 4\n", encoding="utf-8")
+    assert sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")[0].labels[:2] == (" ", "\u2028")
     (tmp_path / "dict.ltr.txt").write_text("| 9\n")
     with pytest.raises(CheckpointError, match="as many symbols as the head, 10, not 5"):
         sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")

@@ -171,6 +171,22 @@ def test_what_a_resumed_run_will_record_again_is_dropped(tiny_config, tmp_path):
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u0085"])
+def test_a_record_ends_at_its_line_feed_alone(tiny_config, tmp_path, heard, character):
+    """A name of a source may hold what else ends a line of text; the run could not be resumed."""
+    source = f"News{character}2019"
+    clips = [dataclasses.replace(clip, extra={"source": source}) for clip in heard.clips]
+    Report(tmp_path, tiny_config, 0).evaluated(3, dataclasses.replace(heard, clips=clips))
+    Report(tmp_path, tiny_config, 3, 3)
+    assert f"dev_wer/{source}" in read_metrics(tmp_path / "metrics.jsonl")[0]
+
+
+def test_a_line_that_a_kill_cut_within_a_character_is_left_out(tmp_path):
+    cut = '{"step": 2, "dev_wer/größer": 0.1}'.encode().partition(b"\xb6")[0]
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 1.0}\n' + cut)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
+
+
 def test_an_evaluation_that_comes_again_is_recorded_once(tiny_config, tmp_path):
     lines = [
         {"step": 1, "loss": 1.0},
@@ -298,6 +314,6 @@ def test_a_run_that_cannot_be_drawn_ends_well(tiny_config, tmp_path, content, ca
 
 
 def test_what_is_no_text_is_named(tmp_path, call):
-    (tmp_path / "metrics.jsonl").write_bytes(b"\x89PNG")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\x89PNG\r\n")
     status, _, err = call(main, "plot", tmp_path / "metrics.jsonl", tmp_path / "a.svg")
-    assert (status, f"{tmp_path / 'metrics.jsonl'} must be `metrics.jsonl`" in err) == (1, True)
+    assert (status, f"{tmp_path / 'metrics.jsonl'}, line 1: must be a JSON object" in err) == (1, True)

@@ -244,8 +244,8 @@ def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alpha
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{labels} cannot be read as a dictionary: {error}") from error
     if isinstance(text, str):  # the text of a dictionary, as in NVIDIA's files
-        lines = text.splitlines()
-        symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line.strip())]
+        lines = [line for line in text.split("\n") if line.strip()]  # at no other character, as in fairseq
+        symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines)]
     elif isinstance(dictionary, dict) and dictionary.get("symbols"):
         symbols = list(dictionary["symbols"])
     elif rows == len(SPECIAL) + len(LIBRISPEECH):

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from carnelian_training.config_errors import shown
 from carnelian_training.loop.best import error_of
 from carnelian_training.replacement import replaced
 
@@ -45,21 +46,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the records of a run, in order; an incomplete last line, as a killed run leaves it, is dropped.
 
     Raises:
-        ValueError: A line is not a record of a run, or the file is not text; the message names file and line.
+        ValueError: A line is not a record of a run; the message names file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be `metrics.jsonl` of a run, JSON lines, but is no text") from error
     records = []
+    # As bytes, because text would also be split at U+2028, which the name of a source may contain.
+    lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             int(record["step"])
         except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines) and not line.endswith("\n"):
+            if number == len(lines) and not line.endswith(b"\n"):
                 break
-            raise ValueError(f"{path}, line {number}: must be a JSON object with `step`, but is {line!r}") from error
+            found = shown(line.decode(errors="replace"))
+            raise ValueError(f"{path}, line {number}: must be a JSON object with `step`, but is {found}") from error
         records.append(record)
     return records
 
