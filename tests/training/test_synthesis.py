@@ -231,6 +231,23 @@ def test_more_hours_append(tmp_path, prose):
 
 
 @needs_espeak
+def test_a_manifest_loses_no_clips(tmp_path, prose):
+    """Fewer hours, or other voices, left the clips of before unlisted, and said nothing."""
+    out = tmp_path / "corpus"
+    clips = synthesise(out, prose, workers=1)
+    fewer = {"hours": 3 / 3600, "voices": ["espeak"], "texts": [prose]}
+    for change in (fewer, fewer | {"hours": 1.0, "voices": ["espeak:en-us*"]}, fewer | {"hours": 1.0, "seed": 2}):
+        message = (
+            rf"would lose \d of {len(clips)} clips, such as .*clips/.*ogg: ask for at least 0\.0\d hours of the same"
+        )
+        with pytest.raises(ValueError, match=message):
+            corpus.synthesise(out, **change)
+    assert read_manifest(out / "manifest.jsonl") == clips
+    length_h = sum(clip.duration for clip in clips) / 3600
+    assert corpus.synthesise(out, math.ceil(length_h * 100) / 100, voices=["espeak"], texts=[prose]) == clips
+
+
+@needs_espeak
 def test_a_text_that_is_too_short_is_said(tmp_path, prose, caplog):
     with caplog.at_level(logging.WARNING):
         synthesise(tmp_path / "corpus", prose, workers=1)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import soundfile
 from tqdm import tqdm
 
-from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.synthesis.texts import Sentence, Source, choose_sources, read_sentences
 from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, Voice, choose_voices, render
@@ -102,17 +102,19 @@ def synthesise(
         The clips, as in the manifest. They are fewer hours than asked if the texts have no more sentences.
 
     Raises:
-        ValueError: A voice or a text is unknown or not installed, or a number is out of its range.
+        ValueError: A voice or a text is unknown or not installed, a number is out of its range, or the manifest would
+            lose clips.
         RuntimeError: A voice fails `MOST_FAILURES` times in a row.
         OSError: The disk is too full for clips, or for the engines' temporary files.
     """
     if not 0 < hours < math.inf or workers < 1:
         raise ValueError(f"`hours` and `workers` must be positive and finite, found {hours} and {workers}")
     chosen = choose_voices(voices)
-    utterances = plan_utterances(choose_sources(texts), chosen, seed)
     target_s = hours * 3600
     manifest = out / "manifest.jsonl"
-    known = manifest.read_bytes().count(b"\n") if manifest.exists() else 0
+    listed = read_manifest(manifest) if manifest.exists() else []
+    known = len(listed)
+    utterances = _go_on(plan_utterances(choose_sources(texts), chosen, seed), manifest, listed, target_s)
     clips: list[Clip] = []
     total_s = 0.0
     left_out: Counter[str] = Counter()
@@ -140,6 +142,29 @@ def synthesise(
     if total_s < target_s:
         logger.warning("the texts are used up: %.2f of %.2f hours; add more with --text", total_s / 3600, hours)
     return clips
+
+
+def _go_on(
+    utterances: Iterator[Utterance], manifest: Path, listed: Sequence[Clip], target_s: float
+) -> Iterator[Utterance]:
+    """Yield `utterances`, after a check that their first `target_s` seconds include all clips of the manifest.
+
+    Raises:
+        ValueError: They do not, so that the manifest would lose clips.
+    """
+    lost = {clip.audio_filepath: clip.duration for clip in listed}
+    begun: list[Utterance] = []
+    total_s = 0.0
+    while lost and total_s < target_s and (utterance := next(utterances, None)):
+        begun.append(utterance)
+        total_s += lost.pop(manifest.parent / utterance.path, 0.0)
+    if lost:
+        listed_h = math.ceil(sum(clip.duration for clip in listed) / 36) / 100
+        raise ValueError(
+            f"{manifest} would lose {len(lost)} of {len(listed)} clips, such as {next(iter(lost))}: ask for at least "
+            f"{listed_h} hours of the same voices, texts and seed, or take another folder"
+        )
+    return itertools.chain(begun, utterances)
 
 
 @contextmanager
