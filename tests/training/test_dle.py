@@ -287,6 +287,40 @@ def test_a_yaml_of_something_else_is_refused_by_name(tmp_path, change, message):
         sources.read(path, dle_config=tmp_path / "dle.yaml")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_size": -1}, "`window_size` in samples must be a whole number of at least 1, but is -16000"),
+        ({"window_size": 10**400}, "`window_size` must be at most 2147483647, but is 1000"),
+        ({"dither": 1e300}, "`dither` must be at most"),
+    ],
+)
+def test_a_number_that_is_out_of_all_range_is_named(tmp_path, options, message):
+    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+    tree = yaml.safe_load(yaml_of("quartznet", tmp_path / "dle.yaml").read_text())
+    tree["input_val"]["filterbank_features"] |= options
+    (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(CheckpointError, match=rf"dle\.yaml, {message}"):
+        sources.read(path, dle_config=tmp_path / "dle.yaml")
+
+
+def test_a_network_that_no_file_holds_is_not_built(tmp_path):
+    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+    tree = yaml.safe_load(yaml_of("quartznet", tmp_path / "dle.yaml").read_text())
+    tree["quartznet"]["encoder"]["blocks"][1]["repeat"] = 10**9
+    (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(CheckpointError, match=r"dle\.pt must describe a network of 500 layers at most"):
+        sources.read(path, dle_config=tmp_path / "dle.yaml")
+
+
+def test_a_block_without_a_convolution_is_named(tmp_path):
+    weights = trained("quartznet").state_dict()
+    weights = {name: tensor for name, tensor in weights.items() if "layers.1.mconv" not in name or tensor.ndim != 3}
+    torch.save({"state_dict": weights}, tmp_path / "dle.pt")
+    with pytest.raises(CheckpointError, match=r"dle\.pt: `encoder\.layers\.1` must hold a convolution"):
+        sources.read(tmp_path / "dle.pt")
+
+
 def test_a_file_that_is_no_yaml_is_refused(tmp_path):
     path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
     with pytest.raises(CheckpointError, match=r"dle\.pt: cannot be read as YAML: 'utf-8' codec"):
@@ -318,7 +352,7 @@ def test_weights_that_are_no_tensors_are_named(tmp_path, wrong):
     weights["decoder.layers.0.weight"] = wrong(weights["decoder.layers.0.weight"])
     torch.save({"state_dict": weights}, tmp_path / "dle.pt")
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    content["cfg"] = unpickling.plain(content["cfg"])
+    content["cfg"] = unpickling.plain(content["cfg"], "here")
     content["model"]["w2v_encoder.proj.weight"] = wrong(content["model"]["w2v_encoder.proj.weight"])
     torch.save(content | {"task_state": None}, tmp_path / "fairseq.pt")
     for name, key in (("dle.pt", r"decoder\.layers\.0\.weight"), ("fairseq.pt", r"w2v_encoder\.proj\.weight")):

@@ -24,7 +24,7 @@ def test_what_fine_tuning_says_comes_before_what_pretraining_said():
 
 def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(tmp_path):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"], "here")
     cfg["model"]["apply_mask"] = False
     torch.save({"args": None, "cfg": cfg, "model": dict(content["model"])}, tmp_path / "new.pt")
     (tmp_path / "dict.ltr.txt").write_text("| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n")
@@ -35,7 +35,7 @@ def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(tmp_path)
 def test_a_dictionary_can_be_given(tmp_path):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
     weights = {name: tensor for name, tensor in content["model"].items()}
-    cfg = unpickling.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"], "here")
     torch.save({"args": None, "cfg": cfg, "model": weights}, tmp_path / "without.pt")
     with pytest.raises(
         CheckpointError, match=r"its head has 10 rows.*: carnelian-train import --labels dict\.ltr\.txt"
@@ -62,7 +62,7 @@ def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
     for part in ("weight", "bias"):
         weights[f"w2v_encoder.proj.{part}"] = torch.randn(32, *weights[f"w2v_encoder.proj.{part}"].shape[1:])
     letters = "|абвгдежзийклмнопрстуфхцчшщъ"
-    content = {"args": unpickling.plain(content["cfg"]), "model": weights}
+    content = {"args": unpickling.plain(content["cfg"], "here"), "model": weights}
     torch.save(content | {"output_labels": "".join(f"{c} 9\n" for c in letters)}, tmp_path / "ru.pt")
     assert "".join(sources.read(tmp_path / "ru.pt")[0].labels) == " " + letters[1:]
     assert not caplog.messages
@@ -71,7 +71,7 @@ def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
 def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, caplog):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
     content |= {
-        "cfg": unpickling.plain(content["cfg"]),
+        "cfg": unpickling.plain(content["cfg"], "here"),
         "task_state": None,
         "output_labels": "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n",
     }
@@ -104,7 +104,7 @@ def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, capl
 def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, value):
     """Options that bear on what a trained network says; they were dropped."""
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"], "here")
     (cfg["model"]["w2v_args"]["model"] if section == "inner" else cfg[section])[option] = value
     torch.save(content | {"cfg": cfg, "task_state": None}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"`{option}` must be .*, but is {value!r}"):
@@ -124,7 +124,7 @@ def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, v
 )
 def test_a_pre_training_of_another_kind_is_refused(option, value):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content["args"] = unpickling.plain(content["args"]) | {option: value}
+    content["args"] = unpickling.plain(content["args"], "here") | {option: value}
     with pytest.raises(CheckpointError, match=rf"`{option}` must be .*, but is {value!r}"):
         fairseq.config_tree(content, None, "here")
 
@@ -132,7 +132,7 @@ def test_a_pre_training_of_another_kind_is_refused(option, value):
 def test_how_the_network_was_trained_comes_along():
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
     theirs = {"dropout_input": 0.11, "encoder_layerdrop": 0.12, "feature_grad_mult": 0.13, "activation_dropout": 0.14}
-    content["args"] = unpickling.plain(content["args"]) | theirs
+    content["args"] = unpickling.plain(content["args"], "here") | theirs
     model = fairseq.config_tree(content, None, "here")[0]["model"]
     ours = ("input_dropout", "layer_drop", "extractor_gradient", "activation_dropout")
     assert [model[name] for name in ours] == [0.11, 0.12, 0.13, 0.14]
@@ -141,7 +141,7 @@ def test_how_the_network_was_trained_comes_along():
 def test_a_hubert_of_fairseq_is_read(tmp_path):
     """Fine-tuned, it is the same network; only its file has the targets of its pre-training besides."""
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"], "here")
     cfg["model"]["final_dropout"] = 0.25
     expected = sources.read(REFERENCES / "wav2vec2_new.pt")[1]
     weights = content["model"] | {"w2v_encoder.w2v_model.label_embs_concat": torch.randn(504, 8)}
@@ -154,7 +154,7 @@ def test_a_hubert_of_fairseq_is_read(tmp_path):
 
 def test_a_final_dim_of_0_is_the_transformers(tmp_path):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content["args"] = unpickling.plain(content["args"]) | {"final_dim": 0, "latent_dim": 0}
+    content["args"] = unpickling.plain(content["args"], "here") | {"final_dim": 0, "latent_dim": 0}
     pretraining = fairseq.config_tree(content, None, "here")[0]["pretraining"]
     assert (pretraining["width"], pretraining["code_width"]) == (24, 24)
 
@@ -162,7 +162,7 @@ def test_a_final_dim_of_0_is_the_transformers(tmp_path):
 def test_an_option_may_stand_in_another_section(tmp_path):
     """`normalize: ${task.normalize}`, not resolved, was taken for true."""
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"], "here")
     cfg["model"]["normalize"] = "${task.normalize}"
     for normalise in (True, False):
         cfg["task"]["normalize"] = normalise
@@ -179,7 +179,7 @@ def test_an_option_may_stand_in_another_section(tmp_path):
 def test_the_lists_of_layers_of_nvidias_hourglass_are_read(tmp_path, theirs, ours):
     """wav2vec2/wav2vec2/model.py of DeepLearningExamples; Base has one by default, and none could be imported."""
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    args = unpickling.plain(content["cfg"])
+    args = unpickling.plain(content["cfg"], "here")
     args["model"]["w2v_args"]["model"] |= {"hourglass_transformer": "[0,(1,2),1]", "hourglass_resample": theirs}
     weights = {}
     for name, tensor in content["model"].items():
@@ -214,7 +214,7 @@ class Harmful:
 @pytest.mark.parametrize("new_form", [True, False])
 def test_no_code_of_a_file_runs(tmp_path, new_form):
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content = {"model": content["model"], "args": None, "cfg": unpickling.plain(content["args"])}
+    content = {"model": content["model"], "args": None, "cfg": unpickling.plain(content["args"], "here")}
     content["extra_state"] = Harmful(tmp_path / "touched")
     torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=new_form)
     config, _ = sources.read(tmp_path / "x.pt")
@@ -228,15 +228,89 @@ def test_expressions_of_layers_are_read_and_nothing_else():
     found = _literal("[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]", "here")
     assert found == [(512, 10, 5), *[(512, 3, 2)] * 4, (512, 2, 2), (512, 2, 2)]
     assert _literal("[2,(8,4),2]", "here") == [2, (8, 4), 2]
-    for harmful in ("__import__('os').getcwd()", "[1] * 10 ** 9", "[1] * 1000000", "2 +", "'a'"):
-        with pytest.raises(CheckpointError, match="by numbers"):
+    long = ("[1] * 100 * 100 * 100 * 100 * 10", "1" + "+1" * 100_000, "[" * 100_000, "(" * 400)  # memory, recursion
+    for harmful in ("__import__('os').getcwd()", "[1] * 10 ** 9", "[1] * 1000000", "2 +", "'a'", *long):
+        with pytest.raises(CheckpointError, match=r"here must be a short expression of numbers, but is .{,250}$"):
             _literal(harmful, "here")
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "message"),
+    [
+        (
+            "conv_feature_layers",
+            ["5", "[(1,2)]", "[]", [[1, 2, 3, 4]], 0, {"a": 1}],
+            r"must list \(channels, kernel, stride\)",
+        ),
+        (
+            "hourglass_transformer",
+            ["5", "[1,2,3]", "[(1,2)]", 7, [[1]]],
+            r"must be \[before, \(pooled, factor\), after\]",
+        ),
+        ("latent_temp", ["(1,2)", "5", 5, ["a"]], r"must be \(start, end, decay\)"),
+    ],
+)
+def test_what_is_no_list_of_layers_is_named(option, values, message):
+    """Each ended in a traceback, or in words such as "not enough values to unpack"."""
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    options = unpickling.plain(content["args"], "here")
+    for value in values:
+        with pytest.raises(CheckpointError, match=f"here: `{option}` {message}, but is "):
+            fairseq.config_tree(content | {"args": options | {option: value}}, None, "here")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_layers": 10**9}, "at most, but describes 1000000003"),
+        ({"encoder_embed_dim": 10**9}, "Storage size calculation overflowed"),
+        ({"conv_feature_layers": [[10**40, 10, 5]]}, "failed to unpack"),
+    ],
+)
+def test_a_network_that_no_file_holds_is_not_built(tmp_path, options, message):
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content["args"] = unpickling.plain(content["args"], "here") | options
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=rf"x\.pt must describe a network of .*{message}"):
+        sources.read(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("state", ["abc", {"target_dictionary": 1}, {"target_dictionary": {"symbols": [["a"]] * 10}}])
+def test_a_dictionary_of_another_form_is_named(tmp_path, state):
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content["cfg"] = unpickling.plain(content["cfg"], "here")
+    torch.save(content | {"task_state": state}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt.* must (come with its dictionary|list text)"):
+        sources.read(tmp_path / "x.pt")
+
+
+def test_options_that_stand_for_billions_are_refused():
+    """A file of a few kilobytes took all memory."""
+    options, nested = {"a": 1}, {"a": 1}
+    for _ in range(40):
+        options = {"a": options, "b": options}
+    for _ in range(100_000):
+        nested = {"a": nested}
+    for found, message in ((options, "at most 1,000,000 options"), (nested, "nest too deep")):
+        with pytest.raises(CheckpointError, match=f"here must hold .*{message}"):
+            fairseq.config_tree({"model": {}, "args": found}, None, "here")
+
+
+def test_a_tensor_is_no_larger_than_its_file(tmp_path):
+    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
+    content["cfg"] = unpickling.plain(content["cfg"], "here")
+    content["model"]["w2v_encoder.proj.bias"] = torch.zeros(1).expand(10**13)
+    torch.save(content | {"task_state": None}, tmp_path / "x.pt")
+    with pytest.raises(
+        CheckpointError, match=r"x\.pt: .* must be a dense tensor, but these are not: w2v_encoder\.proj"
+    ):
+        sources.read(tmp_path / "x.pt")
 
 
 def test_samples_are_as_they_are_where_a_file_says_nothing_of_normalising(tmp_path):
     """fairseq's own default: Base was trained so."""
     content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"])
+    cfg = unpickling.plain(content["cfg"], "here")
     inner = cfg["model"]["w2v_args"]
     for section in (cfg["task"], cfg["model"], inner.get("task") or {}, inner["model"]):
         section.pop("normalize", None)

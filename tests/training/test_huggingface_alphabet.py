@@ -86,6 +86,11 @@ def test_every_token_has_a_row_of_its_own(hf_folder, added, found):
         sources.read(hf_folder)
 
 
+def test_a_special_token_without_content_is_no_label(hf_folder):
+    changed(hf_folder / "tokenizer_config.json", unk_token={"special": True})
+    assert sources.read(hf_folder)[0].labels == LABELS
+
+
 def test_special_tokens_that_contradict_each_other_are_refused(hf_folder):
     """transformers takes one file's word in some versions, the other's in others."""
     changed(hf_folder / "special_tokens_map.json", pad_token="<s>")

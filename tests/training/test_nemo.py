@@ -254,6 +254,28 @@ def break_tensors(tree, tensors):
             lambda tree, _: tree["preprocessor"].update(window_stride=True),
             "`window_stride` must be a number",
         ),
+        (
+            lambda tree, _: tree["preprocessor"].update(window_size=-1),
+            r"changed\.nemo, `preprocessor`, `window_size` in samples must be a whole .* at least 1, but is -16000",
+        ),
+        (
+            lambda tree, _: tree["preprocessor"].update(n_window_size="abc"),
+            "`n_window_size` must be a number, but is 'a",
+        ),
+        (lambda tree, _: tree["preprocessor"].update(n_window_size=320.5), "`n_window_size` must be a whole number"),
+        (
+            lambda tree, _: tree["preprocessor"].update(window_size=float("inf")),
+            "`window_size` must be at most 214.*inf",
+        ),
+        (
+            lambda tree, _: tree["preprocessor"].update(n_fft=10**12),
+            r"featurizer\.fb must be .* but is another table, \[",
+        ),
+        (lambda tree, _: tree["encoder"]["jasper"][1].update(kernel=[10**400]), "block 1, `kernel` must be at most"),
+        (
+            lambda tree, _: tree["encoder"]["jasper"][1].update(repeat=10**9),
+            r"changed\.nemo must describe a network of 500 layers at most, but describes 10000000",
+        ),
         (lambda tree, _: tree["preprocessor"].update(preemph=1e20), "`preemphasis` must be at most 1, but is 1e[+]20"),
         (lambda tree, _: tree["preprocessor"].update(log_zero_guard_value=[]), r"features\.log_guard: .*number"),
         (lambda tree, _: tree["encoder"]["jasper"][1].update(kernel_size_factor=None), "`kernel_size_factor` must be"),

@@ -15,7 +15,7 @@ from carnelian_training.checks import (
     check_probability,
     check_range,
 )
-from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_errors import ConfigError, shown
 from carnelian_training.config_tree import validated
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
@@ -206,7 +206,7 @@ class Config:
             raise ValueError("`labels` must hold one character at least, but is empty")
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
         if wrong:
-            raise ValueError(f"`labels` must be distinct single characters, but these are not: {wrong}")
+            raise ValueError(f"`labels` must be distinct single characters, but these are not: {shown(wrong)}")
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):
             found = "log-mel" if is_wav2vec2 else "a waveform"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from carnelian_training.config_errors import shown
 from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def fold(
     kept = [(" " if token == delimiter else token, row) for token, row in kept if token not in left_out]
     pieces = [token for token, _ in kept if len(token) != 1]
     if pieces:
-        raise CheckpointError(f"{where} must have one character per token, but has {', '.join(map(repr, pieces[:9]))}")
+        raise CheckpointError(f"{where} must have one character per token, but has {', '.join(map(shown, pieces[:9]))}")
     labels = [token for token, _ in kept]
     # Letters such as ß and ª do not count: their capital is not a single other character.
     has_small = any(label.islower() and len(label.upper()) == 1 and label.upper() != label for label in labels)

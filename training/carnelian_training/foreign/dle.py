@@ -9,6 +9,7 @@ that a transcript depends only on its clip.
 
 import logging
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from carnelian_training import strict_yaml
 from carnelian_training.config import LABELS, Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.foreign.options import Options, check, samples, section, single
+from carnelian_training.foreign.options import Options, check, samples, section, single, whole
 from carnelian_training.foreign.stack_keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, take
 from carnelian_training.foreign.stages import model_tree
 from carnelian_training.foreign.tensors import plain_name
@@ -95,7 +96,7 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
     if yaml_file is None:
         logger.warning("%s says nothing about labels, strides and dropout; taking those of the published models", where)
         return {
-            "model": model_tree(_blocks(found), 64, "kernel_size", where, scales_kernels=False),
+            "model": model_tree(_blocks(found, where), 64, "kernel_size", where, scales_kernels=False),
             "labels": list(LABELS),
             "features": FEATURES,
         }
@@ -150,7 +151,8 @@ def _features(options: Options, where: str) -> Options:
         ignored=_FEATURES_IGNORED,
         where=f"{where}, `filterbank_features`",
     )
-    window = samples(single(options.get("window_size", 0.02), f"{where}, `window_size`"), SAMPLE_RATE_HZ)
+    seconds = single(options.get("window_size", 0.02), f"{where}, `window_size`")
+    window = whole(samples(seconds, SAMPLE_RATE_HZ), f"{where}, `window_size` in samples")
     stride = single(options.get("window_stride", 0.01), f"{where}, `window_stride`")
     dither = single(options.get("dither", DITHER), f"{where}, `dither`")
     return FEATURES | {
@@ -165,20 +167,32 @@ def _features(options: Options, where: str) -> Options:
     }
 
 
-def _blocks(found: dict[str, Tensor]) -> list[Options]:
-    """Derive DLE's list of blocks from the shapes of their tensors."""
+def _blocks(found: dict[str, Tensor], where: str) -> list[Options]:
+    """Derive DLE's list of blocks from the shapes of their tensors.
+
+    Raises:
+        CheckpointError: A block has no convolution.
+    """
+    bodies, panes = defaultdict(list), defaultdict(set)
+    for name, tensor in found.items():
+        if match := re.match(r"encoder\.layers\.(\d+)\.(m?conv|res)\.([^.]*)", name):
+            if match[2] == "res":
+                panes[match[1]].add(match[3])
+            else:
+                bodies[match[1]].append(tensor)
     blocks: list[Options] = []
-    while bodies := [name for name in found if re.match(rf"encoder\.layers\.{len(blocks)}\.m?conv\.", name)]:
-        i = len(blocks)
-        convs = [found[name] for name in bodies if found[name].ndim == 3]  # in the order of the layers
-        residuals = {name.split(".")[4] for name in found if name.startswith(f"encoder.layers.{i}.res.")}
+    while (i := str(len(blocks))) in bodies:
+        convs = [tensor for tensor in bodies[i] if tensor.ndim == 3]  # in the order of the layers
+        if not convs:
+            raise CheckpointError(f"{where}: `encoder.layers.{i}` must hold a convolution's weights, but holds none")
+        residuals = panes[i]
         is_separable = convs[0].shape[1] == 1
         blocks.append(
             {
                 "filters": convs[-1].shape[0],
                 "repeat": len(convs) // (2 if is_separable else 1),
                 "kernel_size": convs[0].shape[2],
-                "stride": 2 if i == 0 else 1,
+                "stride": 2 if not blocks else 1,
                 "dilation": 1,
                 "residual": bool(residuals),
                 "residual_dense": len(residuals) > 1,

@@ -15,10 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from carnelian_training.config import Config
+from carnelian_training.config_errors import shown
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign import unpickling
 from carnelian_training.foreign.alphabet import Alphabet, fold
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
+from carnelian_training.foreign.tensors import num_rows
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
@@ -26,6 +28,8 @@ from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+LONGEST = 500
+"""The largest number of characters of an expression, and of entries of a list in its value."""
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """The special symbols with which every dictionary of fairseq begins; the first is CTC's blank."""
 LIBRISPEECH = "|ETAONIHSRDLUMWCFGYPBVK'XJQZ"
@@ -106,7 +110,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     inner = _flat(outer.get("w2v_args") or {}) if head is not None else outer
     options = outer | inner if head is not None else outer
     wrong = [
-        f"  `{name}` must be {value!r}, but is {found[name]!r}"
+        f"  `{name}` must be {value!r}, but is {shown(found[name])}"
         for name, value in FIXED.items()
         for found in (outer, inner)
         if found.get(name, value) != value
@@ -118,7 +122,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
         raise CheckpointError(
             "\n".join([f"{where} must be a wav2vec 2.0 of fairseq that can be carried over:", *wrong])
         )
-    channels, kernels, strides = zip(*_layers(options.get("conv_feature_layers"), where), strict=True)
+    channels, kernels, strides = zip(*_layers(options, where), strict=True)
     model = {"name": Wav2Vec2Config.name, **carry(MODEL, options)}
     model |= {"conv_channels": channels, "conv_kernels": kernels, "conv_strides": strides}
     model["conv_norm"] = "layer" if options.get("extractor_mode", "default") == "layer_norm" else "group"
@@ -135,14 +139,16 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     if head is not None:
         if not outer.get("apply_mask", True):  # turns masks of fine-tuning off
             tree["augment"]["spans"] |= NO_SPANS
-        alphabet = _alphabet(content, len(head), labels, where)
+        alphabet = _alphabet(content, num_rows(head), labels, where)
         return tree | {"labels": list(alphabet.labels)}, alphabet
     pretraining = carry(PRETRAINING, options)
     pretraining["width"] = pretraining["width"] or model["width"]
     pretraining["code_width"] = options.get("latent_dim") or pretraining["width"]
-    temperature = options.get("latent_temp") or (2, 0.5, 0.999995)
-    start, end, decay = _literal(temperature, where) if isinstance(temperature, str) else temperature
-    pretraining |= {"temperature": [start, end], "temperature_decay": decay}
+    match _evaluated(options, "latent_temp", where) or (2, 0.5, 0.999995):
+        case [start, end, decay]:
+            pretraining |= {"temperature": [start, end], "temperature_decay": decay}
+        case found:
+            raise CheckpointError(f"{where}: `latent_temp` must be (start, end, decay), but is {shown(found)}")
     return tree | {"pretraining": pretraining}, None
 
 
@@ -162,7 +168,7 @@ def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path)
 
 
 def _options(content: Any, where: str) -> Options:
-    found = unpickling.plain(content.get("cfg") or content.get("args"))
+    found = unpickling.plain(content.get("cfg") or content.get("args"), where)
     if not isinstance(found, dict):
         raise CheckpointError(f"{where} must have its configuration in `cfg` or `args`, but has {type(found).__name__}")
     return _flat(found)
@@ -189,17 +195,27 @@ def _resolved(value: Any, tree: Options) -> Any:
     return section[reference[2]] if isinstance(section, dict) and reference[2] in section else value
 
 
-def _layers(found: Any, where: str) -> list[tuple[int, int, int]]:
-    """Return (channels, kernel, stride) of each convolution; fairseq writes them as a Python expression."""
-    if found is None:
-        found = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]"
-    layers: list[tuple[int, int, int]] = _literal(found, where) if isinstance(found, str) else found
-    return layers
+def _layers(options: Options, where: str) -> list[tuple[int, int, int]]:
+    """Return (channels, kernel, stride) of each convolution."""
+    usual = [(512, 10, 5), *[(512, 3, 2)] * 4, *[(512, 2, 2)] * 2]
+    found = _evaluated(options, "conv_feature_layers", where) if "conv_feature_layers" in options else usual
+    rows = found if isinstance(found, (list, tuple)) else []
+    if not rows or not all(isinstance(row, (list, tuple)) and len(row) == 3 for row in rows):
+        raise CheckpointError(
+            f"{where}: `conv_feature_layers` must list (channels, kernel, stride), but is {shown(found)}"
+        )
+    return [tuple(row) for row in rows]
 
 
 def _hourglass(options: Options, where: str) -> Options:
     """Convert NVIDIA's options to the `hourglass` section of a configuration."""
-    before, (pooled, factor), after = _literal(str(options["hourglass_transformer"]), where)
+    match _evaluated(options, "hourglass_transformer", where):
+        case [before, [pooled, factor], after]:
+            pass
+        case found:
+            raise CheckpointError(
+                f"{where}: `hourglass_transformer` must be [before, (pooled, factor), after], but is {shown(found)}"
+            )
     theirs = options.get("hourglass_resample", "naive")
     if theirs not in RESAMPLING:
         raise CheckpointError(
@@ -209,11 +225,17 @@ def _hourglass(options: Options, where: str) -> Options:
     return {"before": before, "pooled": pooled, "factor": factor, "after": after, "resampling": resampling}
 
 
+def _evaluated(options: Options, name: str, where: str) -> Any:
+    """Return an option, or its value if it is written as a Python expression, as is usual in fairseq."""
+    found = options.get(name)
+    return _literal(found, f"{where}: `{name}`") if isinstance(found, str) else found
+
+
 def _literal(expression: str, where: str) -> Any:
     """Evaluate an expression of only numbers, lists, tuples, `+` and `*`.
 
     Raises:
-        CheckpointError: The expression has anything else.
+        CheckpointError: The expression has anything else, or it or its value is longer than `LONGEST`.
     """
 
     def value(node: ast.expr) -> Any:
@@ -226,19 +248,23 @@ def _literal(expression: str, where: str) -> Any:
             left, right = value(node.left), value(node.right)
             if isinstance(node.op, ast.Add):
                 return left + right
-            if isinstance(right, int) and right <= 100:
+            if isinstance(left, list) and isinstance(right, int) and len(left) * right <= LONGEST:
                 return left * right
         raise ValueError(ast.dump(node))
 
     try:
+        if len(expression) > LONGEST:
+            raise ValueError(len(expression))
         return value(ast.parse(expression, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{where} must describe layers by numbers, but has {expression!r}") from error
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{where} must be a short expression of numbers, but is {shown(expression)}") from error
 
 
 def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alphabet:
     """Return the alphabet of the given dictionary, else of the one in the checkpoint, else LibriSpeech's."""
-    dictionary = unpickling.plain((content.get("task_state") or {}).get("target_dictionary"))
+    state = content.get("task_state")
+    dictionary = unpickling.plain(state.get("target_dictionary"), where) if isinstance(state, dict) else None
+    symbols = dictionary.get("symbols") if isinstance(dictionary, dict) else None
     try:
         text = content.get("output_labels") if labels is None else labels.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -246,8 +272,9 @@ def _alphabet(content: Any, rows: int, labels: Path | None, where: str) -> Alpha
     if isinstance(text, str):  # the text of a dictionary, as in NVIDIA's files
         lines = [line for line in text.split("\n") if line.strip()]  # at no other character, as in fairseq
         symbols = [*SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines)]
-    elif isinstance(dictionary, dict) and dictionary.get("symbols"):
-        symbols = list(dictionary["symbols"])
+    elif symbols:
+        if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
+            raise CheckpointError(f"{where}: `target_dictionary.symbols` must list text, but is {shown(symbols)}")
     elif rows == len(SPECIAL) + len(LIBRISPEECH):
         logger.warning("%s has no dictionary; taking LibriSpeech's letters, as its head has as many rows", where)
         symbols = [*SPECIAL, *LIBRISPEECH]

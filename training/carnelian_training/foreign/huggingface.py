@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from carnelian_training.config import Config
+from carnelian_training.config_errors import shown
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
 from carnelian_training.foreign.huggingface_alphabet import read_alphabet, read_json
 from carnelian_training.foreign.huggingface_language import choose_language
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
-from carnelian_training.foreign.tensors import check_fit, plain_tensors
+from carnelian_training.foreign.tensors import check_fit, num_rows, plain_tensors
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -111,7 +112,7 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
         if options.get(name) == "gelu_python":  # the same function
             options[name] = "gelu"
     fixed = HUBERT if options.get("model_type") == HUBERT["model_type"] else FIXED
-    wrong = [f"  `{k}` must be {v!r}, but is {options[k]!r}" for k, v in fixed.items() if options.get(k, v) != v]
+    wrong = [f"  `{k}` must be {v!r}, but is {shown(options[k])}" for k, v in fixed.items() if options.get(k, v) != v]
     if "model_type" not in options or wrong:
         raise CheckpointError("\n".join([f"{path / 'config.json'} must be of a wav2vec 2.0 or HuBERT model:", *wrong]))
     tensors = _tensors(path)
@@ -126,7 +127,7 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
         chosen = choose_language(path, language, has_adapters=options.get("adapter_attn_dim") is not None)
         if chosen.adapter is not None:
             tensors |= _adapter(chosen.adapter, tensors)
-        alphabet = read_alphabet(path, chosen.tokens, options, len(tensors.get("lm_head.weight", ())))
+        alphabet = read_alphabet(path, chosen.tokens, options, num_rows(tensors.get("lm_head.weight")))
         if (path / "language_model").is_dir():  # from `Wav2Vec2ProcessorWithLM`
             logger.warning(
                 "%s/language_model, with which transformers decodes, is left aside: its n-grams can be given to the "

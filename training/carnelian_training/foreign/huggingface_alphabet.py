@@ -106,7 +106,7 @@ def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path)
 
 def _content(token: Any) -> str:
     """Return the text of a token, which may be given as `{content, special, ...}`."""
-    return str(token["content"] if isinstance(token, dict) else token)
+    return str(token.get("content") if isinstance(token, dict) else token)
 
 
 def read_json(path: Path) -> Options:

@@ -26,7 +26,7 @@ from carnelian_training.config import Config
 from carnelian_training.config_errors import MAX_SHOWN, shown
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import unpickling
-from carnelian_training.foreign.options import Options, check, samples, section, single
+from carnelian_training.foreign.options import Options, check, samples, section, single, whole
 from carnelian_training.foreign.stack_keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.stages import block_list, model_tree
 from carnelian_training.mel import to_hz, to_mel
@@ -147,7 +147,7 @@ def training_options(content: Any, where: str) -> Options:
     Raises:
         CheckpointError: The checkpoint has no configuration.
     """
-    found = unpickling.plain(content["hyper_parameters"])
+    found = unpickling.plain(content["hyper_parameters"], where)
     tree = found.get("cfg", found) if isinstance(found, dict) else None
     if not isinstance(tree, dict):
         raise CheckpointError(f"{where} must hold NeMo's configuration in `hyper_parameters`, but does not")
@@ -197,19 +197,15 @@ def config_tree(tree: Options, where: str) -> Options:
 
 def _features(options: Options, where: str) -> Options:
     check(options, fixed=_PREPROCESSOR_FIXED, carried=_PREPROCESSOR_CARRIED, ignored=_PREPROCESSOR_IGNORED, where=where)
-    seconds = {
-        name: single(options.get(name) or default, f"{where}, `{name}`")
-        for name, default in (("window_size", 0.02), ("window_stride", 0.01))
-    }
-    window = options.get("n_window_size") or samples(seconds["window_size"], SAMPLE_RATE_HZ)
-    hop = options.get("n_window_stride") or samples(seconds["window_stride"], SAMPLE_RATE_HZ)
+    window = _in_samples(options, "window_size", 0.02, where)
+    hop = _in_samples(options, "window_stride", 0.01, where)
     guard = options.get("log_zero_guard_value", 2.0**-24)
     power = options.get("mag_power", 2)
     float32 = torch.finfo(torch.float32)
     features = AS_TODAY | {
         "window_samples": window,
         "hop_samples": hop,
-        "fft_size": options.get("n_fft") or 2 ** math.ceil(math.log2(window)),
+        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
         "num_mels": options.get("features", 64),
         "low_hz": options.get("lowfreq") or 0.0,
         "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
@@ -228,6 +224,14 @@ def _features(options: Options, where: str) -> Options:
     return features | AS_TORCHAUDIO
 
 
+def _in_samples(options: Options, name: str, default_s: float, where: str) -> int:
+    """Return the length of a window or hop in samples; `n_<name>` gives it in samples, `<name>` in seconds."""
+    if options.get(f"n_{name}"):
+        return whole(options[f"n_{name}"], f"{where}, `n_{name}`")
+    seconds = single(options.get(name) or default_s, f"{where}, `{name}`")
+    return whole(samples(seconds, SAMPLE_RATE_HZ), f"{where}, `{name}` in samples")
+
+
 def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
     """Convert the tensors to the weights of a network of `config`.
 
@@ -235,18 +239,23 @@ def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str,
         CheckpointError: Tensors do not fit, or the stored window or mel filters are not those of `config.features`.
     """
     assert isinstance(config.features, FeatureSettings)
-    expected = _feature_tensors(config.features)
-    for name, table in expected.items():
+    settings = config.features
+    shapes = {"window": [settings.window_samples], "fb": [1, settings.num_mels, settings.fft_size // 2 + 1]}
+    for name, shape in shapes.items():
         found = tensors.get(FEATURE_TENSORS + name)
         if found is None:
             continue
-        rounding = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
-        if found.shape != table.shape or not torch.allclose(found.float(), table, rounding, TABLE_TOLERANCE):
-            is_alike = found.shape == table.shape
-            raise CheckpointError(
-                f"{path}: {FEATURE_TENSORS}{name} must be what `preprocessor` describes, {list(table.shape)}, but is "
-                f"another table, {f'{(found.float() - table).abs().max():.1g} off' if is_alike else list(found.shape)}"
-            )
+        difference = str(list(found.shape))
+        if list(found.shape) == shape:  # so the table computed here is no larger than the one in the file
+            table = _feature_tensor(name, settings)
+            rounding = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+            if torch.allclose(found.float(), table, rounding, TABLE_TOLERANCE):
+                continue
+            difference = f"{(found.float() - table).abs().max():.1g} off"
+        raise CheckpointError(
+            f"{path}: {FEATURE_TENSORS}{name} must be what `preprocessor` describes, {shape}, but is another table, "
+            f"{difference}"
+        )
     network = {name: tensor for name, tensor in tensors.items() if not name.startswith("preprocessor.")}
     is_masked = any(name.endswith(f".{NEMO.conv}") for name in network)
     return take(network, config, NEMO if is_masked else NEMO_UNMASKED, path)
@@ -271,7 +280,7 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
         )
     tree = _nemo_tree(config)
     tensors = give(weights, config, NEMO)
-    tensors |= {FEATURE_TENSORS + name: table for name, table in _feature_tensors(config.features).items()}
+    tensors |= {FEATURE_TENSORS + name: _feature_tensor(name, config.features) for name in ("window", "fb")}
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     parts = {
@@ -343,10 +352,11 @@ def _seconds(count: int) -> float:
     return seconds if samples(seconds, SAMPLE_RATE_HZ) == count else math.nextafter(seconds, math.inf)
 
 
-def _feature_tensors(settings: FeatureSettings) -> dict[str, Tensor]:
-    """Return NeMo's stored tables: `window` [window_samples] and `fb` [1, num_mels, fft_size / 2 + 1], float32."""
-    filters = mel_filters(settings)
-    return {"window": torch.tensor(hann(settings.window_samples)), "fb": torch.from_numpy(filters)[None]}
+def _feature_tensor(name: str, settings: FeatureSettings) -> Tensor:
+    """Return a table that NeMo stores: `window` [window_samples] or `fb` [1, num_mels, fft_size / 2 + 1], float32."""
+    if name == "window":
+        return torch.tensor(hann(settings.window_samples))
+    return torch.from_numpy(mel_filters(settings))[None]
 
 
 def mel_filters(settings: FeatureSettings) -> npt.NDArray[np.float32]:

@@ -1,7 +1,6 @@
 """Reading another toolkit's options: each is converted, has the only supported value, or is refused by name."""
 
 import contextlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,8 @@ Options = dict[str, Any]
 
 NO_SPANS: Options = {"time_probability": 0.0, "channel_probability": 0.0}
 """The fields of `augment.spans` for a wav2vec 2.0 that was fine-tuned without masks."""
+MOST = 2**31 - 1
+"""The largest number that an option may have: larger than any real one, and small enough to multiply."""
 
 
 def section(tree: Mapping[str, Any], name: str, where: str) -> Options:
@@ -66,7 +67,7 @@ def single(value: Any, where: str) -> Any:
     """Return a plain number, or the only entry of a list such as `kernel: [33]`.
 
     Raises:
-        CheckpointError: The value is not a finite number or a list of one.
+        CheckpointError: The value is not a number up to `MOST`, or a list of one.
     """
     if isinstance(value, list):
         if len(value) != 1:
@@ -75,9 +76,23 @@ def single(value: Any, where: str) -> Any:
     if isinstance(value, str):  # PyYAML reads 1e-5 as a string
         with contextlib.suppress(ValueError):
             value = float(value)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:  # NaN
         raise CheckpointError(f"{where} must be a number, but is {shown(value)}")
+    if abs(value) > MOST:
+        raise CheckpointError(f"{where} must be at most {MOST}, but is {shown(value)}")
     return value
+
+
+def whole(value: Any, where: str) -> int:
+    """Return a whole number of at least 1, which may be the only entry of a list.
+
+    Raises:
+        CheckpointError: The value is not one.
+    """
+    number = single(value, where)
+    if number < 1 or number % 1:
+        raise CheckpointError(f"{where} must be a whole number of at least 1, but is {shown(value)}")
+    return int(number)
 
 
 def samples(seconds: float, rate_hz: int) -> int:

@@ -38,6 +38,7 @@ def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
         or tensor.layout != torch.strided
         or tensor.is_quantized
         or tensor.is_meta
+        or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()  # one number repeated
     ]
     if wrong:
         raise CheckpointError(
@@ -50,6 +51,11 @@ def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
             f"{', '.join(twice)}"
         )
     return {plain_name(name): tensor for name, tensor in found.items()}
+
+
+def num_rows(matrix: Tensor | None) -> int:
+    """Return the number of rows of a head's weights; 0 if there are no weights or they are a single number."""
+    return 0 if matrix is None or matrix.ndim == 0 else len(matrix)
 
 
 def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:

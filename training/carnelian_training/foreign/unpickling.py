@@ -87,18 +87,42 @@ def load_checkpoint(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {torch_reason(error)}") from error
 
 
-def plain(value: Any) -> Any:
-    """Convert `argparse.Namespace`, omegaconf's nodes and enumerations to dictionaries, lists and values."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if not isinstance(value, Inert):
-        return value
-    state = value.state[0] or value.state[1] if isinstance(value.state, tuple) else value.state
-    if isinstance(state, dict):
-        for content in ("_content", "_val"):  # in omegaconf's containers and leaves
-            if content in state:
-                return plain(state[content])
-        return {key: plain(entry) for key, entry in state.items()}
-    return plain(value.arguments[0]) if value.arguments else None
+MOST_VALUES = 1_000_000
+"""The largest number of values that `plain` returns; a small file may refer to one object billions of times."""
+
+
+def plain(value: Any, where: str) -> Any:
+    """Convert `argparse.Namespace`, omegaconf's nodes and enumerations to dictionaries, lists and values.
+
+    Args:
+        value: a part of the content of a file.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: There are more than `MOST_VALUES` values, or they nest too deep.
+    """
+    numbers = iter(range(MOST_VALUES))
+
+    def convert(value: Any) -> Any:
+        if next(numbers, None) is None:
+            raise CheckpointError(f"{where} must hold at most {MOST_VALUES:,} options, but holds more")
+        if isinstance(value, dict):
+            return {key: convert(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [convert(entry) for entry in value]
+        if not isinstance(value, Inert):
+            return value
+        state = value.state
+        if isinstance(state, tuple) and len(state) == 2:  # the state of a class with slots
+            state = state[0] or state[1]
+        if isinstance(state, dict):
+            for content in ("_content", "_val"):  # in omegaconf's containers and leaves
+                if content in state:
+                    return convert(state[content])
+            return {key: convert(entry) for key, entry in state.items()}
+        return convert(value.arguments[0]) if value.arguments else None
+
+    try:
+        return convert(value)
+    except RecursionError as error:
+        raise CheckpointError(f"{where} must hold options, but they nest too deep") from error

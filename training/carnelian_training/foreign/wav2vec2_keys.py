@@ -14,7 +14,7 @@ from torch import Tensor
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
-from carnelian_training.foreign.tensors import check_fit, find_mistake
+from carnelian_training.foreign.tensors import check_fit, find_mistake, num_rows
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 
@@ -163,7 +163,7 @@ def take(
         if tensor is None:
             mistakes.append(f"  {theirs}: missing")
             continue
-        if ours.startswith("head.") and alphabet is not None and len(tensor) > max(alphabet.rows):
+        if ours.startswith("head.") and alphabet is not None and num_rows(tensor) > max(alphabet.rows):
             tensor = tensor[alphabet.rows]
         if ours == "pretraining.quantiser.vectors" and tensor.numel() == wanted[ours].numel():
             tensor = tensor.reshape(shape)
