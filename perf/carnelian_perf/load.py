@@ -21,11 +21,11 @@ from carnelian_perf.raw_file import Split
 
 REQUEST_TIMEOUT_S = 120.0
 POLL_S = 0.005
-"""Between two looks at what is to come: looking takes time of the server."""
+"""Seconds between two questions for the statistics, which take time of the server."""
 SETTLED_S = 0.05
-"""Seconds without a new count after which a stage has counted all; on two busy cores it took up to 4 ms."""
+"""Seconds without a new count after which a stage has counted all its requests: up to 4 ms on two busy cores."""
 SETTLING_S = 1.0
-"""The longest wait for that: on a server that others use, counts never stand still."""
+"""The longest wait for the counts to stand still, in seconds; on a server that others use, they never do."""
 NUM_CONNECTIONS = 16
 """Number of connections to an address that check whether one server answers them all. If two servers share them evenly,
 all reach the same one with a probability of 1 in 30,000."""
@@ -156,13 +156,13 @@ def await_statistics(client: Any, model: str, before: StageStatistics, num_reque
 
 
 def settle_statistics(client: Any, models: Sequence[str]) -> dict[str, StageStatistics]:
-    """Ask what stages have done, once they count nothing more: for a number of requests that is not known.
+    """Read the statistics of stages once their counts stand still, for when the number of requests is not known.
 
     Returns:
-        By stage; if others use the server, what it had counted after :data:`SETTLING_S`.
+        The statistics by stage; if others use the server, those after :data:`SETTLING_S`.
 
     Raises:
-        LoadError: The server does not tell.
+        LoadError: The server does not give its statistics.
     """
     deadline = time.monotonic() + SETTLING_S
     now = {model: read_statistics(client, model) for model in models}

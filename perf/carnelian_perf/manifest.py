@@ -1,7 +1,8 @@
-"""NeMo manifests, of which a measurement needs less than training does: whole files, with or without their texts.
+"""Reads NeMo manifests of whole files, with or without their texts.
 
-Error rates are to be those of `carnelian-train evaluate`, so a line is to be the clip that it is to
-`carnelian_training.data.manifest`, which comes with torch: one test holds both to the same rules.
+Error rates must be those of `carnelian-train evaluate`, so lines are read by the rules of
+`carnelian_training.data.manifest`. That module needs torch, which a light install lacks; one test holds both to the
+same rules.
 """
 
 import json
@@ -22,7 +23,7 @@ class Utterance:
     audio_filepath: Path
     duration_s: float
     text: str
-    """The transcript with single spaces; empty where texts are not asked for."""
+    """The transcript with single spaces; empty if texts are not asked for."""
     source: str | None
 
 
@@ -48,7 +49,7 @@ def read_manifest(path: Path, *, with_texts: bool) -> list[Utterance]:
 def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utterance:
     try:
         row = json.loads(line, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits; too deep
+    except (ValueError, RecursionError) as error:  # no JSON or UTF-8, or a number of too many digits; nested too deep
         raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
@@ -83,7 +84,7 @@ def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utte
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which a key comes once; JSON lets the last of several equal keys win without a word."""
+    """Return an object in which each key comes once; Python's reader silently takes the last of equal keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -96,7 +97,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _lasts_longer(file: Path, duration_s: float) -> bool:
-    """Whether a file is longer than a duration by more than rounding; False if the file cannot be read here."""
+    """Return whether a file is longer than a duration by more than rounding; False if the file cannot be read here."""
     try:
         import soundfile  # `accuracy` works without it
 

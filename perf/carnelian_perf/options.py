@@ -186,10 +186,10 @@ def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
     If `path` is a finished raw file, it stays until then, and unfinished ones are written beside it.
 
     Returns:
-        The last one.
+        The last measurement.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no measurement.
     """
     measurement = None
     part = path.with_name(f"{path.stem}_unfinished.json") if _is_finished(path) else path

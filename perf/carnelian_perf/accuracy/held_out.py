@@ -33,7 +33,7 @@ class ClipErrors:
 
     clip: str
     speaker: str | None
-    """As in the manifest; None if it names none, and then the clip counts as a speaker of its own."""
+    """The speaker that the manifest names; None if it names none, and the clip counts as a speaker of its own."""
     group: int
     words: int
     errors: dict[str, int]
@@ -188,8 +188,8 @@ def deal(clips: Sequence[Clip], groups: int) -> list[int]:
 
 
 def _join(clips: Sequence[Clip]) -> list[int]:
-    """For each clip the place of one that stands for all that it must stay with: of its speaker or of its sentence."""
-    leader = list(range(len(clips)))  # a union-find, with paths halved
+    """Return for each clip the index of the clip that represents its set: those with equal speakers or sentences."""
+    leader = list(range(len(clips)))  # a union-find with path halving
     first: dict[tuple[str, str], int] = {}
 
     def find(i: int) -> int:
@@ -206,7 +206,7 @@ def _join(clips: Sequence[Clip]) -> list[int]:
 
 
 def summarise(rows: Sequence[ClipErrors]) -> Summary:
-    """Word error rates, and what each way gains on the one before, with 95 % intervals by bootstrap over speakers."""
+    """Compute word error rates, and the gain of each way over the one before with its 95 % interval over speakers."""
     words = [row.words for row in rows]
     named = sorted({row.speaker for row in rows if row.speaker is not None})
     place = {speaker: i for i, speaker in enumerate(named)}

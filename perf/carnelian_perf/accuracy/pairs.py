@@ -24,7 +24,7 @@ class Difference:
 
 
 def compare(words: Counts, before: Counts, after: Counts, speakers: Sequence[int] | None = None) -> Difference:
-    """The difference of two word error rates, and its 95 % interval by bootstrap.
+    """Compute the difference of two word error rates, and its 95 % interval by bootstrap.
 
     Args:
         words: Number of words of each clip.

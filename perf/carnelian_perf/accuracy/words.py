@@ -283,7 +283,7 @@ def rate(words: Sequence[Heard], name: str, calibrated: bool) -> Row:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The calibration curves: share of right words over confidence."""
+    """Draw the calibration curves: the share of right words over confidence."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, len(ctc.DECODERS), sharey=True)
     for panel, name in zip(axes, ctc.DECODERS, strict=True):

@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from carnelian_perf.clips import LIMIT_S, MOST_CUTS, SHORTEST_CUT_S
 
 HomePath = Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)]
-"""Not strict: YAML has no paths, but strings."""
+"""A path. It is not strict because YAML has only strings."""
 ModelName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
-"""Fit for a folder: those of cells are named after it."""
+"""A model's name that can name a folder, because the folders of cells are named after models."""
 Protocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system"]
 Positive = Annotated[int, Field(gt=0)]
@@ -155,10 +155,10 @@ class GridError(ValueError):
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Of equal keys PyYAML lets the last one win without a word."""
+    """A loader that refuses repeated keys; PyYAML itself silently takes the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here, for construction puts what `<<` merges among the keys, where it may be overridden.
+        # Not at construction, when merged keys (`<<`), which may be overridden, are already among the others.
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -177,7 +177,7 @@ def read_grid(path: Path) -> Grid:
     """
     try:
         fields = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    # Beside PyYAML's own: no UTF-8, or a date with a month 99; `!!bool x` and `!!timestamp x`; too deep.
+    # ValueError: no UTF-8, or a date with a month 99. Lookup and attribute errors: `!!bool x`, `!!timestamp x`.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise GridError(f"{path} must be YAML, but is not: {error}") from error
     try:
@@ -230,10 +230,10 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
 
 
 def list_cells(grid: Grid) -> list[Cell]:
-    """All cells, rounds outermost, so that what disturbs the machine for a while does not fall on one cell alone.
+    """List all cells, rounds outermost, so that a disturbance of the machine does not fall on one cell alone.
 
     Raises:
-        GridError: Two have the same name: results would be of either.
+        GridError: Two cells have the same name, so their results could not be told apart.
     """
     cells = [
         cell

@@ -229,7 +229,7 @@ def _empty(folder: Path) -> None:
 
 
 def _count(sweep: Sweep, cell: Cell) -> tuple[dict[str, StageStatistics], float]:
-    """What the stages have executed so far, by the stage's last word, and the CPU time of the server."""
+    """Return each stage's statistics, by its name without the model's prefix, and the server's CPU seconds."""
     found = settle_statistics(sweep.target.client, sweep.models[cell.model].stages)
     statistics = {stage.removeprefix(f"{cell.model}_"): counted for stage, counted in found.items()}
     return statistics, measure_cpu_s(sweep.target.pid) if sweep.target.pid else 0.0
