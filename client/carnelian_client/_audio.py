@@ -1,8 +1,8 @@
 """From what a caller has (a path, bytes, samples) to the bytes of one audio file that the server reads.
 
-WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, ... through libsndfile)
-is sent as FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is resampled or mixed
-down here: the server has the one definition of that.
+WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, Ogg with a picture, ...
+through libsndfile) is sent as FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is
+resampled or mixed down here: the server has the one definition of that.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ _CHUNK_ID = re.compile(rb"[ -~]{4}")
 """A chunk's name. Behind anything else the chunks have ended: zeros would pass for an empty one every eight bytes."""
 _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
 """With its first block, which may be the last, of 34 bytes: too much to come about in samples or in a picture."""
+_OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
+_OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
+"""A page, with the upper two bytes of its count of samples, and its stream's number."""
 _TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
 """What is sent or decoded without its ID3v2 tag: the server refuses tags, and libsndfile leaves out as many bytes at
 the end of WAV and AIFF, and finds no Ogg."""
@@ -108,9 +111,9 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     start = end_of_tag(data)
     if data[start : start + 4] in _TAGGED:
         data = data[start:]
-    if data[:4] == b"fLaC" and _FLAC_START.search(data, 4):
+    if kind := _joined(data):
         raise InvalidAudio(
-            "it holds FLAC files one behind the other, of which only the first would be read; send each by itself",
+            f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself",
             clip=describe_audio(audio),
         )
     served = _measured(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
@@ -213,10 +216,21 @@ def _wav(array: npt.NDArray[np.number[Any]], rate: int, form: int) -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
+def _joined(data: bytes) -> str:
+    """The kind of file, FLAC or Ogg, of which a second one follows the first, or nothing."""
+    if data[:4] == b"fLaC" and _FLAC_START.search(data, 4):
+        return "FLAC"
+    # Flag 2 begins a stream. Ogg streams side by side all begin before one goes on.
+    begins = [flags[0] & 2 for flags in _OGG_FLAGS.findall(data)] if data[:4] == b"OggS" else []
+    return "Ogg" if begins != sorted(begins, reverse=True) else ""
+
+
 def _is_served_container(data: bytes) -> bool:
     if data[:4] == b"fLaC":  # one that was written to a pipe counts no samples, in 36 bits, and the server wants them
         return int.from_bytes(data[21:26], "big") % 2**36 > 0
-    return data[:4] == b"OggS" or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
+    if data[:4] == b"OggS":  # the server wants pages of one stream, each of which counts samples, below 2^48
+        return set(_OGG_PAGE.findall(data)) == {(b"\0\0", data[14:18])}
+    return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
 def _measured(data: bytes) -> bytes:

@@ -181,6 +181,27 @@ def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between
     assert encode(flac + between) == flac + between
 
 
+@pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
+def test_of_ogg_files_one_behind_the_other_none_is_lost_silently(noise, codec, encode):
+    ogg = file_of(noise, "OGG", codec)
+    for joined in (ogg + file_of(noise, "OGG", codec), ogg + ogg, PICTURE + ogg + ogg):
+        with pytest.raises(InvalidAudio, match=r"Ogg files one behind the other, .* send each by itself"):
+            encode(joined)
+    assert encode(ogg + bytes(100)) == ogg + bytes(100)
+
+
+def test_ogg_that_the_server_refuses_is_decoded_here(noise, encode, read):
+    sink = io.BytesIO()
+    with soundfile.SoundFile(sink, "w", RATE, 1, format="OGG", subtype="VORBIS") as file:
+        file.comment = "A" * 70_000  # so long that no packet ends on its first page
+        file.write(noise)
+    named = file_of(noise, "OGG", "OPUS") + b"OggS" + bytes(30)
+    for refused in (sink.getvalue(), named):
+        sent = encode(refused)
+        assert sent[:4] == b"RIFF"
+        assert len(read(sent)[0]) == len(noise)
+
+
 def test_mp3_files_that_make_one_are_one(encode, read):
     assert len(read(encode(mp3(3, is_counted=False) * 2))[0]) == pytest.approx(6 * RATE, abs=3000)
 
