@@ -17,6 +17,7 @@ LIMIT_SAMPLES = 60 * RATE_HZ
 NOT_DECODED = "nvidia.dali.fn.decoders.audio"
 UNKNOWN_FORMAT = rf"{NOT_DECODED}.*Failed to open encoded data: Format not recognised"
 CUT_SHORT = rf"{NOT_DECODED}.*Error decoding file .* Requested \d+ samples but got \d+"
+NO_LENGTH = "too long: .* as FLAC written to a pipe, .* Ogg with several streams or a picture, does not say; send WAV"
 NO_SAMPLES = "no samples: a clip must hold at least one sample"
 NOT_FINITE = "not finite: all samples must be finite numbers"
 TOO_FEW = "SIGNAL hold all that its SIGNAL_LENGTH counts"
@@ -82,8 +83,13 @@ BAD_FILES = {
     "corrupt": BadFile(lambda s, e: damaged(e(s, container="FLAC")), CUT_SHORT, "damaged or cut short"),
     "written to a pipe": BadFile(
         lambda s, e: piped(e(s, container="FLAC")),
-        "too long: .* as FLAC written to a pipe and files behind an ID3 tag, does not say; send WAV, or FLAC that was",
+        NO_LENGTH,
         None,
+    ),
+    "joined": BadFile(
+        lambda s, e: np.concatenate([e(s, container="OGG", subtype="OPUS") for _ in range(2)], axis=1),
+        NO_LENGTH,
+        "Ogg files one behind the other, of which only the first would be read",
     ),
     "zero samples": BadFile(lambda s, e: e(s[:0]), NO_SAMPLES, NO_SAMPLES),
     "over the limit": BadFile(

@@ -17,6 +17,7 @@ from carnelian_serving.launcher import Server
 
 RATE = 16_000
 LIMIT_SAMPLES = 60 * RATE
+UNKNOWN_LENGTH = 2**31 - 1
 # PCM16 and the 16-bit FLAC round to 2^-15; mu-law and the lossy codecs are coarser.
 EXACT, COARSE, LOSSY = 1e-4, 0.02, 0.05
 
@@ -130,19 +131,43 @@ def test_no_model_takes_longer_clips_than_are_decoded() -> None:
     assert max(limits) <= stage.MAX_AUDIO_S == LIMIT_SAMPLES / RATE
 
 
-def forge_ogg_length(file: bytes, samples: int) -> bytes:
-    """The file, whose last page says that it ends after so many samples."""
-    start = file.rindex(b"OggS")
-    page = bytearray(file[start:])
-    page[6:14] = samples.to_bytes(8, "little")
-    page[22:26] = bytes(4)
+NO_COUNT = 2**64 - 1
+"""A page's count if no packet ends on it."""
+
+
+def pages(file: np.ndarray) -> list[bytes]:
+    """The pages of an Ogg file."""
+    data, found, start = file.tobytes(), [], 0
+    while start < len(data):
+        segments = data[start + 26]
+        end = start + 27 + segments + sum(data[start + 27 : start + 27 + segments])
+        found.append(data[start:end])
+        start = end
+    return found
+
+
+def changed(page: bytes, *, count: int | None = None, serial: int | None = None) -> bytes:
+    """The Ogg page with other fields, and the checksum that they make."""
+    new = bytearray(page)
+    for value, start, end in ((count, 6, 14), (serial, 14, 18), (0, 22, 26)):
+        if value is not None:
+            new[start:end] = value.to_bytes(end - start, "little")
     checksum = 0  # CRC-32 of Ogg: polynomial 0x04C11DB7, bits not reflected, from 0
-    for byte in page:
+    for byte in new:
         checksum ^= byte << 24
         for _ in range(8):
             checksum = checksum << 1 ^ (0x1_04C1_1DB7 if checksum >> 31 else 0)
-    page[22:26] = checksum.to_bytes(4, "little")
-    return file[:start] + page
+    new[22:26] = checksum.to_bytes(4, "little")
+    return bytes(new)
+
+
+def join(*parts: bytes) -> np.ndarray:
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def speech(rate: int, seconds: float = 2.0, codec: str = "OPUS") -> np.ndarray:
+    """An Ogg file of noise in several pages: of a tone all is in one."""
+    return encode(np.random.default_rng(0).uniform(-0.3, 0.3, round(seconds * rate)), rate, "OGG", codec)
 
 
 WAV = encode(tone(0.5))
@@ -154,6 +179,7 @@ BROKEN = {
     "wav header cut": WAV[:30],
     "flac header cut": FLAC[:40],
     "flac cut": FLAC[: len(FLAC) // 2],
+    "ogg header cut": encode(tone(0.5), container="OGG", subtype="OPUS")[:4],
     "mp3": encode(tone(0.5), container="MP3", subtype="MPEG_LAYER_III"),
     # libsndfile reads them, and some twenty others, of which one prints what they hold.
     **{kind: encode(tone(0.5), container=kind) for kind in ("AIFF", "AU", "CAF", "W64", "RF64")},
@@ -195,8 +221,9 @@ def test_a_wav_that_ends_early_keeps_what_it_has(served: Any, bytes_kept: int, s
 
 @pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
 def test_an_ogg_file_that_is_cut_short_keeps_what_it_has(served: Any, codec: str) -> None:
-    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 5 * 48_000)  # of a tone all is in one page
-    whole = encode(noise, 48_000, "OGG", codec)
+    whole = speech(48_000, 5, codec)
+    page = len(b"".join(pages(whole)[:-1])) + 10  # in the middle of a header
+    assert 0 < decode(served, whole[:page])[1] < 5 * RATE
     assert 0 < decode(served, whole[: whole.size * 6 // 10])[1] < decode(served, whole)[1] == 5 * RATE
 
 
@@ -215,10 +242,68 @@ def test_an_opus_file_that_claims_hours_is_refused_before_memory_is_taken_for_th
 ) -> None:
     if not isinstance(server, Server):
         pytest.skip("the native backend bounds no memory, and would take it")
-    forged = forge_ogg_length(encode(tone(5, 48_000), 48_000, "OGG", "OPUS").tobytes(), samples)
-    (answer,) = served.infer_together("audio_decode", [{"AUDIO": np.frombuffer(forged, np.uint8)[None]}])
+    *others, last = pages(speech(48_000))
+    forged = join(*others, changed(last, count=samples))
+    (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
     assert "too little memory for an input of this length, or of the length that it claims" in str(answer)
     assert decode(served, WAV)[1] == RATE // 2
+
+
+@pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
+@pytest.mark.parametrize("samples", [2**48, 2**61, 2**62, 2**62 + 10_312, 2**63 - 1, 2**63 + 10_312])
+def test_an_ogg_file_whose_claim_overflows_is_not_decoded(served: Any, codec: str, samples: int) -> None:
+    *others, last = pages(speech(48_000, codec=codec))
+    for forged in (join(*others, changed(last, count=samples)), join(*others[:-1], changed(others[-1], count=samples))):
+        assert decode(served, forged)[1] == UNKNOWN_LENGTH
+    assert decode(served, WAV)[1] == RATE // 2
+
+
+@pytest.mark.parametrize("rate", [12_000, 24_000])
+@pytest.mark.parametrize("samples", [0, 100])
+def test_an_opus_file_that_ends_before_it_begins_is_an_error_and_not_an_outage(
+    served: Any, rate: int, samples: int
+) -> None:
+    *others, last = pages(speech(rate))
+    forged = join(*others, changed(last, count=samples))
+    (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
+    assert isinstance(answer, Exception)
+    assert decode(served, WAV)[1] == RATE // 2
+
+
+@pytest.mark.parametrize("rate", [RATE, 48_000])
+def test_an_opus_file_of_which_no_length_can_be_read_is_not_decoded(served: Any, rate: int) -> None:
+    head, *others = pages(speech(rate))
+    uncounted = [changed(page, count=NO_COUNT) for page in others]
+    strange = changed(others[-1], serial=1)
+    for forged in (
+        join(head, *uncounted),
+        join(head, *others[:-1], uncounted[-1]),
+        # Another first page before it, whose checksum is wrong, would hide what it is.
+        join(head[:22], bytes(4), head[26:], head, *others),
+        join(head, *others, *[strange] * (70_000 // len(strange) + 1)),  # so far that the last page is not found
+    ):
+        assert decode(served, forged)[1] == UNKNOWN_LENGTH
+    assert decode(served, WAV)[1] == RATE // 2
+
+
+@pytest.mark.parametrize(("codec", "rate"), [("VORBIS", RATE), ("OPUS", RATE), ("OPUS", 48_000)])
+@pytest.mark.parametrize("seconds", [1, 25])
+def test_ogg_files_one_behind_the_other_are_not_cut_to_the_first(
+    served: Any, codec: str, rate: int, seconds: int
+) -> None:
+    file = speech(rate, seconds, codec)
+    for second in (speech(rate, seconds, codec), file):
+        signal, length = decode(served, np.concatenate([file, second]))
+        assert (signal.tolist(), length) == ([0.0], UNKNOWN_LENGTH)
+    assert decode(served, file)[1] == seconds * RATE
+
+
+@pytest.mark.parametrize("rate", [8_000, 12_000, RATE, 24_000, 48_000])
+def test_opus_of_each_rate_becomes_16_khz(served: Any, rate: int) -> None:
+    signal, length = decode(served, encode(tone(1.0, rate), rate, "OGG", "OPUS"))
+    assert length == len(signal) == RATE
+    # At 8 kHz it rings for a tenth of a second, and by more.
+    np.testing.assert_allclose(signal[1600:-1600], tone(1.0)[1600:-1600], atol=2 * LOSSY)
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(RATE, 1), (44_100, 1), (44_100, 2)])
@@ -231,7 +316,7 @@ def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served: Any, rate
     hidden = np.concatenate([piped[:4], padding, piped[4:]])
     for file in (piped, tagged, hidden):
         signal, length = decode(served, file)
-        assert (signal.tolist(), length) == ([0.0], 2**31 - 1)
+        assert (signal.tolist(), length) == ([0.0], UNKNOWN_LENGTH)
     assert decode(served, FLAC)[1] == RATE // 2
 
 

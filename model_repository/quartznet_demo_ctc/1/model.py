@@ -156,8 +156,8 @@ class TritonPythonModel:
             remedy = "; send it in parts"
             if seconds > UNKNOWN_S:
                 remedy = (
-                    " or, as FLAC written to a pipe and files behind an ID3 tag, does not say; "
-                    "send WAV, or FLAC that was written to a file"
+                    " or, as FLAC written to a pipe, files behind an ID3 tag, and Ogg with several streams or a "
+                    "picture, does not say; send WAV, or FLAC that was written to a file"
                 )
             return f"too long: {limit}, but this one has {seconds:.2f} s{remedy}"
         # A frame of zeros is no distribution: the acoustic stage had no features there.
