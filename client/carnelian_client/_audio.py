@@ -1,4 +1,4 @@
-"""From what a caller has (a path, bytes, samples) to the bytes of one audio file that the server reads.
+"""Makes the bytes of one audio file that the server reads from what a caller has: a path, bytes or samples.
 
 WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, Ogg with a picture, ...
 through libsndfile) is sent as FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is
@@ -34,28 +34,30 @@ MAX_BYTES = 2**31 - 2**16
 MAX_DECODED_BYTES = 2**28
 """Of a file that is decoded here, as float32: 25 minutes at 44.1 kHz. Each thread of `transcribe_many` holds one."""
 MAX_CHANNELS = 64
-"""More "channels" than this are samples in the wrong axis."""
+"""The most channels; an array with more has its samples in the wrong axis."""
 MAX_PEAK = 32.0
-"""Floats beyond are integers that nobody scaled: such clips are transcribed badly. Loud ones may exceed 1 a little."""
+"""The largest float sample: beyond are integers that nobody scaled, which are transcribed badly. Loud clips may exceed
+1 a little."""
 MAX_RATE_HZ = 2**24 - 1
-"""A WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
+"""The highest sample rate: a WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
 BLOCK_FRAMES = 1 << 16
 _SHORT_BLOCK_FRAMES = 1152
-"""Read at a time from an MP3 without a count, whose end may be an error: the block that meets it is lost."""
+"""Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
 _LEAST_LEFT_S = 0.5
-"""Less than this behind what was read is no other file: encoders do not count their delay alike."""
+"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
-"""A chunk's name. Behind anything else the chunks have ended: zeros would pass for an empty one every eight bytes."""
+"""Matches the name of a RIFF chunk. Anything else ends the chunks: every eight zeros would pass for an empty chunk."""
 _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
-"""With its first block, which may be the last, of 34 bytes: too much to come about in samples or in a picture."""
+"""Matches the beginning of a FLAC file with its first block of 34 bytes, too long to occur by chance in sound or in a
+picture."""
 _OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
 _OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
-"""A page, with the upper two bytes of its count of samples, and its stream's number."""
+"""Matches an Ogg page; the groups are the upper two bytes of its count of samples, and the number of its stream."""
 _TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
-"""What is sent or decoded without its ID3v2 tag: the server refuses tags, and libsndfile leaves out as many bytes at
-the end of WAV and AIFF, and finds no Ogg."""
+"""The beginnings of files that lose their ID3v2 tag here: the server refuses tags, and with a tag libsndfile drops as
+many bytes at the end of WAV and AIFF, and does not recognise Ogg."""
 _FLAC_SUBTYPES = {
     "PCM_S8": "PCM_16",
     "PCM_U8": "PCM_16",
@@ -64,8 +66,8 @@ _FLAC_SUBTYPES = {
     "ALAW": "PCM_16",
     "PCM_24": "PCM_24",
 }
-"""libsndfile subtype of the source -> FLAC subtype that keeps it; others go as float WAV: floats, 32 bit, and MP3,
-which decodes to floats, beyond 1 where it is loud."""
+"""libsndfile subtype of the source -> FLAC subtype that keeps every bit. Others (floats, 32 bits, and MP3, which
+decodes to floats, also beyond 1) are sent as float WAV."""
 _FLAC_MAX_CHANNELS = 8
 _FLAC_MAX_ANY_RATE_HZ = 2**16 - 1
 _FLAC_MAX_RATE_HZ = 10 * _FLAC_MAX_ANY_RATE_HZ
@@ -123,7 +125,7 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
 
 def _read(path: str | os.PathLike[str], deadline: Deadline) -> bytes:
     try:
-        # Not `Path`, which takes "" for a folder, and a slash out of a URL.
+        # Not by `Path`, which takes "" for a folder, and removes a slash from a URL.
         with open(path, "rb") as file:  # noqa: PTH123
             _check_size(os.fstat(file.fileno()).st_size, describe_audio(path))  # before it fills the memory
             return read_all(file, deadline)
@@ -132,7 +134,7 @@ def _read(path: str | os.PathLike[str], deadline: Deadline) -> bytes:
 
 
 def read_all(file: BinaryIO, deadline: Deadline | None = None) -> bytes:
-    """An open file to its end, or more of it than a request may have: devices and pipes may have no end."""
+    """Read an open file to its end, or until it is too large for a request: devices and pipes may have no end."""
     data = io.BytesIO()
     while data.tell() <= MAX_BYTES and (block := file.read(1 << 20)):
         data.write(block)
@@ -163,12 +165,12 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
 
     try:
         array = np.asarray(samples)
-    except Exception as error:  # of a tensor on a GPU, for example, and of whatever class
+    except Exception as error:  # for example, of a tensor on a GPU; its class may be any
         raise InvalidAudio(f"samples must be a NumPy array, or become one, but: {error}") from error
     clip = describe_audio((array, rate))
     try:
         rate = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
-    except TypeError:  # some libraries have the rate first
+    except TypeError:  # some libraries give the rate first
         raise InvalidAudio(
             f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}", clip=clip
         ) from None
@@ -202,45 +204,45 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
 
 
 def _wav(array: npt.NDArray[np.number[Any]], rate: int, form: int) -> bytes:
-    """Put a RIFF header before [samples] or [samples, channels] of little-endian numbers."""
+    """Put a WAV header before [samples] or [samples, channels] of little-endian numbers."""
     channels = 1 if array.ndim == 1 else array.shape[1]
     width = array.itemsize
-    _check_size(array.nbytes, describe_audio((array, rate)))  # before it is copied, and too large for the header
+    _check_size(array.nbytes, describe_audio((array, rate)))  # before the copy, and before the header overflows
     data = array.tobytes()
     frame = channels * width
     fmt = struct.pack("<HHIIHH", form, channels, rate, rate * frame, frame, 8 * width)
     chunks = b"fmt " + struct.pack("<I", len(fmt)) + fmt
-    if form != _WAVE_PCM:  # the format asks for the number of frames where samples are not PCM
+    if form != _WAVE_PCM:  # without PCM samples, the format requires the number of frames
         chunks += b"fact" + struct.pack("<II", 4, len(array))
     chunks += b"data" + struct.pack("<I", len(data)) + data + bytes(len(data) % 2)
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
 def _joined(data: bytes) -> str:
-    """The kind of file, FLAC or Ogg, of which a second one follows the first, or nothing."""
+    """Return the format, FLAC or Ogg, of which a second file follows the first, or an empty string."""
     if data[:4] == b"fLaC" and _FLAC_START.search(data, 4):
         return "FLAC"
-    # Flag 2 begins a stream. Ogg streams side by side all begin before one goes on.
+    # Flag 2 begins a stream. Parallel Ogg streams all begin before one continues.
     begins = [flags[0] & 2 for flags in _OGG_FLAGS.findall(data)] if data[:4] == b"OggS" else []
     return "Ogg" if begins != sorted(begins, reverse=True) else ""
 
 
 def _is_served_container(data: bytes) -> bool:
-    if data[:4] == b"fLaC":  # one that was written to a pipe counts no samples, in 36 bits, and the server wants them
+    if data[:4] == b"fLaC":  # one from a pipe has no count of samples (36 bits), which the server needs
         return int.from_bytes(data[21:26], "big") % 2**36 > 0
-    if data[:4] == b"OggS":  # the server wants pages of one stream, each of which counts samples, below 2^48
+    if data[:4] == b"OggS":  # the server needs pages of one stream, each with a count of samples below 2^48
         return set(_OGG_PAGE.findall(data)) == {(b"\0\0", data[14:18])}
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
 def _measured(data: bytes) -> bytes:
-    """Say how long a WAV file is whose writer never did: the sizes of a recording that was not closed are 0."""
+    """Fill in the size of a WAV file that was never closed; its writer left 0 there."""
     start = 12
     while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
         size = int.from_bytes(data[start + 4 : start + 8], "little")
         if data[start : start + 4] == b"data":
             end = 8 + int.from_bytes(data[4:8], "little")
-            if size or end > start + 8:  # without samples, but closed: what follows is no audio
+            if size or end > start + 8:  # closed without samples: what follows is no audio
                 return data
             size = min(len(data) - start - 8, 2**32 - 1)
             return data[: start + 4] + size.to_bytes(4, "little") + data[start + 8 :]
@@ -249,7 +251,7 @@ def _measured(data: bytes) -> bytes:
 
 
 class _Unmeasured(io.BytesIO):
-    """A file that claims to be far larger than it is.
+    """A file in memory that claims to be far larger than it is.
 
     libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
     Where that varies it stops long before the end.
@@ -266,7 +268,7 @@ class _Unmeasured(io.BytesIO):
 
 
 def _goes_on(file: io.BytesIO) -> bool:
-    """Whether there is more MPEG audio behind what was read."""
+    """Return whether there is more MPEG audio after the frames that were read."""
     return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
 
 
@@ -287,7 +289,7 @@ def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
     num_bytes = 0
     try:
         with soundfile.SoundFile(file) as source:
-            # Else soundfile seeks after each read, and an MP3 goes on without the bits that its next frame shares.
+            # Otherwise soundfile seeks after each read, and the next MP3 frame lacks bits that it shares with the last.
             source.seekable = lambda: False
             flac = _FLAC_SUBTYPES.get(source.subtype)
             form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
@@ -319,12 +321,12 @@ def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
 
 
 def _read_blocks(source: soundfile.SoundFile, file: io.BytesIO) -> Iterator[npt.NDArray[np.float32]]:
-    """Read an open file to its end, which of one that counts no frames may be half a frame, or a tag."""
+    """Read an open file to its end; an MP3 without a count of frames may end in half a frame, or in a tag."""
     import soundfile
 
     size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else BLOCK_FRAMES
     num_blocks = 0
-    # Not `source.blocks()`, which repeats its last block where a header claims more than there is.
+    # Not by `source.blocks()`, which repeats its last block if a header claims more than there is.
     while True:
         try:
             block = source.read(size, dtype="float32")

@@ -17,18 +17,19 @@ UNKNOWN_LENGTH = 2**31 - 1
 behind the other.
 
 libsndfile makes 2^63 - 1 of their counts, and the operator (DALI 2.4) then decodes into too little memory, which ends
-the server, then or later. So the file is not decoded, and the last stage says why. Nor is a file whose count is hidden:
-behind an ID3v2 tag, or behind another block than STREAMINFO, whose type is 0. Nor is Ogg that claims 2^48 samples.
+the server, then or later. So such a file is not decoded, and the last stage says why. The same goes for a file whose
+count is hidden, behind an ID3v2 tag or behind another block than STREAMINFO (type 0), and for Ogg that claims 2^48
+samples.
 """
 HEAD_BYTES = 44
 READ, UNCOUNTED, OGG, PLAIN_OGG = 1, 2, 3, 4
 """Kinds of heads. libsndfile has parsers of some twenty other formats, which nobody needs here, and of which one writes
 what a file holds to the standard output: files of another kind are not given to it."""
 PLAIN_OPUS_HZ = (16_000, 44_100, 48_000)
-"""Opus says which rate it was made from. Of others than these, libsndfile may decode at 12 or 24 kHz, where it makes
-about 2^62 or 2^63 samples of a last page that ends before the first one."""
+"""The rates in an Opus header that are safe. At others libsndfile may decode at 12 or 24 kHz, and then reports some
+2^62 or 2^63 samples if the last page ends before the first one."""
 FIRST_PAGE = b"OggS\0\2" + bytes(20) + b"\1\0", b"\xff" * 6 + bytes(20) + b"\xff\0"
-"""Of an Ogg stream, and its mask: it begins one, with one packet of less than 255 bytes."""
+"""The first page of an Ogg stream, and its mask: it begins the stream, with one packet of less than 255 bytes."""
 BITS_OF_TYPE = [1 << bit for bit in range(7)]
 HEADS = [
     (READ, b"RIFF\0\0\0\0WAVE", b"\xff\xff\xff\xff\0\0\0\0\xff\xff\xff\xff"),
@@ -55,12 +56,13 @@ NO_SOUND = b"neither WAV nor FLAC nor Ogg"
 
 
 def says_its_length(audio: DataNode, head: DataNode) -> DataNode:
-    """Whether an Ogg file is one whose length libsndfile is sure to read, and which is below 2^48 samples.
+    """Return whether libsndfile is sure to find the length of an Ogg file, and it is below 2^48 samples.
 
-    Each page ("OggS") counts the samples up to its end, in eight bytes, all ones if no packet ends on it. libsndfile
-    subtracts the first count from the last one that it finds among the last pages, in the stream that begins the file.
-    So all that look like pages must be of the first one's stream, and count, and none but the first may begin one. That
-    refuses a comment of more than a page, such as a picture, and one in 10,000 files of 400 KB, by chance.
+    Each page ("OggS") counts the samples up to its end, in eight bytes; all ones mean that no packet ends on it.
+    libsndfile subtracts the first count from the last one that it finds among the last pages, in the file's first
+    stream. So everything that looks like a page must belong to the first page's stream and have a count, and only the
+    first may begin a stream. This refuses comments longer than a page, such as pictures, and, by chance, one in 10,000
+    files of 400 KB.
     """
     size = math.max(shape_of(audio, dtype=types.INT32) - 26, 1)  # a page has 27 bytes or more, but the file may be cut
     byte = {
@@ -106,7 +108,7 @@ def decode() -> tuple[DataNode, DataNode]:
         length = types.Constant([UNKNOWN_LENGTH], dtype=types.INT32, device="cpu")
     else:
         if kind == OGG:
-            # Resampled in the operator, which takes more memory, 2^62 or 2^63 samples become so many that it has none.
+            # Resampling inside the operator needs more memory: for 2^62 or 2^63 samples so much that it fails cleanly.
             clip, rate_hz = fn.decoders.audio(audio, dtype=types.FLOAT, downmix=True, sample_rate=SAMPLE_RATE_HZ)
         else:
             if kind > 0:  # noqa: SIM108
