@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -134,7 +135,9 @@ class _Stop(BaseException):
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
     _ignore_signals()
-    _print_log("carnelian-serve: stopping")
+    with contextlib.suppress(OSError):  # as of a stderr that was closed
+        if sys.stderr is not None and select.select([], [sys.stderr], [], 0)[1]:  # else nobody reads it: it would block
+            _print_log("carnelian-serve: stopping")
     raise _Stop
 
 
