@@ -28,6 +28,8 @@ RINGING = 160
 MOST_EXCESS_S = 60.0
 """A whole file that lasts this much longer than its manifest says is not decoded: hours of it would fill the memory."""
 _AT_ONCE = 1 << 16  # frames decoded at once
+_HEAD_BYTES = 1 << 16
+"""The part of a long file that shows what kind of file it is."""
 _SHORT_BLOCK_FRAMES = 1152
 """Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
 _LEAST_LEFT_S = 0.5
@@ -42,7 +44,7 @@ _CHUNK_ID = re.compile(rb"[ -~]{4}")
 _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
 """Matches the beginning of a FLAC file with its first block of 34 bytes, too long to occur by chance in sound or in a
 picture."""
-_OGG_PAGE = re.compile(rb"OggS\0([\0-\x07])", re.DOTALL)
+_OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
 """Matches the beginning of an Ogg page; the group is its flags."""
 _JOINED = (
     "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
@@ -53,9 +55,10 @@ _JOINED = (
 def encoded(clip: Clip) -> Encoded:
     """Return the bytes of a sound file that holds exactly the clip: the sound that the SDK would send, or an error.
 
-    A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate, so that a segment of
-    a long recording costs no more than its own length. MP3, which DALI does not decode, and FLAC that was written to a
-    pipe, whose length DALI does not know, become WAV files in the same way, whatever the suffix of their names.
+    A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate. A segment of a long
+    recording costs no more than its own length, so the rest of the recording is not checked; only a file that must be
+    repaired is read whole. MP3, which DALI does not decode, and FLAC that was written to a pipe, whose length DALI does
+    not know, become WAV files in the same way, whatever the suffix of their names.
 
     Raises:
         OSError: The file cannot be read.
@@ -71,38 +74,62 @@ def encoded(clip: Clip) -> Encoded:
 
 
 def _whole(clip: Clip) -> Encoded:
-    data = clip.audio_filepath.read_bytes()
-    start = end_of_tag(data)
-    if data[start : start + 4] in _TAGGED:
-        data = data[start:]
+    data = _repaired(clip.audio_filepath.read_bytes())
     if _is_joined(data):
         raise RuntimeError(_JOINED)
-    if is_taken_for_mpeg(data):
-        raise RuntimeError("begins as an MP3 file does, but no second frame follows; raw samples must have a header")
-    data = _measured(data)
-    file = _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
+    _check_kind(data)
+    file = _UnmeasuredBytes(data) if counts_no_frames(data) else io.BytesIO(data)
     with soundfile.SoundFile(file) as source:
-        if source.format != "MP3" and source.frames != _UNKNOWN_FRAMES:
-            _check_length(source.frames, source.samplerate, clip)
+        most_frames = int((clip.duration + MOST_EXCESS_S) * source.samplerate)
+        is_read_here = source.format == "MP3" or source.frames == _UNKNOWN_FRAMES
+        samples = _read(source, file, most_frames + 1) if is_read_here else None
+        if (source.frames if samples is None else len(samples)) > most_frames:
+            raise RuntimeError(
+                f"lasts over {MOST_EXCESS_S:g} s longer than the {clip.duration:.2f} s of its manifest; "
+                "a stretch of a longer file has an `offset`, be it 0"
+            )
+        if samples is None:
             return np.frombuffer(data, np.uint8)
-        return _wav(_read_to_end(source, file, clip), source.samplerate)
+        if source.format == "MP3" and _goes_on(file):
+            raise RuntimeError(_JOINED)
+        return _wav(samples, source.samplerate)
 
 
 def _segment(clip: Clip, offset_s: float) -> Encoded:
-    path = clip.audio_filepath
-    with path.open("rb") as head:  # Python says why a file cannot be opened; libsndfile only says "System error"
-        head.seek(end_of_tag(head.read(10)))
-        is_unmeasured = counts_no_frames(head.read(200))
-    with soundfile.SoundFile(_Unmeasured(path.read_bytes()) if is_unmeasured else path) as file:
-        start = round(offset_s * file.samplerate)
-        if start >= file.frames:
-            lasts_s = file.frames / file.samplerate
-            raise RuntimeError(f"begins {offset_s:g} s into a file that lasts {lasts_s:.2f} s")
-        # A frame of MP3 may need bits of earlier frames, so decoding begins up to a second before the segment.
-        lead = min(start, file.samplerate) if file.format == "MP3" else 0
-        _go_to(file, start - lead)
-        frames = lead + round(clip.duration * file.samplerate)
-        return _wav(file.read(frames, dtype="float32", always_2d=True)[lead:], file.samplerate)
+    # Python says why a file cannot be opened; libsndfile only says "System error".
+    with clip.audio_filepath.open("rb", buffering=0) as opened:
+        start = opened.seek(end_of_tag(opened.read(10)))
+        head = opened.read(_HEAD_BYTES)
+        _check_kind(head)
+        needs_repair = (start > 0 and head[:4] in _TAGGED) or _measured(head) != head
+        opened.seek(0)
+        # By number: the suffix of a name, such as .raw, would decide how the file is read.
+        file: io.BytesIO | _UnmeasuredFile | int = opened.fileno()
+        if needs_repair:
+            file = io.BytesIO(_repaired(opened.read()))
+        elif counts_no_frames(head):
+            file = _UnmeasuredFile(opened.fileno(), closefd=False)
+        with soundfile.SoundFile(file, closefd=False) as source:
+            first = round(offset_s * source.samplerate)
+            if first >= source.frames:
+                lasts_s = source.frames / source.samplerate
+                raise RuntimeError(f"begins {offset_s:g} s into a file that lasts {lasts_s:.2f} s")
+            # A frame of MP3 may need bits of earlier frames, so decoding begins up to a second before the segment.
+            lead = min(first, source.samplerate) if source.format == "MP3" else 0
+            _go_to(source, first - lead)
+            samples = _read(source, file, lead + round(clip.duration * source.samplerate))
+            return _wav(samples[lead:], source.samplerate)
+
+
+def _repaired(data: bytes) -> bytes:
+    """Return a file without the tag before it that libsndfile cannot skip, and with the size of a WAV filled in."""
+    start = end_of_tag(data)
+    return _measured(data[start:] if data[start : start + 4] in _TAGGED else data)
+
+
+def _check_kind(data: bytes) -> None:
+    if is_taken_for_mpeg(data):
+        raise RuntimeError("begins as an MP3 file does, but no second frame follows; raw samples must have a header")
 
 
 def check_regular(path: Path) -> None:
@@ -131,7 +158,7 @@ def _is_joined(data: bytes) -> bool:
         return _FLAC_START.search(data, 4) is not None
     if data[:4] != b"OggS":
         return False
-    begins = [flags[0] & 2 > 0 for flags in _OGG_PAGE.findall(data)]
+    begins = [flags[0] & 2 > 0 for flags in _OGG_FLAGS.findall(data)]
     return begins != sorted(begins, reverse=True)
 
 
@@ -150,8 +177,8 @@ def _measured(data: bytes) -> bytes:
     return data
 
 
-class _Unmeasured(io.BytesIO):
-    """A file in memory that claims to be far larger than it is.
+class _Unmeasured:
+    """A file that claims to be far larger than it is.
 
     Of an MP3 without a count of frames, libsndfile reads as many as fit into the file's size at the first frame's bit
     rate. If the bit rate varies, it stops long before the end.
@@ -161,44 +188,41 @@ class _Unmeasured(io.BytesIO):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._is_at_end = whence == io.SEEK_END
-        return super().seek(offset, whence)
+        return super().seek(offset, whence)  # type: ignore[misc,no-any-return]
 
     def tell(self) -> int:
-        return super().tell() + (self._is_at_end << 40)
+        return super().tell() + (self._is_at_end << 40)  # type: ignore[misc,no-any-return]
 
 
-def _read_to_end(source: soundfile.SoundFile, file: io.BytesIO, clip: Clip) -> Samples:
+class _UnmeasuredBytes(_Unmeasured, io.BytesIO):
+    pass
+
+
+class _UnmeasuredFile(_Unmeasured, io.FileIO):
+    pass
+
+
+def _read(source: soundfile.SoundFile, file: io.BytesIO | _UnmeasuredFile | int, most_frames: int) -> Samples:
+    """Read at most `most_frames` frames, [frames, channels], from where `source`, which reads `file`, is."""
     # Otherwise soundfile seeks after each read, and the next MP3 frame lacks the bits that it shares with the last one.
     source.seekable = lambda: False
     size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else _AT_ONCE
     blocks = [np.zeros((0, source.channels), np.float32)]
-    num_frames = 0
+    left = most_frames
     try:
-        while len(block := source.read(size, dtype="float32", always_2d=True)):
+        while left and len(block := source.read(min(size, left), dtype="float32", always_2d=True)):
             blocks.append(block)
-            num_frames += len(block)
-            _check_length(num_frames, source.samplerate, clip)
+            left -= len(block)
     except soundfile.LibsndfileError:
         # Behind the last whole frame of an MP3 without a count there may be half a frame, or a tag.
-        if not (num_frames and isinstance(file, _Unmeasured)) or _goes_on(file):
+        if left == most_frames or not isinstance(file, _Unmeasured) or _goes_on(file):
             raise
-    else:
-        if source.format == "MP3" and _goes_on(file):
-            raise RuntimeError(_JOINED)
     return np.concatenate(blocks)
 
 
-def _goes_on(file: io.BytesIO) -> bool:
+def _goes_on(file: io.BytesIO | _UnmeasuredFile) -> bool:
     """Return whether there is more MPEG audio after the frames that were read."""
-    return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
-
-
-def _check_length(num_frames: int, rate_hz: int, clip: Clip) -> None:
-    if num_frames > (clip.duration + MOST_EXCESS_S) * rate_hz:
-        raise RuntimeError(
-            f"lasts over {MOST_EXCESS_S:g} s longer than the {clip.duration:.2f} s of its manifest; "
-            "a stretch of a longer file has an `offset`, be it 0"
-        )
+    return has_audio(file.read(), 0, _LEAST_LEFT_S)
 
 
 def _wav(samples: Samples, rate_hz: int) -> Encoded:
