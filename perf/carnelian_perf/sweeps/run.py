@@ -178,12 +178,13 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         expected = _expect(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected)
         command = _write_command(sweep, cell, cuts, expected)
-        before, cpu_s = _count(sweep, cell)
+        before = _count(sweep, cell)
+        cpu_s = _read_cpu_s(sweep)
         report = perf_analyzer.run(command, folder, grid.timeout_s)
-        after, cpu_after_s = _count(sweep, cell)
+        server_cpu_s = _read_cpu_s(sweep) - cpu_s  # before the statistics, which take a while to settle
+        after = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected)
         batches = {stage: after[stage].since(before[stage]).batches for stage in before}
-        server_cpu_s = cpu_after_s - cpu_s
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
@@ -228,11 +229,15 @@ def _empty(folder: Path) -> None:
         path.unlink()
 
 
-def _count(sweep: Sweep, cell: Cell) -> tuple[dict[str, StageStatistics], float]:
-    """Return each stage's statistics, by its name without the model's prefix, and the server's CPU seconds."""
+def _count(sweep: Sweep, cell: Cell) -> dict[str, StageStatistics]:
+    """Return each stage's statistics, by its name without the model's prefix."""
     found = settle_statistics(sweep.target.client, sweep.models[cell.model].stages)
-    statistics = {stage.removeprefix(f"{cell.model}_"): counted for stage, counted in found.items()}
-    return statistics, measure_cpu_s(sweep.target.pid) if sweep.target.pid else 0.0
+    return {stage.removeprefix(f"{cell.model}_"): counted for stage, counted in found.items()}
+
+
+def _read_cpu_s(sweep: Sweep) -> float:
+    """Return the CPU seconds of the server so far; 0 if it runs elsewhere."""
+    return measure_cpu_s(sweep.target.pid) if sweep.target.pid else 0.0
 
 
 def _file_format(grid: Grid) -> Literal["flac", "wav"]:
