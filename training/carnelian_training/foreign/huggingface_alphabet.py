@@ -29,8 +29,9 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
     file = path / "vocab.json"
     tokenizer = _tokenizer(path)
     added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
-    # The vocabulary wins: if it is of one of several languages, added tokens may be of another language.
-    tokens = read_if_there(path / "added_tokens.json") | added | vocabulary
+    added = read_if_there(path / "added_tokens.json") | added
+    # As in transformers, an added token wins; but of several languages, it may be of another one.
+    tokens = vocabulary | added if vocabulary == read_json(file) else added | vocabulary
     wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
     if wrong:
         raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
