@@ -42,12 +42,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a device or a pipe, or names an open file, as /dev/stdout does after `> log.txt`."""
+    """Return whether a path is a device or a pipe, or names an open file, as /dev/stdout does after `> log.txt`."""
     return path.exists() and (not path.is_file() or not isinstance(_behind(path), Path))
 
 
 def _behind(path: Path) -> int | Path:
-    """The descriptor of the open file that a path such as /dev/stdout names; otherwise the path itself."""
+    """Return the descriptor of the open file that a path such as /dev/stdout names; otherwise the path itself."""
     numbered, link = Path("/proc/self/fd").resolve(), path
     while link.is_symlink():
         if link.parent.resolve() == numbered:

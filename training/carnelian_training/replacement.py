@@ -54,22 +54,22 @@ def replaced(path: Path) -> Iterator[Path]:
             if mode is not None:
                 partial.touch(0o600)  # nobody else may read the new content before it is in place
             yield partial
-            if mode is not None:
-                partial.chmod(mode)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())  # otherwise a power failure could leave an empty file under the new name
+            if mode is not None:
+                partial.chmod(mode)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a device or a pipe, or names an open file, as /dev/stdout does after `> log.txt`."""
+    """Return whether a path is a device or a pipe, or names an open file, as /dev/stdout does after `> log.txt`."""
     return path.exists() and (not path.is_file() or not isinstance(_behind(path), Path))
 
 
 def _behind(path: Path) -> int | Path:
-    """The descriptor of the open file that a path such as /dev/stdout names; otherwise the path itself."""
+    """Return the descriptor of the open file that a path such as /dev/stdout names; otherwise the path itself."""
     numbered, link = Path("/proc/self/fd").resolve(), path
     while link.is_symlink():
         if link.parent.resolve() == numbered:

@@ -52,7 +52,7 @@ def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
         if old not in milestones:
             old.unlink()
     for suffix in (STEP_SUFFIX, ".pt", ".png"):
-        for partial in directory.glob(f".{'[0-9a-f]' * 16}.{glob.escape(config.name)}{suffix}"):
+        for partial in directory.glob(f".[0-9a-f]*.{glob.escape(config.name)}{suffix}"):
             partial.unlink(missing_ok=True)
 
 

@@ -128,7 +128,7 @@ def synthesise(
             clips.append(clip)
             total_s += clip.duration
             progress.update(round(min(total_s, target_s)) - progress.n)
-            if total_s >= target_s:
+            if total_s >= target_s and len(clips) >= known:  # more, if clips that were left out before succeed now
                 break
             if time.monotonic() - last_write > MANIFEST_PERIOD_S:
                 if len(clips) > known:
