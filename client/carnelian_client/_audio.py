@@ -55,9 +55,6 @@ picture."""
 _OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
 _OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
 """Matches an Ogg page; the groups are the upper two bytes of its count of samples, and the number of its stream."""
-_TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
-"""The beginnings of files that lose their ID3v2 tag here: the server refuses tags, and with a tag libsndfile drops as
-many bytes at the end of WAV and AIFF, and does not recognise Ogg."""
 _FLAC_SUBTYPES = {
     "PCM_S8": "PCM_16",
     "PCM_U8": "PCM_16",
@@ -110,9 +107,8 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     if not data:
         raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
     _check_size(len(data), describe_audio(audio))
-    start = end_of_tag(data)
-    if data[start : start + 4] in _TAGGED:
-        data = data[start:]
+    # The server refuses ID3v2 tags. With one, libsndfile drops bytes at the end of WAV, and does not recognise Ogg.
+    data = data[end_of_tag(data) :]
     if kind := _joined(data):
         raise InvalidAudio(
             f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself",

@@ -36,9 +36,9 @@ _LEAST_LEFT_S = 0.5
 """Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 _UNKNOWN_FRAMES = 2**63 - 1
 """The frames that libsndfile reports for FLAC without a count; DALI (2.4) then decodes into too little memory."""
-_TAGGED = (b"RIFF", b"RIFX", b"FORM", b"fLaC", b"OggS")
-"""The beginnings of files that are read without their ID3v2 tag: with a tag, libsndfile drops as many bytes at the end
-of WAV and AIFF, and does not recognise Ogg."""
+_SPOILT_BY_TAGS = (b"RIFF", b"RIFX", b"FORM", b"OggS")
+"""The beginnings of files that libsndfile cannot read behind an ID3v2 tag: it drops as many bytes at the end of WAV and
+AIFF, and does not recognise Ogg."""
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
 """Matches the name of a RIFF chunk. Anything else ends the chunks: every eight zeros would pass for an empty chunk."""
 _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
@@ -98,10 +98,13 @@ def _whole(clip: Clip) -> Encoded:
 def _segment(clip: Clip, offset_s: float) -> Encoded:
     # Python says why a file cannot be opened; libsndfile only says "System error".
     with clip.audio_filepath.open("rb", buffering=0) as opened:
-        start = opened.seek(end_of_tag(opened.read(10)))
+        start = 0
+        while tag_bytes := end_of_tag(opened.read(10)):
+            start = opened.seek(start + tag_bytes)
+        opened.seek(start)
         head = opened.read(_HEAD_BYTES)
         _check_kind(head)
-        needs_repair = (start > 0 and head[:4] in _TAGGED) or _measured(head) != head
+        needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or _measured(head) != head
         opened.seek(0)
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
         file: io.BytesIO | _UnmeasuredFile | int = opened.fileno()
@@ -122,9 +125,8 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
 
 
 def _repaired(data: bytes) -> bytes:
-    """Return a file without the tag before it that libsndfile cannot skip, and with the size of a WAV filled in."""
-    start = end_of_tag(data)
-    return _measured(data[start:] if data[start : start + 4] in _TAGGED else data)
+    """Return a file without the tags before it, and with the size of a WAV filled in."""
+    return _measured(data[end_of_tag(data) :])
 
 
 def _check_kind(data: bytes) -> None:

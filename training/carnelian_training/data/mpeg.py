@@ -95,7 +95,10 @@ def is_taken_for_mpeg(data: bytes) -> bool:
 
 
 def end_of_tag(data: bytes) -> int:
-    """Where a file begins, behind an ID3v2 tag if it has one."""
-    if data[:3] != b"ID3":
-        return 0
-    return 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+    """Return where a file begins behind its ID3v2 tags, one or several; 0 if it has none."""
+    start = 0
+    while data[start : start + 3] == b"ID3":
+        size = sum(byte << shift for byte, shift in zip(data[start + 6 : start + 10], (21, 14, 7, 0), strict=False))
+        has_footer = data[start + 5 : start + 6] > b"\x0f" and data[start + 5] & 0x10
+        start += 10 + size + (10 if has_footer else 0)
+    return start
