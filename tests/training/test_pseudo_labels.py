@@ -38,7 +38,7 @@ def unlabelled(tmp_path):
 
 
 def test_what_is_heard_becomes_the_text_of_a_manifest(unlabelled, tmp_path, command, call):
-    status, printed, _ = command(DEMO, unlabelled, "--out", tmp_path / "heard.jsonl")
+    status, _, printed = command(DEMO, unlabelled, "--out", tmp_path / "heard.jsonl")
     assert status == 0
     assert "6 of 6 clips" in printed
     call(main, "evaluate", DEMO, CLIPS, "--out", tmp_path / "evaluated.jsonl")
@@ -52,7 +52,7 @@ def test_clips_that_the_model_is_not_sure_of_are_left_out_and_counted(unlabelled
     command(DEMO, unlabelled, "--out", tmp_path / "all.jsonl")
     confidences = sorted(clip.extra["confidence"] for clip in read_manifest(tmp_path / "all.jsonl"))
     assert 0 < confidences[0] < confidences[-1] <= 1
-    _, printed, _ = command(DEMO, unlabelled, "--out", tmp_path / "sure.jsonl", "--min-confidence", confidences[2])
+    _, _, printed = command(DEMO, unlabelled, "--out", tmp_path / "sure.jsonl", "--min-confidence", confidences[2])
     assert "4 of 6 clips" in printed
     assert min(clip.extra["confidence"] for clip in read_manifest(tmp_path / "sure.jsonl")) == confidences[2]
 
@@ -61,7 +61,7 @@ def test_clips_in_which_nothing_is_heard_are_left_out_and_counted(unlabelled, tm
     soundfile.write(tmp_path / "hush.wav", np.random.default_rng(0).uniform(-0.1, 0.1, 1600), 16_000)
     hush = Clip(audio_filepath=tmp_path / "hush.wav", duration=0.1, text="")
     write_manifest(tmp_path / "more.jsonl", [*read_manifest(unlabelled), hush])
-    _, printed, _ = command(DEMO, tmp_path / "more.jsonl", "--out", tmp_path / "heard.jsonl")
+    _, _, printed = command(DEMO, tmp_path / "more.jsonl", "--out", tmp_path / "heard.jsonl")
     assert "6 of 7 clips" in printed
     assert "nothing was heard in 1" in printed
     assert all(clip.text for clip in read_manifest(tmp_path / "heard.jsonl"))

@@ -190,7 +190,10 @@ def transcribe(
     kept = [clip for clip in heard if clip.extra["confidence"] >= min_confidence]
     write_manifest(target, kept)
     hours, silent = sum(clip.duration for clip in kept) / 3600, len(clips) - len(heard)
-    typer.echo(f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}")
+    # To stderr, for the manifest may go to standard output.
+    typer.echo(
+        f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}", err=True
+    )
 
 
 def _read_decoding(
