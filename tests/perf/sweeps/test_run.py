@@ -12,7 +12,7 @@ from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.load import LoadError, is_one_server
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, Grid, GridError
+from carnelian_perf.sweeps.grid import Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 from carnelian_perf.sweeps.results import RESULT, read_results
 from carnelian_perf.sweeps.run import describe, run_grid
@@ -240,23 +240,12 @@ def test_random_weights_are_exported_and_served(make_grid, tmp_path):
     assert result.cpu_ms_per_clip > 0
 
 
-def test_wrong_transcript_fails_the_cell(program, server, tmp_path):
+def test_wrong_transcript_fails_the_cell(program, server, static_cell, tmp_path):
     cuts = cut_equal(MANIFEST, 1.0, 2, "flac")
     client = grpc.InferenceServerClient(server.grpc_url)
     try:
         right = [transcribe_file(client, "quartznet_demo", cut) for cut in cuts]
-        cell = Cell(
-            model="quartznet_demo",
-            precision="fp32",
-            input="pcm",
-            protocol="grpc",
-            shared_memory="none",
-            duration_s=1.0,
-            batch=2,
-            concurrency=1,
-            poisson_share=None,
-            round=1,
-        )
+        cell = dataclasses.replace(static_cell, model="quartznet_demo", duration_s=1.0, batch=2)
         check_answers(client, cell, cuts, right)
         with pytest.raises(TranscriptError, match="clip 1 must be transcribed as alone, 'nonsense'"):
             check_answers(client, cell, cuts, [right[0], "nonsense"])
