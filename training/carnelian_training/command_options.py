@@ -30,7 +30,7 @@ def check_checkpoint(path: Path) -> Path:
 
 
 def check_nemo(path: Path) -> Path:
-    """Check the same of a .nemo file."""
+    """Check that a .nemo file can be written and ends in .nemo, so that no other file is overwritten by mistake."""
     return _check_ending(path, ".nemo", "a file of NeMo's")
 
 
