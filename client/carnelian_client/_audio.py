@@ -16,8 +16,9 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ._containers import closed, end_of_tag, joined_format
 from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
-from ._mpeg import counts_no_frames, end_of_tag, has_audio, is_taken_for_mpeg
+from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +48,6 @@ _LEAST_LEFT_S = 0.5
 """Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
-_CHUNK_ID = re.compile(rb"[ -~]{4}")
-"""Matches the name of a RIFF chunk. Anything else ends the chunks: every eight zeros would pass for an empty chunk."""
-_FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
-"""Matches the beginning of a FLAC file with its first block of 34 bytes, too long to occur by chance in sound or in a
-picture."""
-_OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
 _OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
 """Matches an Ogg page; the groups are the upper two bytes of its count of samples, and the number of its stream."""
 _FLAC_SUBTYPES = {
@@ -109,12 +104,12 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
     _check_size(len(data), describe_audio(audio))
     # The server refuses ID3v2 tags. With one, libsndfile drops bytes at the end of WAV, and does not recognise Ogg.
     data = data[end_of_tag(data) :]
-    if kind := _joined(data):
+    if kind := joined_format(data):
         raise InvalidAudio(
             f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself",
             clip=describe_audio(audio),
         )
-    served = _measured(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
+    served = closed(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
     deadline.check()
     return served
 
@@ -214,36 +209,12 @@ def _wav(array: npt.NDArray[np.number[Any]], rate: int, form: int) -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
-def _joined(data: bytes) -> str:
-    """Return the format, FLAC or Ogg, of which a second file follows the first, or an empty string."""
-    if data[:4] == b"fLaC" and _FLAC_START.search(data, 4):
-        return "FLAC"
-    # Flag 2 begins a stream. Parallel Ogg streams all begin before one continues.
-    begins = [flags[0] & 2 for flags in _OGG_FLAGS.findall(data)] if data[:4] == b"OggS" else []
-    return "Ogg" if begins != sorted(begins, reverse=True) else ""
-
-
 def _is_served_container(data: bytes) -> bool:
     if data[:4] == b"fLaC":  # one from a pipe has no count of samples (36 bits), which the server needs
         return int.from_bytes(data[21:26], "big") % 2**36 > 0
     if data[:4] == b"OggS":  # the server needs pages of one stream, each with a count of samples below 2^48
         return set(_OGG_PAGE.findall(data)) == {(b"\0\0", data[14:18])}
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
-
-
-def _measured(data: bytes) -> bytes:
-    """Fill in the size of a WAV file that was never closed; its writer left 0 there."""
-    start = 12
-    while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
-        size = int.from_bytes(data[start + 4 : start + 8], "little")
-        if data[start : start + 4] == b"data":
-            end = 8 + int.from_bytes(data[4:8], "little")
-            if size or end > start + 8:  # closed without samples: what follows is no audio
-                return data
-            size = min(len(data) - start - 8, 2**32 - 1)
-            return data[: start + 4] + size.to_bytes(4, "little") + data[start + 8 :]
-        start += 8 + size + size % 2
-    return data
 
 
 class _Unmeasured(io.BytesIO):

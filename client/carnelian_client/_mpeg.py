@@ -70,9 +70,8 @@ def has_audio(data: bytes, start: int, enough_s: float) -> bool:
 
 
 def counts_no_frames(data: bytes) -> bool:
-    """Whether the bytes may be of an MP3 file that does not say how long it is, as encoders write it to a pipe."""
-    start = end_of_tag(data)
-    head = data[start : start + 200]
+    """Return whether bytes, without tags, may be an MP3 file that does not say how long it is, as one from a pipe."""
+    head = data[:200]
     if head[:1] != b"\xff" or b"VBRI" in head:
         return False
     place = max(head.find(b"Xing"), head.find(b"Info"))
@@ -92,13 +91,3 @@ def is_taken_for_mpeg(data: bytes) -> bool:
     head = data[:_MOST_FRAME_BYTES]
     nexts = range(_LEAST_FRAME_BYTES, len(head) - 2)
     return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
-
-
-def end_of_tag(data: bytes) -> int:
-    """Return where a file begins behind its ID3v2 tags, one or several; 0 if it has none."""
-    start = 0
-    while data[start : start + 3] == b"ID3":
-        size = sum(byte << shift for byte, shift in zip(data[start + 6 : start + 10], (21, 14, 7, 0), strict=False))
-        has_footer = data[start + 5 : start + 6] > b"\x0f" and data[start + 5] & 0x10
-        start += 10 + size + (10 if has_footer else 0)
-    return start

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from carnelian_client import InvalidAudio, _mpeg
+from carnelian_client import InvalidAudio, _containers, _mpeg
 from carnelian_client._audio import encode_audio
 from carnelian_client._retry import Deadline
-from carnelian_training.data import mpeg
+from carnelian_training.data import containers, mpeg
 from carnelian_training.data.audio import encoded
 from carnelian_training.data.manifest import Clip
 
@@ -137,6 +137,7 @@ def test_training_refuses_what_the_sdk_refuses(name, clip_of):
         encode_audio(data, Deadline(60))
 
 
-def test_training_and_the_sdk_read_mpeg_headers_alike():
+@pytest.mark.parametrize(("ours", "theirs"), [(mpeg, _mpeg), (containers, _containers)])
+def test_training_and_the_sdk_look_at_files_alike(ours, theirs):
     """Neither may need the other, so each has a copy."""
-    assert Path(mpeg.__file__).read_bytes() == Path(_mpeg.__file__).read_bytes()
+    assert Path(ours.__file__).read_bytes() == Path(theirs.__file__).read_bytes()

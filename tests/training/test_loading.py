@@ -116,7 +116,7 @@ def test_a_clip_of_which_dali_makes_another_error_is_left_out_too(tiny_config, t
     for path in parts:
         soundfile.write(path, np.random.default_rng(0).uniform(-0.1, 0.1, (320_000, 2)), 16_000)
     bad.clip.audio_filepath.write_bytes(b"".join(path.read_bytes() for path in parts))
-    monkeypatch.setattr(audio, "_is_joined", lambda data: False)
+    monkeypatch.setattr(audio, "joined_format", lambda data: "")
     monkeypatch.setattr(audio, "_UNKNOWN_FRAMES", 0)
     monkeypatch.setattr(audio, "MOST_EXCESS_S", 1e15)
     batches = list(load([[bad], [good, bad], [good]], FeatureSettings(), 1, skip=Limits.of(tiny_config)))

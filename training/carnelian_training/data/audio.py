@@ -1,7 +1,6 @@
 """Reading a clip as an encoded sound file, and the DALI operators that decode it."""
 
 import io
-import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali import math as graph_math
 from nvidia.dali.pipeline import DataNode
 
+from carnelian_training.data.containers import closed, end_of_tag, joined_format
 from carnelian_training.data.manifest import Clip
-from carnelian_training.data.mpeg import counts_no_frames, end_of_tag, has_audio, is_taken_for_mpeg
+from carnelian_training.data.mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
@@ -39,13 +39,6 @@ _UNKNOWN_FRAMES = 2**63 - 1
 _SPOILT_BY_TAGS = (b"RIFF", b"RIFX", b"FORM", b"OggS")
 """The beginnings of files that libsndfile cannot read behind an ID3v2 tag: it drops as many bytes at the end of WAV and
 AIFF, and does not recognise Ogg."""
-_CHUNK_ID = re.compile(rb"[ -~]{4}")
-"""Matches the name of a RIFF chunk. Anything else ends the chunks: every eight zeros would pass for an empty chunk."""
-_FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
-"""Matches the beginning of a FLAC file with its first block of 34 bytes, too long to occur by chance in sound or in a
-picture."""
-_OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
-"""Matches the beginning of an Ogg page; the group is its flags."""
 _JOINED = (
     "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
     "give each a file of its own"
@@ -75,7 +68,7 @@ def encoded(clip: Clip) -> Encoded:
 
 def _whole(clip: Clip) -> Encoded:
     data = _repaired(clip.audio_filepath.read_bytes())
-    if _is_joined(data):
+    if joined_format(data):
         raise RuntimeError(_JOINED)
     _check_kind(data)
     file = _UnmeasuredBytes(data) if counts_no_frames(data) else io.BytesIO(data)
@@ -104,7 +97,7 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
         opened.seek(start)
         head = opened.read(_HEAD_BYTES)
         _check_kind(head)
-        needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or _measured(head) != head
+        needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or closed(head) != head
         opened.seek(0)
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
         file: io.BytesIO | _UnmeasuredFile | int = opened.fileno()
@@ -126,7 +119,7 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
 
 def _repaired(data: bytes) -> bytes:
     """Return a file without the tags before it, and with the size of a WAV filled in."""
-    return _measured(data[end_of_tag(data) :])
+    return closed(data[end_of_tag(data) :])
 
 
 def _check_kind(data: bytes) -> None:
@@ -152,31 +145,6 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
         return
     for done in range(0, start, _AT_ONCE):
         file.buffer_read(min(_AT_ONCE, start - done), dtype="int16")
-
-
-def _is_joined(data: bytes) -> bool:
-    """Return whether a second FLAC or Ogg file follows the first. Parallel Ogg streams begin before one continues."""
-    if data[:4] == b"fLaC":
-        return _FLAC_START.search(data, 4) is not None
-    if data[:4] != b"OggS":
-        return False
-    begins = [flags[0] & 2 > 0 for flags in _OGG_FLAGS.findall(data)]
-    return begins != sorted(begins, reverse=True)
-
-
-def _measured(data: bytes) -> bytes:
-    """Fill in the size of a WAV file that was never closed; its writer left 0 there."""
-    start = 12
-    while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
-        size = int.from_bytes(data[start + 4 : start + 8], "little")
-        if data[start : start + 4] == b"data":
-            end = 8 + int.from_bytes(data[4:8], "little")
-            if size or end > start + 8:  # closed without samples: what follows is no audio
-                return data
-            size = min(len(data) - start - 8, 2**32 - 1)
-            return data[: start + 4] + size.to_bytes(4, "little") + data[start + 8 :]
-        start += 8 + size + size % 2
-    return data
 
 
 class _Unmeasured:
