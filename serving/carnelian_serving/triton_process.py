@@ -104,9 +104,17 @@ class TritonProcess:
         self.log.follow(self._process.stdout, rewrite)
 
     def poll(self) -> int | None:
-        """Return the exit status, as `subprocess` gives it, or None while the process runs."""
-        self.regions.close_to_others()
-        return self._started().poll()
+        """Return the exit status, as `subprocess` gives it, or None while the process runs.
+
+        A process that has crashed, but hangs in its handler of the signal, is killed; its status is that signal's.
+        """
+        self.regions.close_to_others()  # also those of models that are loaded later, if the options allow it
+        process = self._started()
+        if self.log.crash_signal is not None and not has_ended(process, CRASH_END_S):
+            process.kill()
+            if has_ended(process, KILLED_WITHIN_S):
+                process.returncode = -self.log.crash_signal
+        return process.poll()
 
     def wait(self) -> int:
         """Block until the process ends by itself and return its exit status.
@@ -120,13 +128,8 @@ class TritonProcess:
             try:
                 return process.wait(STUB_CHECK_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                self.regions.close_to_others()  # of models that are loaded later, if the options allow it
-                if self.log.crash_signal is not None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        return process.wait(CRASH_END_S)
-                    process.kill()
-                    process.wait()
-                    return -self.log.crash_signal
+                if (status := self.poll()) is not None:
+                    return status
                 if crashed := self.crashed_instances():
                     raise ServerError(
                         f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "

@@ -93,10 +93,12 @@ def test_a_killed_server_is_told_with_what_kills(
     assert "ended by SIGKILL; SIGKILL is what the kernel sends where memory has run out; start" in errors
 
 
-def test_a_server_that_hangs_in_its_crash_is_ended(
-    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the heap is damaged: the handler of the signal waits for the lock of malloc."""
+@pytest.fixture
+def crash_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that makes the server say that it crashed, and hang.
+
+    This happens where the heap is damaged: the handler of the signal waits for the lock of malloc.
+    """
     crash = tmp_path / "crash"
 
     def wrap(scratch: Path) -> Installation:
@@ -111,9 +113,20 @@ def test_a_server_that_hangs_in_its_crash_is_ended(
 
     monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
     monkeypatch.setattr("carnelian_serving.triton_process.CRASH_END_S", 0.1)
+    return crash
+
+
+def test_a_server_that_hangs_in_its_crash_is_ended(cut_repository: Path, crash_that_hangs: Path) -> None:
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
-        crash.touch()
+        crash_that_hangs.touch()
         assert server.wait() == -signal.SIGABRT
+
+
+def test_a_server_that_hangs_in_a_crash_while_it_loads_is_ended(cut_repository: Path, crash_that_hangs: Path) -> None:
+    crash_that_hangs.touch()
+    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    with pytest.raises(ServerError, match="tritonserver was ended by SIGABRT before it was ready"):
+        server.start()
 
 
 def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository: Path) -> None:
