@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 from ._client import Outcome
 from ._errors import CarnelianClientError, ModelNotReady, TransportError
+from ._long import Recording
 from ._retry import RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
@@ -184,6 +186,25 @@ class AsyncCarnelianClient:
 
         return outcomes()
 
+    async def transcribe_long(
+        self,
+        audio: Audio,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Transcript:
+        """Transcribe a recording of any length; see `CarnelianClient.transcribe_long`. A thread reads and cuts it."""
+        recording = Recording(audio, options)
+        outcomes = self.transcribe_many(
+            _in_thread(recording.pieces()), concurrency=concurrency, model=model, timeout_s=timeout_s, **options
+        )
+        async with aclosing(outcomes):
+            async for outcome in outcomes:
+                recording.add(outcome)
+        return recording.transcript()
+
     async def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
         """Say whether a model can be called now; see `CarnelianClient.is_ready`."""
         transport = self._transport()
@@ -258,3 +279,8 @@ async def _iterate(clips: Iterable[Audio] | AsyncIterable[Audio]) -> AsyncGenera
         for clip in clips:
             yield clip
             await asyncio.sleep(0)  # let requests start while a long list is walked
+
+
+async def _in_thread(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece

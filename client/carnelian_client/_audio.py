@@ -1,8 +1,8 @@
 """Makes the bytes of one audio file that the server reads from what a caller has: a path, bytes or samples.
 
-WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, Ogg with a picture, ...
-through libsndfile) is sent as FLAC, or as a float WAV where FLAC would lose bits. Samples become a WAV file. Nothing is
-resampled or mixed down here: the server has the one definition of that.
+WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, Ogg with a picture, ...)
+is decoded and sent without loss. Samples become a WAV file. Nothing is resampled or mixed down here: the server has the
+one definition of that.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._containers import closed, end_of_tag, joined_format
-from ._errors import CONVERT_ADVICE, FORMAT_ADVICE, InvalidAudio
-from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
+from ._decoding import open_audio
+from ._errors import CUT_ADVICE, FORMAT_ADVICE, InvalidAudio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
     import numpy.typing as npt
-    import soundfile
 
+    from ._decoding import Samples
     from ._retry import Deadline
     from ._types import Audio
 
@@ -41,29 +41,10 @@ MAX_PEAK = 32.0
 1 a little."""
 MAX_RATE_HZ = 2**24 - 1
 """The highest sample rate: a WAV header counts bytes a second in 32 bits, here of as many channels of four bytes."""
-BLOCK_FRAMES = 1 << 16
-_SHORT_BLOCK_FRAMES = 1152
-"""Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
-_LEAST_LEFT_S = 0.5
-"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
 """Matches an Ogg page; the groups are the upper two bytes of its count of samples, and the number of its stream."""
-_FLAC_SUBTYPES = {
-    "PCM_S8": "PCM_16",
-    "PCM_U8": "PCM_16",
-    "PCM_16": "PCM_16",
-    "ULAW": "PCM_16",
-    "ALAW": "PCM_16",
-    "PCM_24": "PCM_24",
-}
-"""libsndfile subtype of the source -> FLAC subtype that keeps every bit. Others (floats, 32 bits, and MP3, which
-decodes to floats, also beyond 1) are sent as float WAV."""
-_FLAC_MAX_CHANNELS = 8
-_FLAC_MAX_ANY_RATE_HZ = 2**16 - 1
-_FLAC_MAX_RATE_HZ = 10 * _FLAC_MAX_ANY_RATE_HZ
-"""A higher rate than the one above is written in tens of Hz."""
 
 
 def describe_audio(audio: Audio) -> str:
@@ -88,6 +69,17 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
         DeadlinePassed: before it was read.
         TypeError: `audio` is none of the forms of `Audio`.
     """
+    data = read_audio(audio, deadline)
+    served = data if _is_served_container(data) else _transcode(data, deadline)
+    deadline.check()
+    return served
+
+
+def read_audio(audio: Audio, deadline: Deadline | None = None) -> bytes:
+    """Make the bytes of one audio file, in any format and without tags before it, from a clip.
+
+    Raises what :func:`encode_audio` raises, but for the format.
+    """
     if isinstance(audio, (str, os.PathLike)):
         data = _read(audio, deadline)
     elif isinstance(audio, (bytes, bytearray, memoryview)):
@@ -109,12 +101,10 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
             f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself",
             clip=describe_audio(audio),
         )
-    served = closed(data) if _is_served_container(data) else _transcode(data, describe_audio(audio), deadline)
-    deadline.check()
-    return served
+    return closed(data)
 
 
-def _read(path: str | os.PathLike[str], deadline: Deadline) -> bytes:
+def _read(path: str | os.PathLike[str], deadline: Deadline | None) -> bytes:
     try:
         # Not by `Path`, which takes "" for a folder, and removes a slash from a URL.
         with open(path, "rb") as file:  # noqa: PTH123
@@ -217,95 +207,23 @@ def _is_served_container(data: bytes) -> bool:
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
-class _Unmeasured(io.BytesIO):
-    """A file in memory that claims to be far larger than it is.
-
-    libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
-    Where that varies it stops long before the end.
-    """
-
-    _is_at_end = False
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._is_at_end = whence == io.SEEK_END
-        return super().seek(offset, whence)
-
-    def tell(self) -> int:
-        return super().tell() + (self._is_at_end << 40)
-
-
-def _goes_on(file: io.BytesIO) -> bool:
-    """Return whether there is more MPEG audio after the frames that were read."""
-    return has_audio(file.getvalue(), io.BytesIO.tell(file), _LEAST_LEFT_S)
-
-
-def _transcode(data: bytes, clip: str, deadline: Deadline) -> bytes:
+def _transcode(data: bytes, deadline: Deadline) -> bytes:
     """Decode and encode without loss, block by block."""
-    try:
-        import soundfile
-    except ModuleNotFoundError:
-        raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}", clip=clip) from None
-    if is_taken_for_mpeg(data):
-        raise InvalidAudio(
-            "it begins as an MP3 file does, but no second frame follows; send samples without a header as "
-            "`(samples, rate)`, or as a file, for example from `ffmpeg -f s16le -ar 16000 -i clip.raw clip.flac`",
-            clip=clip,
-        )
-    file = _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
-    sink = io.BytesIO()
-    num_bytes = 0
-    try:
-        with soundfile.SoundFile(file) as source:
-            # Otherwise soundfile seeks after each read, and the next MP3 frame lacks bits that it shares with the last.
-            source.seekable = lambda: False
-            flac = _FLAC_SUBTYPES.get(source.subtype)
-            form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
-            rate = source.samplerate
-            has_rate = rate <= _FLAC_MAX_ANY_RATE_HZ or (rate % 10 == 0 and rate <= _FLAC_MAX_RATE_HZ)
-            if flac and has_rate and source.channels <= _FLAC_MAX_CHANNELS:
-                form = {"format": "FLAC", "subtype": flac}
-            # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
-            with soundfile.SoundFile(sink, "w", rate, source.channels, **form) as target:
-                for block in _read_blocks(source, file):
-                    target.write(block)
-                    deadline.check()
-                    num_bytes += block.nbytes
-                    if num_bytes > MAX_DECODED_BYTES:
-                        raise InvalidAudio(
-                            f"a clip that is decoded here must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, "
-                            "but has more; cut it, for example with "
-                            "`ffmpeg -i talk.mp3 -f segment -segment_time 50 talk-%03d.wav`",
-                            clip=clip,
-                        )
-    except soundfile.LibsndfileError as error:
-        raise InvalidAudio(
-            f"neither the server nor libsndfile can decode it ({error.error_string}); {CONVERT_ADVICE}",
-            clip=clip,
-        ) from error
-    if num_bytes == 0:
-        raise InvalidAudio(f"no samples, or none that its header counts; {CONVERT_ADVICE}", clip=clip)
-    return sink.getvalue()
 
-
-def _read_blocks(source: soundfile.SoundFile, file: io.BytesIO) -> Iterator[npt.NDArray[np.float32]]:
-    """Read an open file to its end; an MP3 without a count of frames may end in half a frame, or in a tag."""
-    import soundfile
-
-    size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else BLOCK_FRAMES
-    num_blocks = 0
-    # Not by `source.blocks()`, which repeats its last block if a header claims more than there is.
-    while True:
-        try:
-            block = source.read(size, dtype="float32")
-        except soundfile.LibsndfileError:
-            if isinstance(file, _Unmeasured) and num_blocks and not _goes_on(file):
-                return
-            raise
-        if not len(block):
-            if source.format == "MP3" and _goes_on(file):
+    def bounded(blocks: Iterator[Samples]) -> Iterator[Samples]:
+        num_bytes = 0
+        for block in blocks:
+            deadline.check()
+            num_bytes += block.nbytes
+            if num_bytes > MAX_DECODED_BYTES:
                 raise InvalidAudio(
-                    "it goes on behind its end, as MP3 files that were put one behind the other do; " + CONVERT_ADVICE
+                    f"a clip that is decoded here must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but has "
+                    f"more; {CUT_ADVICE}"
                 )
-            return
-        yield block
-        num_blocks += 1
+            yield block
+
+    try:
+        with open_audio(data) as source:
+            return source.encode(bounded(source.blocks()))
+    except ModuleNotFoundError:
+        raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}") from None

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ._audio import read_all
+from ._errors import CarnelianClientError
 from ._formats import ctm_name, render
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
-    from ._client import Outcome
+    from ._client import CarnelianClient, Outcome
     from ._types import TLS, Audio, DecodingOptions
 
 STDIN = "-"
@@ -58,6 +59,9 @@ def transcribe(
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
     output: Annotated[OutputFormat, typer.Option("--format", help="What to print.")] = OutputFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
+    is_long: Annotated[
+        bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -70,7 +74,9 @@ def transcribe(
             "--option", help="Option of the decoder, such as decoder=ngram or hotwords='[\"ada\"]'; repeatable."
         ),
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for one file.")] = DEFAULT_TIMEOUT_S,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds for one file; with --long, for a piece of it.")
+    ] = DEFAULT_TIMEOUT_S,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
     attempts: Annotated[
         int,
@@ -127,7 +133,10 @@ def transcribe(
 
     num_failed = 0
     with client:
-        outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
+        if is_long:
+            outcomes = _transcribe_long(client, files, concurrency, decoding)
+        else:
+            outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
         for file, target, outcome in zip(files, targets, outcomes, strict=True):
             name = f"{file}\t" if kind == "text" and len(files) > 1 and target is None else ""
             if failure := _deliver(outcome, kind, file, target, name):
@@ -136,6 +145,16 @@ def transcribe(
                     print(f"carnelian-transcribe: {failure}", file=sys.stderr)
     if num_failed:
         raise typer.Exit(1)
+
+
+def _transcribe_long(
+    client: CarnelianClient, files: list[str], concurrency: int, options: DecodingOptions
+) -> Generator[Outcome, None, None]:
+    for audio in _read(files):
+        try:
+            yield client.transcribe_long(audio, concurrency=concurrency, **options)
+        except (CarnelianClientError, OSError) as error:
+            yield error
 
 
 def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:

@@ -11,12 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import closing
 from os import PathLike
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from ._errors import CarnelianClientError, ModelNotReady, TransportError
+from ._long import Recording
 from ._retry import Deadline, RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
@@ -218,6 +220,44 @@ class CarnelianClient:
                 workers.release()
 
         return outcomes()
+
+    def transcribe_long(
+        self,
+        audio: Audio,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Transcript:
+        """Transcribe a recording of any length: it is cut in its pauses, and the pieces' transcripts are joined.
+
+        It is decoded here, so soundfile must be installed. Beside the file's bytes, at most `2 * concurrency` pieces of
+        15 to 30 s are held.
+
+        Args:
+            audio: As `transcribe` takes it.
+            concurrency: Pieces in flight at once.
+            model: By default the client's.
+            timeout_s: The time for each piece, by default the client's. Reading the file has no limit.
+            **options: See `DecodingOptions`; `n_best` must be left out.
+
+        Returns:
+            A transcript whose times count from the beginning of the recording. Its `request_id` is the first piece's.
+
+        Raises:
+            InvalidAudio: the recording cannot be read.
+            CarnelianClientError: what `transcribe` raises for a piece, `clip` saying where it begins.
+            OSError: the path cannot be read.
+        """
+        recording = Recording(audio, options)
+        outcomes = self.transcribe_many(
+            recording.pieces(), concurrency=concurrency, model=model, timeout_s=timeout_s, **options
+        )
+        with closing(outcomes):
+            for outcome in outcomes:
+                recording.add(outcome)
+        return recording.transcript()
 
     def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
         """Say whether a model can be called now: False also if the server cannot be reached, or is stopping.

@@ -134,6 +134,7 @@ def _wording(pattern: str, error: type[CarnelianClientError], advice: str = "") 
 CERTIFICATE_ADVICE = (
     "in date, and of an authority that it trusts (`cert_path` and `key_path` of `tls`; `--cert`, `--key`)"
 )
+CUT_ADVICE = "`transcribe_long` (of the command, `--long`) cuts it in its pauses and joins the transcripts"
 CONVERT_ADVICE = "convert the file, for example with `ffmpeg -i clip.m4a clip.flac`"
 FORMAT_ADVICE = (
     "the server reads WAV, FLAC, Ogg Vorbis and Opus; "
@@ -205,6 +206,7 @@ _WORDINGS = (
     _wording("too little memory for an input", InvalidAudio),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
+    _wording("^too long: ", InvalidAudio, CUT_ADVICE),
     _wording("too long|too short", InvalidAudio),
     _wording("malformed 'fmt", InvalidAudio, f"the file is damaged, or of a codec that is not read; {CONVERT_ADVICE}"),
     _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),

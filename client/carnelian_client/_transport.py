@@ -22,7 +22,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._errors import CarnelianClientError, ServerError, error_from_answer
-from ._types import TLS, Alternative, Health, Model, Request, Transcript, Word
+from ._types import TLS, Health, Model, Request, Transcript
 
 if TYPE_CHECKING:
     from ._retry import Deadline
@@ -240,22 +240,7 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
         raw = json.loads(encoded[4 : 4 + size])
         if "error" in raw:
             raise error_from_answer(None, raw["error"], **context)
-        return Transcript(
-            text=raw["text"],
-            words=tuple(Word(w["word"], w["start"], w["end"], w["confidence"]) for w in raw["words"]),
-            confidence=raw["confidence"],
-            duration_s=raw["duration"],
-            model=raw["model"],
-            model_version=raw["version"],
-            request_id=answer.id,
-            decoder=raw["decoder"],
-            alternatives=tuple(
-                Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"], a.get("neural", 0.0))
-                for a in raw["alternatives"]
-            ),
-            raw=raw,
-            rescored=raw.get("rescored", False),
-        )
+        return Transcript.from_result(raw, answer.id)
     except CarnelianClientError:  # some are also ValueErrors
         raise
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:

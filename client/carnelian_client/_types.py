@@ -69,6 +69,31 @@ class Transcript:
     rescored: bool = False
     """Whether a neural language model chose among the readings."""
 
+    @classmethod
+    def from_result(cls, result: Mapping[str, Any], request_id: str) -> Transcript:
+        """Read a RESULT of the server, a JSON object that holds no error.
+
+        Raises:
+            KeyError: a field is missing.
+            TypeError: a field is of another type.
+        """
+        return cls(
+            text=result["text"],
+            words=tuple(Word(w["word"], w["start"], w["end"], w["confidence"]) for w in result["words"]),
+            confidence=result["confidence"],
+            duration_s=result["duration"],
+            model=result["model"],
+            model_version=result["version"],
+            request_id=request_id,
+            decoder=result["decoder"],
+            alternatives=tuple(
+                Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"], a.get("neural", 0.0))
+                for a in result["alternatives"]
+            ),
+            raw=result,
+            rescored=result.get("rescored", False),
+        )
+
 
 class DecodingOptions(TypedDict, total=False):
     """How to decode; options that are left out keep the deployed model's defaults. Scores are natural logarithms."""

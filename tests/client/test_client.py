@@ -275,7 +275,7 @@ def test_the_time_covers_a_pipe_that_is_read(client, triton, wav, tmp_path, is_f
 def test_what_is_decoded_too_slowly_is_not_sent(client, triton, monkeypatch):
     sink = io.BytesIO()
     soundfile.write(sink, np.zeros(20 * 16000), 16000, format="AIFF")
-    monkeypatch.setattr("carnelian_client._audio.BLOCK_FRAMES", 100)
+    monkeypatch.setattr("carnelian_client._decoding.BLOCK_FRAMES", 100)
     with pytest.raises(DeadlineExceeded, match="the clip was not read within"):
         client.transcribe(sink.getvalue(), timeout_s=0.001)
     assert triton.requests == []

@@ -7,7 +7,9 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import jiwer
 import numpy as np
 import pytest
 import soundfile
@@ -22,6 +24,7 @@ from carnelian_client import (
 )
 from carnelian_client._settings import DEFAULT_MODEL as MODEL
 
+DEMO_CLIPS = Path(__file__).parents[2] / "demo" / "clips"
 RATE = 16_000
 FRAME_S = 0.05
 """The server counts in whole frames, of which the last may pass the end; the demo model's are 0.04 s."""
@@ -127,6 +130,27 @@ def test_asyncio_gives_the_same(server, clip, reference):
     assert is_ready
     assert health.is_live
     assert MODEL in {model.name for model in models}
+
+
+def test_a_long_recording_is_understood_as_its_clips_are(client):
+    clips = [json.loads(line) for line in (DEMO_CLIPS / "manifest.jsonl").read_text().splitlines()]
+    clips = [clip for clip in clips if soundfile.info(DEMO_CLIPS / clip["audio_filepath"]).samplerate == RATE] * 5
+    paths = [DEMO_CLIPS / clip["audio_filepath"] for clip in clips]
+    samples, spans_s = np.zeros(0, np.float32), []
+    for path in paths:
+        speech, _ = soundfile.read(path, dtype="float32")
+        spans_s.append((len(samples) / RATE - FRAME_S, (len(samples) + len(speech)) / RATE + FRAME_S))
+        samples = np.concatenate([samples, speech, np.zeros(RATE // 2, np.float32)])
+    with pytest.raises(InvalidAudio, match=r"too long.*`transcribe_long`"):
+        client.transcribe((samples, RATE))
+    transcript = client.transcribe_long((samples, RATE))
+    references = [clip["text"] for clip in clips]
+    wer_of_clips = jiwer.wer(references, [outcome.text for outcome in client.transcribe_many(paths)])
+    assert jiwer.wer(" ".join(references), transcript.text) < wer_of_clips + 0.05
+    assert transcript.duration_s == pytest.approx(len(samples) / RATE, abs=FRAME_S)
+    for word in transcript.words:
+        middle_s = (word.start_s + word.end_s) / 2
+        assert any(start_s < middle_s < end_s for start_s, end_s in spans_s)
 
 
 def test_health_readiness_and_models(client):

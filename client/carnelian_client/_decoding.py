@@ -1,0 +1,147 @@
+"""Decodes audio files on this side, block by block, through libsndfile; and encodes samples without loss."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ._errors import CONVERT_ADVICE, InvalidAudio
+from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import soundfile
+
+Samples: TypeAlias = "npt.NDArray[np.float32]"
+"""[frames, channels], in [-1, 1]; files of floats and MP3 may exceed it."""
+
+BLOCK_FRAMES = 1 << 16
+SHORT_BLOCK_FRAMES = 1152
+"""Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
+_LEAST_LEFT_S = 0.5
+"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
+
+_FLAC_SUBTYPES = {
+    "PCM_S8": "PCM_16",
+    "PCM_U8": "PCM_16",
+    "PCM_16": "PCM_16",
+    "ULAW": "PCM_16",
+    "ALAW": "PCM_16",
+    "PCM_24": "PCM_24",
+}
+"""libsndfile subtype of the source -> FLAC subtype that keeps every bit. Others (floats, 32 bits, and MP3, which
+decodes to floats, also beyond 1) become float WAV."""
+_FLAC_MAX_CHANNELS = 8
+_FLAC_MAX_ANY_RATE_HZ = 2**16 - 1
+_FLAC_MAX_RATE_HZ = 10 * _FLAC_MAX_ANY_RATE_HZ
+"""A higher rate than the one above is written in tens of Hz."""
+
+
+@contextlib.contextmanager
+def open_audio(data: bytes) -> Iterator[AudioFile]:
+    """Open the bytes of an audio file in any format that libsndfile reads, without tags before it.
+
+    Raises:
+        InvalidAudio: libsndfile cannot read the file, now or while the context lasts.
+        ModuleNotFoundError: soundfile is not installed.
+    """
+    import soundfile
+
+    if is_taken_for_mpeg(data):
+        raise InvalidAudio(
+            "it begins as an MP3 file does, but no second frame follows; send samples without a header as "
+            "`(samples, rate)`, or as a file, for example from `ffmpeg -f s16le -ar 16000 -i clip.raw clip.flac`"
+        )
+    try:
+        file = _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
+        with soundfile.SoundFile(file) as source:
+            yield AudioFile(source, file)
+    except soundfile.LibsndfileError as error:
+        raise InvalidAudio(
+            f"neither the server nor libsndfile can decode it ({error.error_string}); {CONVERT_ADVICE}"
+        ) from error
+
+
+class AudioFile:
+    """An audio file that is open."""
+
+    def __init__(self, source: soundfile.SoundFile, file: io.BytesIO) -> None:
+        """Take an open file, and the bytes that it reads."""
+        # Otherwise soundfile seeks after each read, and the next MP3 frame lacks bits that it shares with the last.
+        source.seekable = lambda: False
+        self.rate: int = source.samplerate
+        """Sample rate in Hz."""
+        self._source = source
+        self._file = file
+
+    def blocks(self) -> Iterator[Samples]:
+        """Read the file to its end; an MP3 without a count of frames may end in half a frame, or in a tag.
+
+        Raises:
+            InvalidAudio: the file has no samples, or another one follows it.
+        """
+        import soundfile
+
+        is_measured = not isinstance(self._file, _Unmeasured)
+        num_blocks = 0
+        # Not by `source.blocks()`, which repeats its last block if a header claims more than there is.
+        while True:
+            try:
+                block = self._source.read(
+                    BLOCK_FRAMES if is_measured else SHORT_BLOCK_FRAMES, dtype="float32", always_2d=True
+                )
+            except soundfile.LibsndfileError:
+                if is_measured or not num_blocks or self._goes_on():
+                    raise
+                return
+            if not len(block):
+                break
+            yield block
+            num_blocks += 1
+        if self._source.format == "MP3" and self._goes_on():
+            raise InvalidAudio(
+                f"it goes on behind its end, as MP3 files that were put one behind the other do; {CONVERT_ADVICE}"
+            )
+        if not num_blocks:
+            raise InvalidAudio(f"no samples, or none that its header counts; {CONVERT_ADVICE}")
+
+    def encode(self, blocks: Iterable[Samples]) -> bytes:
+        """Make the bytes of a file with these samples of the open one, as FLAC, or as float WAV if that loses bits."""
+        import soundfile
+
+        source = self._source
+        flac = _FLAC_SUBTYPES.get(source.subtype)
+        form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
+        has_rate = self.rate <= _FLAC_MAX_ANY_RATE_HZ or (self.rate % 10 == 0 and self.rate <= _FLAC_MAX_RATE_HZ)
+        if flac and has_rate and source.channels <= _FLAC_MAX_CHANNELS:
+            form = {"format": "FLAC", "subtype": flac}
+        sink = io.BytesIO()
+        # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
+        with soundfile.SoundFile(sink, "w", self.rate, source.channels, **form) as target:
+            for block in blocks:
+                target.write(block)
+        return sink.getvalue()
+
+    def _goes_on(self) -> bool:
+        """Return whether there is more MPEG audio after the frames that were read."""
+        return has_audio(self._file.getvalue(), io.BytesIO.tell(self._file), _LEAST_LEFT_S)
+
+
+class _Unmeasured(io.BytesIO):
+    """A file in memory that claims to be far larger than it is.
+
+    libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
+    Where that varies it stops long before the end.
+    """
+
+    _is_at_end = False
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._is_at_end = whence == io.SEEK_END
+        return super().seek(offset, whence)
+
+    def tell(self) -> int:
+        return super().tell() + (self._is_at_end << 40)

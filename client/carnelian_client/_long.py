@@ -1,0 +1,126 @@
+"""Recordings of any length: cut in their pauses, transcribed piece by piece, and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ._audio import describe_audio, read_audio
+from ._decoding import open_audio
+from ._errors import CarnelianClientError, InvalidAudio, InvalidOption
+from ._types import Audio, DecodingOptions, Transcript
+
+if TYPE_CHECKING:
+    from ._client import Outcome
+    from ._decoding import Samples
+
+SHORTEST_S, LONGEST_S = 15, 30
+"""The lengths of pieces, but for the last one. A language model misreads words next to a cut, and fewer cuts are fewer
+of them; but where a speaker hardly pauses, a longer stretch to choose from helps little."""
+PAUSE_S = 0.3
+"""The length of the stretches that are compared; a cut is in the middle of the quietest one. They are longer than the
+closure of a plosive, which is quiet too."""
+
+
+class Recording:
+    """One recording: first give its `pieces` to a client, then the outcomes, in their order, to `add`."""
+
+    def __init__(self, audio: Audio, options: DecodingOptions) -> None:
+        """Describe it; nothing is read yet.
+
+        Raises:
+            InvalidOption: the options ask for alternatives, which belong to a piece.
+        """
+        if "n_best" in options:
+            raise InvalidOption(
+                "`n_best` must be left out: alternatives are readings of a piece, and a recording has several pieces"
+            )
+        self._audio = audio
+        self._starts_s: list[float] = []
+        self._transcripts: list[Transcript] = []
+
+    def pieces(self) -> Iterator[bytes]:
+        """Read the recording and cut it.
+
+        Yields:
+            Audio files that the server reads, one after the other, without a gap.
+
+        Raises:
+            InvalidAudio: it cannot be read, for soundfile is missing or it is damaged; pieces before the damage come.
+            OSError: the path cannot be read.
+        """
+        num_frames = 0
+        try:
+            with open_audio(read_audio(self._audio)) as source:
+                for piece in cut(source.blocks(), source.rate):
+                    self._starts_s.append(num_frames / source.rate)
+                    yield source.encode([piece])
+                    num_frames += len(piece)
+        except ModuleNotFoundError as error:
+            raise InvalidAudio(
+                "recordings are read here, for which soundfile must be installed (`pip install soundfile`)",
+                clip=describe_audio(self._audio),
+            ) from error
+        except CarnelianClientError as error:
+            error.clip = describe_audio(self._audio)
+            raise
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep the transcript of the next piece, or raise what it has in its place."""
+        if isinstance(outcome, Transcript):
+            self._transcripts.append(outcome)
+            return
+        if isinstance(outcome, CarnelianClientError):
+            outcome.clip = f"{describe_audio(self._audio)}, from {self._starts_s[len(self._transcripts)]:.1f} s on"
+        raise outcome
+
+    def transcript(self) -> Transcript:
+        """Join what was added to one transcript, whose times count from the recording's beginning."""
+        first = self._transcripts[0]
+        starts_s = self._starts_s[: len(self._transcripts)]
+        words = [
+            {**word, "start": round(start_s + word["start"], 3), "end": round(start_s + word["end"], 3)}
+            for start_s, transcript in zip(starts_s, self._transcripts, strict=True)
+            for word in transcript.raw["words"]
+        ]
+        confidences = [word["confidence"] for word in words] or [each.confidence for each in self._transcripts]
+        result = {
+            **first.raw,
+            "text": " ".join(filter(None, (transcript.text for transcript in self._transcripts))),
+            "words": words,
+            "confidence": round(sum(confidences) / len(confidences), 4),
+            "duration": round(starts_s[-1] + self._transcripts[-1].duration_s, 3),
+            "alternatives": [],
+            "rescored": any(transcript.rescored for transcript in self._transcripts),
+        }
+        return Transcript.from_result(result, first.request_id)
+
+
+def cut(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
+    """Cut samples, [frames, channels] in blocks of any length, into pieces of 15 to 30 s.
+
+    A piece ends in the middle of the quietest 0.3 s (the one of the least variance) that it may end in. The
+    last piece is what is left, and may be shorter.
+
+    Args:
+        blocks: The samples, in order.
+        rate: The sample rate in Hz.
+    """
+    import numpy as np
+
+    frame = max(round(PAUSE_S * rate), 1)
+    num_frames = (LONGEST_S - SHORTEST_S) * rate // frame
+    held: list[Samples] = []
+    length = 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        while length > LONGEST_S * rate:
+            samples = np.concatenate(held)
+            allowed = samples[SHORTEST_S * rate :][: num_frames * frame]
+            loudness = allowed.reshape(num_frames, -1, samples.shape[1]).var(axis=1).sum(axis=1)
+            end = SHORTEST_S * rate + int(loudness.argmin()) * frame + frame // 2
+            yield samples[:end]
+            held, length = [samples[end:]], length - end
+    if length:
+        yield np.concatenate(held)

@@ -1,0 +1,188 @@
+"""Recordings of any length: where they are cut, what is sent, and what the pieces' transcripts become."""
+
+import asyncio
+import io
+import json
+
+import numpy as np
+import pytest
+import soundfile
+from carnelian_client import AsyncCarnelianClient, InvalidAudio, InvalidOption, ServerError
+from carnelian_client.__main__ import main
+from carnelian_client._long import Recording, cut
+
+RATE = 8000
+PAUSES_S = (5, 20, 40)
+"""The first one is too early for a cut."""
+LENGTH_S = 70
+
+
+@pytest.fixture(scope="module")
+def talk():
+    """[frames, 2] int16: noise with a second's silence at each of the pauses."""
+    samples = np.random.default_rng(0).integers(-16384, 16384, (LENGTH_S * RATE, 2), np.int16)
+    for pause_s in PAUSES_S:
+        samples[pause_s * RATE : (pause_s + 1) * RATE] = 0
+    return samples
+
+
+@pytest.fixture(scope="module")
+def flac(talk):
+    return file_of(talk, "FLAC")
+
+
+@pytest.fixture
+def heard_s(triton, make_result):
+    """The seconds of each piece that the server was sent; it understands "a b" in all of them."""
+    heard = []
+
+    def answer(request, context):
+        samples, rate = soundfile.read(io.BytesIO(request.raw_input_contents[0]))
+        heard.append(len(samples) / rate)
+        return make_result("a b") | {"duration": heard[-1]}
+
+    triton.answer = answer
+    return heard
+
+
+def file_of(samples, kind="WAV", subtype=None, rate=RATE):
+    sink = io.BytesIO()
+    soundfile.write(sink, samples, rate, format=kind, subtype=subtype)
+    return sink.getvalue()
+
+
+def blocks_of(samples, size):
+    return (samples[i : i + size] for i in range(0, len(samples), size))
+
+
+@pytest.mark.parametrize("size", [1000, 65_536, 10**7])
+@pytest.mark.parametrize("offset", [0, 8000])
+def test_cuts_are_in_the_pauses_whatever_the_blocks(talk, size, offset):
+    floats = (talk + np.int16(offset)) / np.float32(2**15)
+    pieces = list(cut(blocks_of(floats, size), RATE))
+    np.testing.assert_array_equal(np.concatenate(pieces), floats)
+    ends_s = np.cumsum([len(piece) for piece in pieces]) / RATE
+    assert 20.1 < ends_s[0] < 20.9
+    assert 40.1 < ends_s[1] < 40.9
+    assert list(ends_s[2:]) == [LENGTH_S]
+
+
+@pytest.mark.parametrize("rate", [1, 7, 192_000])
+def test_pieces_have_15_to_30_s_at_any_rate(rate):
+    noise = np.random.default_rng(1).normal(size=(100 * rate, 1)).astype(np.float32)
+    pieces = list(cut(iter([noise]), rate))
+    np.testing.assert_array_equal(np.concatenate(pieces), noise)
+    assert all(15 * rate <= len(piece) <= 30 * rate for piece in pieces[:-1])
+    assert 0 < len(pieces[-1]) <= 30 * rate
+
+
+def test_what_is_no_longer_than_a_piece_is_one(talk):
+    [piece] = cut(iter([talk[: 30 * RATE] / np.float32(2**15)]), RATE)
+    assert len(piece) == 30 * RATE
+
+
+@pytest.mark.parametrize(
+    ("kind", "subtype"), [("FLAC", None), ("WAV", "PCM_16"), ("AIFF", "PCM_16"), ("samples", None)]
+)
+def test_pieces_of_16_bits_are_the_samples_to_the_bit(talk, kind, subtype):
+    audio = (talk, RATE) if kind == "samples" else file_of(talk, kind, subtype)
+    pieces = list(Recording(audio, {}).pieces())
+    assert all(piece.startswith(b"fLaC") for piece in pieces)
+    sent = [soundfile.read(io.BytesIO(piece), dtype="int16")[0] for piece in pieces]
+    np.testing.assert_array_equal(np.concatenate(sent), talk)
+
+
+def test_pieces_of_mp3_are_what_libsndfile_reads(talk):
+    mp3 = file_of(talk, "MP3", rate=16_000)
+    sent = [soundfile.read(io.BytesIO(piece), dtype="float32")[0] for piece in Recording(mp3, {}).pieces()]
+    whole, _ = soundfile.read(io.BytesIO(mp3), dtype="float32")
+    np.testing.assert_allclose(np.concatenate(sent), whole, rtol=0, atol=1e-6)
+
+
+def test_times_count_from_the_beginning_of_the_recording(client, triton, flac, heard_s):
+    transcript = client.transcribe_long(flac, concurrency=1, decoder="beam")
+    assert transcript.text == "a b a b a b"
+    starts_s = [0, heard_s[0], heard_s[0] + heard_s[1]]
+    assert [word.start_s for word in transcript.words] == pytest.approx(
+        [start_s + second for start_s in starts_s for second in (0, 1)], abs=0.001
+    )
+    assert [word.end_s - word.start_s for word in transcript.words] == pytest.approx([0.5] * 6)
+    assert [word["start"] for word in transcript.raw["words"]] == [word.start_s for word in transcript.words]
+    assert transcript.duration_s == LENGTH_S
+    assert transcript.confidence == 0.9
+    assert transcript.request_id == triton.requests[0].id
+    assert {request.parameters["decoder"].string_param for request in triton.requests} == {"beam"}
+
+
+def test_silence_between_words_adds_nothing_to_the_text(client, triton, flac, answers):
+    triton.script = [answers("a"), answers("", confidence=0.1), answers("b")]
+    transcript = client.transcribe_long(flac, concurrency=1)
+    assert transcript.text == "a b"
+    assert transcript.confidence == 0.9
+
+
+def test_silence_alone_has_the_confidence_of_its_pieces(client, triton, flac, answers):
+    triton.script = [answers("", confidence=confidence) for confidence in (0.1, 0.2, 0.6)]
+    transcript = client.transcribe_long(flac, concurrency=1)
+    assert (transcript.text, transcript.words, transcript.confidence) == ("", (), 0.3)
+
+
+def test_an_error_of_a_piece_names_the_file_and_the_time(client, triton, flac, tmp_path):
+    path = tmp_path / "talk.flac"
+    path.write_bytes(flac)
+    triton.script = [triton.answer, ("INTERNAL", "out of luck")]
+    with pytest.raises(ServerError, match=r"talk\.flac, from 20\.\d s on: out of luck"):
+        client.transcribe_long(path, concurrency=1)
+    assert len(triton.requests) <= 3
+
+
+def test_a_recording_that_ends_in_damage_is_an_error(client, flac):
+    with pytest.raises(InvalidAudio, match=r"^\d+ bytes: neither the server nor libsndfile can decode it"):
+        client.transcribe_long(flac[: len(flac) * 2 // 3])
+
+
+@pytest.mark.parametrize(
+    ("audio", "error"),
+    [(b"", InvalidAudio), (file_of(np.zeros(0)), InvalidAudio), ("missing.wav", FileNotFoundError), (7, TypeError)],
+)
+def test_what_is_no_recording_is_refused(client, audio, error):
+    with pytest.raises(error):
+        client.transcribe_long(audio)
+
+
+def test_alternatives_are_refused(client, flac):
+    with pytest.raises(InvalidOption, match="`n_best` must be left out"):
+        client.transcribe_long(flac, n_best=3)
+
+
+def test_a_long_recording_is_read_as_it_is_sent(client, triton):
+    """Not more than a few pieces are held: of an hour, the last ones are cut after the first ones are answered."""
+    hour = file_of(np.zeros((3600 * 100, 1), np.int16), rate=100)
+    recording = Recording(hour, {})
+    outcomes = client.transcribe_many(recording.pieces(), concurrency=2)
+    next(outcomes)
+    assert len(triton.requests) <= 6
+    assert 1 + sum(1 for _ in outcomes) == len(triton.requests) > 100
+
+
+def test_asyncio_gives_the_same(endpoint, client, flac, heard_s):
+    async def run():
+        async with AsyncCarnelianClient(endpoint.url) as asynchronous:
+            return await asynchronous.transcribe_long(flac)
+
+    transcript = asyncio.run(run())
+    assert transcript.words == client.transcribe_long(flac).words
+    assert len(heard_s) == 6
+
+
+def test_the_command_cuts_files_with_long(call, endpoint, flac, tmp_path, heard_s):
+    path, bad = tmp_path / "talk.flac", tmp_path / "bad.flac"
+    path.write_bytes(flac)
+    bad.write_bytes(flac[:100])
+    status, out, err = call(main, "--long", path, bad, path, "--json", "--url", endpoint.url)
+    first, second = map(json.loads, out.splitlines())
+    assert status == 1
+    assert first["text"] == second["text"] == "a b a b a b"
+    assert first["duration"] == LENGTH_S
+    assert err.startswith(f"carnelian-transcribe: {bad}: neither the server nor libsndfile")
+    assert len(heard_s) == 6
