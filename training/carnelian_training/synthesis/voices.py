@@ -66,11 +66,7 @@ class Voice:
     pitch: tuple[float, float]
     """The range of the factor of pitch. If the engine cannot change the pitch, the speech is made slower or faster and
     resampled, which also moves the formants, as a longer or shorter vocal tract does."""
-    licence: str
 
-
-APACHE = "Apache-2.0"
-BSD = "BSD-like (CMU and others)"
 
 VOICES = (
     Voice(
@@ -80,7 +76,6 @@ VOICES = (
         share=36,
         speed=(0.85, 1.2),
         pitch=(0.85, 1.15),
-        licence=APACHE,
     ),
     Voice(
         name="pico-us",
@@ -89,7 +84,6 @@ VOICES = (
         share=11,
         speed=(0.8, 1.25),
         pitch=(0.7, 1.4),
-        licence=APACHE,
     ),
     Voice(
         name="pico-gb",
@@ -98,7 +92,6 @@ VOICES = (
         share=11,
         speed=(0.8, 1.25),
         pitch=(0.7, 1.4),
-        licence=APACHE,
     ),
     Voice(
         name="flite-slt",
@@ -107,7 +100,6 @@ VOICES = (
         share=7,
         speed=(0.8, 1.2),
         pitch=(0.88, 1.12),
-        licence=BSD,
     ),
     Voice(
         name="flite-rms",
@@ -116,7 +108,6 @@ VOICES = (
         share=10,
         speed=(0.8, 1.25),
         pitch=(0.9, 1.15),
-        licence=BSD,
     ),
     Voice(
         name="flite-awb",
@@ -125,7 +116,6 @@ VOICES = (
         share=8,
         speed=(0.8, 1.2),
         pitch=(0.9, 1.15),
-        licence=BSD,
     ),
     Voice(
         name="flite-kal16",
@@ -134,7 +124,6 @@ VOICES = (
         share=3,
         speed=(0.8, 1.2),
         pitch=(0.88, 1.15),
-        licence=BSD,
     ),
     Voice(
         name="festival-slt",
@@ -144,7 +133,6 @@ VOICES = (
         # The HTS voice ignores the speed that is asked for; resampling changes both speed and pitch.
         speed=(1.0, 1.0),
         pitch=(0.88, 1.12),
-        licence=BSD,
     ),
     Voice(
         name="festival-ked",
@@ -153,7 +141,6 @@ VOICES = (
         share=3,
         speed=(0.85, 1.2),
         pitch=(0.88, 1.15),
-        licence=BSD,
     ),
     Voice(
         name="festival-kal",
@@ -162,7 +149,6 @@ VOICES = (
         share=1,
         speed=(0.85, 1.2),
         pitch=(0.88, 1.15),
-        licence=BSD,
     ),
     Voice(
         name="espeak",
@@ -171,7 +157,6 @@ VOICES = (
         share=3,
         speed=(0.8, 1.15),
         pitch=(0.7, 1.4),
-        licence="GPL-3.0 program; its output is free",
     ),
     Voice(
         name="piper-joe",
@@ -180,7 +165,6 @@ VOICES = (
         share=5,
         speed=(0.85, 1.2),
         pitch=(0.88, 1.15),
-        licence="GPL-3.0 program; voice MIT, its data CC0",
     ),
     Voice(
         name="kokoro",
@@ -190,7 +174,6 @@ VOICES = (
         share=8,
         speed=(0.85, 1.2),
         pitch=(0.88, 1.15),
-        licence=APACHE,
     ),
 )
 

@@ -1,7 +1,7 @@
-"""Measurement of how many hours of speech a voice makes per hour of one CPU core.
+"""How many hours of speech a voice of `carnelian-train synthesise` makes per hour of one CPU core.
 
-`python -m carnelian_training.synthesis.rates > rates.jsonl` measures each installed voice, in CPU time, so that other
-work on the machine has little influence; `... rates rates.jsonl` prints the records as a table.
+`python -m carnelian_perf.training.voice_rates > rates.jsonl` measures each installed voice, in CPU time, so that other
+work on the machine has little influence; `... voice_rates rates.jsonl` prints the records as a table.
 """
 
 import importlib.metadata
@@ -17,6 +17,8 @@ from pathlib import Path
 from carnelian_training.synthesis.corpus import plan_utterances
 from carnelian_training.synthesis.texts import choose_sources
 from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, VOICES, choose_voices, render
+
+from carnelian_perf.machine import name_cpu
 
 SENTENCES = 24
 
@@ -40,10 +42,9 @@ def measure_rates() -> None:
             "cpu_s": round(cpu_s - start_s, 3),
             "speech_s": round(speech_s - first_s, 3),
             "start_cpu_s": round(start_s, 3),
-            "licence": voice.licence,
             "python": platform.python_version(),
             "onnxruntime": importlib.metadata.version("onnxruntime"),
-            "processor": _processor(),
+            "processor": name_cpu(Path("/proc/cpuinfo").read_text()),
         }
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
@@ -80,11 +81,6 @@ def _say(name: str, sentences: list[str]) -> float:
         speed, pitch = rng.uniform(*voice.speed), rng.uniform(*voice.pitch)
         samples += len(render(voice, sentence, rng.choice(voice.speakers), speed, pitch, 0))
     return samples / SAMPLE_RATE_HZ
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":
