@@ -19,7 +19,6 @@ from carnelian_training.data.acoustics import (
     read_room,
     to_mono_16khz,
 )
-from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, plan_epoch
@@ -172,8 +171,8 @@ def test_a_broken_noise_or_room_is_named_once_and_clips_go_without(tiny_config, 
     clips = read_manifest(tiny_config.data.train[0].path)
     plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 1.0), 0)
     clean = [[Item(item.clip) for item in items] for items in plan]
-    limits = Limits.of(tiny_config)
-    for heard, undisturbed in zip(*(load(p, FeatureSettings(), 1, skip=limits) for p in (plan, clean)), strict=True):
+    loaded = (load(items, FeatureSettings(), 1, training=tiny_config) for items in (plan, clean))
+    for heard, undisturbed in zip(*loaded, strict=True):
         assert [item.clip for item in heard.items] == [item.clip for item in undisturbed.items]
         torch.testing.assert_close(heard.features, undisturbed.features)
     assert caplog.text.count("narrow.flac must be a sound file") == 1
@@ -244,6 +243,6 @@ def test_a_clip_that_augmentation_makes_infinite_is_left_out(tiny_config, tmp_pa
     soundfile.write(tmp_path / "loud.wav", signal, 16000, subtype="FLOAT")
     loud = Item(Clip(tmp_path / "loud.wav", 2.0, "a"), disturbance=Disturbance(gain_db=400.0))
     good = Item(read_manifest(tiny_config.data.dev)[0])
-    (batch,) = load([[good, loud]], FeatureSettings(), 1, skip=Limits.of(tiny_config))
+    (batch,) = load([[good, loud]], FeatureSettings(), 1, training=tiny_config)
     assert list(batch.items) == [good]
     assert "not finite any more after augmentation with Disturbance" in batch.skipped[0][1]

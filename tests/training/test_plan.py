@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_training.config import AugmentConfig
-from carnelian_training.data.defects import Limits, text_defect
+from carnelian_training.data.defects import text_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item, deal, group, plan_epoch, trainable
 
@@ -112,8 +112,8 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     ],
 )
 def test_other_characters_come_with_what_would_mend_them(tiny_config, text, words):
-    limits = Limits.of(dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "é", "Ж")))
-    assert text_defect(Clip(Path("a.wav"), 2.0, text), limits) == f"characters outside the labels{words}"
+    config = dataclasses.replace(tiny_config, labels=(*tiny_config.labels, "é", "Ж"))
+    assert str(text_defect(Clip(Path("a.wav"), 2.0, text), config)) == f"characters outside the labels{words}"
 
 
 def test_another_seed_gives_another_epoch(tiny_config, changed):

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.config import Config
-from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import Batch, load
 from carnelian_training.data.plan import plan_epoch
 from carnelian_training.distributed import Process
@@ -78,7 +77,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
             "`data.batch_s`, or name more clips in `data.train`"
         )
     loaded: list[Batch] = []
-    reader = load(plan, config.features, 1, skip=Limits.of(config))
+    reader = load(plan, config.features, 1, training=config)
     loaded.append(next(reader))  # the pipeline is now built and reads ahead, as it does at the end
 
     def read() -> float:

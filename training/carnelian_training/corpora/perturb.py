@@ -13,7 +13,7 @@ import soxr
 from tqdm import tqdm
 
 from carnelian_training.data.audio import encoded, error_words
-from carnelian_training.data.defects import Heard, sound_defect
+from carnelian_training.data.defects import sound_defect
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
@@ -61,8 +61,8 @@ def _write(clip: Clip, target: Path, speed: float) -> Clip:
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
     sound = samples.mean(1)
-    heard = Heard(round(len(sound) / rate_hz * SAMPLE_RATE_HZ), bool(np.isfinite(sound).all()))
-    if defect := sound_defect(clip, heard):
+    num_samples = round(len(sound) / rate_hz * SAMPLE_RATE_HZ)
+    if defect := sound_defect(clip, num_samples, bool(np.isfinite(sound).all())):
         raise ValueError(
             f"{clip.title}: {defect}; `carnelian-train validate --write` makes a manifest without such clips"
         )

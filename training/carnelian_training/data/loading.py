@@ -20,6 +20,7 @@ from nvidia.dali.backend import GetCufftVersion  # type: ignore[attr-defined]  #
 from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
+from carnelian_training.config import Config
 from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_disturbances
 from carnelian_training.data.audio import (
     DALI_ERRORS,
@@ -32,14 +33,7 @@ from carnelian_training.data.audio import (
     error_words,
     level,
 )
-from carnelian_training.data.defects import (
-    Heard,
-    Limits,
-    alignment_defect,
-    duration_tolerance_s,
-    silence_defect,
-    sound_defect,
-)
+from carnelian_training.data.defects import alignment_defect, duration_tolerance_s, silence_defect, sound_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
@@ -85,7 +79,7 @@ def load(
     settings: FrontEnd,
     num_threads: int,
     *,
-    skip: Limits | None = None,
+    training: Config | None = None,
     named: set[tuple[str, str]] | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
@@ -95,13 +89,13 @@ def load(
         batches: lists of items, from `plan_epoch` or `group`.
         settings: settings of the features.
         num_threads: number of threads for decoding and features.
-        skip: limits for training: a clip outside them is left out of its batch, logged and listed in `Batch.skipped`.
-            None, for evaluation: a bad clip is an error.
+        training: the configuration of the training run: a clip that breaks its limits is left out of its batch, logged
+            and listed in `Batch.skipped`. None, for evaluation: a bad clip is an error.
         named: clips and defects that the log has already named, which it does not name again; new ones are added.
         prefetch: number of batches that DALI works on before they are needed.
 
     Raises:
-        RuntimeError: Without `skip`, if clips cannot be decoded or do not match their manifest. No batch is yielded
+        RuntimeError: Without `training`, if clips cannot be decoded or do not match their manifest. No batch is yielded
             after the first such clip; the error comes at the end and names all of them with the reasons.
     """
     failed: dict[Clip, str] = {}
@@ -115,8 +109,8 @@ def load(
     for items, outputs in run_surviving(batches, failed, build_pipeline):
         batch = _no_clips(channels(settings))
         if items:
-            batch = _batch(items, [output.as_cpu() for output in outputs], failed, skip)
-        if skip is None:
+            batch = _batch(items, [output.as_cpu() for output in outputs], failed, training)
+        if training is None:
             refused += [f"{item.title}: {defect}" for item, defect in batch.skipped]
         else:
             _warn_once(batch.skipped, named)
@@ -278,8 +272,8 @@ def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[str, str]])
             named.add((item.title, defect))
 
 
-def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], skip: Limits | None) -> Batch:
-    """Make a batch of the clips without a defect; see :func:`load` for `skip`.
+def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], training: Config | None) -> Batch:
+    """Make a batch of the clips without a defect; see :func:`load` for `training`.
 
     Silence, and a transcript that CTC cannot align, are defects only in training.
     """
@@ -288,12 +282,13 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], s
     kept: list[int] = []
     skipped: list[tuple[Item, str]] = []
     for row, item in enumerate(items):
-        heard = Heard(round(samples[row].item() * item.speed), math.isfinite(decoded_rms[row].item()))
-        defect = failed.get(item.clip) or sound_defect(item.clip, heard)
+        num_samples, is_finite = round(samples[row].item() * item.speed), math.isfinite(decoded_rms[row].item())
+        defect = failed.get(item.clip) or sound_defect(item.clip, num_samples, is_finite)
         if not defect and not math.isfinite(rms[row].item()):
             defect = f"not finite any more after augmentation with {item.disturbance}"
-        if not defect and skip is not None:
-            defect = silence_defect(decoded_level[row].item()) or alignment_defect(item.clip, int(frames[row]), skip)
+        if not defect and training is not None:
+            too_short = alignment_defect(item.clip, int(frames[row]), training)
+            defect = silence_defect(decoded_level[row].item()) or (str(too_short) if too_short else None)
         if defect:
             skipped.append((item, defect))
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from carnelian_training.config import AugmentConfig, Config
 from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds
-from carnelian_training.data.defects import Limits, alignment_defect, duration_defect, planned_frames, text_defect
+from carnelian_training.data.defects import alignment_defect, duration_defect, planned_frames, text_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.distributed import is_first
 
@@ -52,18 +52,17 @@ def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Cli
     labels, and with transcripts that CTC cannot align at the fastest speed. Sound files are not read here; `load`
     checks them.
     """
-    limits = Limits.of(config)
     left_out: Counter[str] = Counter()
     unknown: dict[str, set[str]] = {}  # characters outside the labels, by reason
     kept = []
     for clip in clips:
-        if duration_defect(clip, limits):
+        if duration_defect(clip, config):
             reason = "duration"
-        elif defect := text_defect(clip, limits):
-            reason = defect.partition(":")[0]
-            unknown.setdefault(reason, set()).update(set(clip.text) - (limits.labels or set()))
-        elif defect := alignment_defect(clip, planned_frames(clip, limits), limits):
-            reason = defect.partition(":")[0]
+        elif defect := text_defect(clip, config):
+            reason = defect.reason
+            unknown.setdefault(reason, set()).update(set(clip.text) - set(config.labels))
+        elif defect := alignment_defect(clip, planned_frames(clip, config), config):
+            reason = defect.reason
         else:
             kept.append(clip)
             continue

@@ -20,10 +20,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
 from tqdm import tqdm
 
+from carnelian_training.config import Config
 from carnelian_training.data.audio import Encoded, decode, level
 from carnelian_training.data.defects import (
-    Heard,
-    Limits,
     alignment_defect,
     duration_defect,
     planned_frames,
@@ -42,17 +41,23 @@ from carnelian_training.data.manifest import (
 from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.models.blocks import StageConfig
+from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.run_config import load_config
 
 SECONDS_AT_ONCE = 300.0
+DEFAULTS = Config(
+    name="defaults", model=QuartzNetConfig(stages=(StageConfig(filters=1, kernel=1, stride=2, residual=False),))
+)
+"""The configuration for manifests without one: the default labels and limits, and 20 ms per output frame."""
 
 
 @dataclass(frozen=True)
 class ManifestCheck:
-    """A manifest to check, with the limits of its clips and its purpose."""
+    """A manifest to check, with the configuration that gives its labels and limits, and its purpose."""
 
     manifest: Path
-    limits: Limits
+    config: Config
     for_training: bool = True
     """Whether the clips are for training; for evaluation, durations and alignments are not checked."""
 
@@ -86,15 +91,14 @@ def list_checks(paths: Sequence[Path]) -> list[ManifestCheck]:
     found = []
     for path in paths:
         if path.suffix not in {".yaml", ".yml"}:
-            found.append(ManifestCheck(path, Limits.by_default()))
+            found.append(ManifestCheck(path, DEFAULTS))
             continue
         config = load_config(path)
-        limits = Limits.of(config)
         if not config.data.train and config.data.dev is None:
             raise ValueError(f"{path} must name manifests, in `data.train` or `data.dev`, but names none")
-        found += [ManifestCheck(manifest.path, limits) for manifest in config.data.train]
+        found += [ManifestCheck(manifest.path, config) for manifest in config.data.train]
         if config.data.dev is not None:
-            found.append(ManifestCheck(config.data.dev, limits, for_training=False))
+            found.append(ManifestCheck(config.data.dev, config, for_training=False))
     return found
 
 
@@ -104,7 +108,7 @@ def validate(
     """Decode every clip of a manifest and collect its defects.
 
     Args:
-        check: the manifest, its limits and its purpose.
+        check: the manifest, its configuration and its purpose.
         min_rate_hz: files with a lower sampling rate are reported. They can be decoded, but the upper mel bands of an
             8 kHz recording, for example, are empty.
         num_threads: number of decoding threads; by default, the number of cores of this process.
@@ -165,12 +169,12 @@ def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int, process
 
 def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
     """Return the defects that the manifest's line shows without its sound, by kind."""
-    limits = check.limits
-    found = {"text": text_defect(clip, limits)}
+    config = check.config
+    found: dict[str, object] = {"text": text_defect(clip, config)}
     if check.for_training:
-        found["duration"] = duration_defect(clip, limits)
-        found["alignment"] = alignment_defect(clip, planned_frames(clip, limits), limits)
-    return {kind: words for kind, words in found.items() if words}
+        found["duration"] = duration_defect(clip, config)
+        found["alignment"] = alignment_defect(clip, planned_frames(clip, config), config)
+    return {kind: str(words) for kind, words in found.items() if words}
 
 
 def _listen(
@@ -209,11 +213,10 @@ def _listen(
                 if item.clip in failed:
                     yield item.clip, {"unreadable": failed[item.clip]}
                     continue
-                heard = Heard(int(samples[row]), math.isfinite(rms[row]))
                 rate_hz = int(rates_hz[row])
                 found = {
-                    "sound": sound_defect(item.clip, heard),
-                    "silent": silence_defect(float(levels[row])) if heard.samples else None,
+                    "sound": sound_defect(item.clip, int(samples[row]), math.isfinite(rms[row])),
+                    "silent": silence_defect(float(levels[row])) if samples[row] else None,
                     "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
                 }
                 yield item.clip, {kind: words for kind, words in found.items() if words}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from carnelian_training.config import Config
 from carnelian_training.data.acoustics import Sounds
-from carnelian_training.data.defects import Limits
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_clips, read_manifest
 from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
@@ -157,7 +156,7 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
             parts_in_order,
             config.features,
             config.data.num_threads,
-            skip=Limits.of(config),
+            training=config,
             named=named,
             prefetch=config.data.prefetch_batches,
         )
