@@ -375,7 +375,7 @@ def test_an_empty_source_is_not_taken_for_all(tmp_path, command):
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [row.split()[0] for row in command(DEMO, tmp_path / "m.jsonl")[1].splitlines()] == ["''", "all"]
     config, network = checkpoint.load_model(DEMO)
-    rows = list(compare(network, config, [tmp_path / "m.jsonl"], ctc.Decoder(config.labels, 0.02), {}))
+    rows = list(compare(network, config, [tmp_path / "m.jsonl"], ctc.Decoder(config.labels, 0.02), ctc.Options()))
     assert [row.test_set for row in rows[:: len(rows) // 2]] == ["''", str(tmp_path / "m.jsonl")]
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,11 +11,6 @@ from carnelian_training.corpora.command import convert, perturb, prepare, valida
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.language_models.command import ngram, perplexity, weigh
 from carnelian_training.synthesis.command import surroundings, synthesise
-
-if TYPE_CHECKING:
-    from carnelian_training import ctc
-    from carnelian_training.config import Config
-    from carnelian_training.models.network import CtcNetwork
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Decoder = Annotated[str | None, typer.Option("--decoder", help="greedy, beam, or ngram with a language model.")]
@@ -92,7 +87,7 @@ def evaluate(
         raise typer.BadParameter("--model must come with --url: it is the name of a served model")
     if model == "":
         raise typer.BadParameter("--model must be the name of a served model, but is empty")
-    model = model or SERVED
+    server = (url, model or SERVED) if url else None
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
     if table:
@@ -102,12 +97,7 @@ def evaluate(
             )
         if len(paths) < 2:
             raise typer.BadParameter("give CHECKPOINT MANIFEST...")
-        from carnelian_training.foreign.recogniser import load_recogniser
-        from carnelian_training.language_models.weights import read_weights
-
-        weights = read_weights(lm_weights, language_model, neural_language_model)
-        recogniser = load_recogniser(paths[0], language_model, neural_language_model)
-        _compare(*recogniser, manifests=paths[1:], weights=weights, server=(url, model) if url else None, out=out)
+        _compare(paths, language_model, neural_language_model, lm_weights, server, out)
         return
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
     if url and (language_model or neural_language_model or lm_weights):
@@ -117,23 +107,23 @@ def evaluate(
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
-    from carnelian_training.distributed import joined
     from carnelian_training.evaluation.evaluation_table import render, render_mistakes
 
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
-    if url:
+    if server:
         from carnelian_training.evaluation.served import evaluate_served
 
-        evaluation = evaluate_served(url, model, paths[0], decoding)
+        evaluation = evaluate_served(*server, paths[0], decoding)
     else:
         from carnelian_training.data.manifest import warn_of_characters
+        from carnelian_training.distributed import joined
         from carnelian_training.evaluation.evaluate import evaluate as run
         from carnelian_training.foreign.recogniser import load_recogniser
-        from carnelian_training.language_models.weights import read_weights
 
-        weights = read_weights(lm_weights, language_model, neural_language_model)
-        config, network, text_decoder = load_recogniser(paths[0], language_model, neural_language_model)
-        wanted = text_decoder.read_options(decoding, text_decoder.change_options(weights))
+        config, network, text_decoder, usual = load_recogniser(
+            paths[0], language_model, neural_language_model, lm_weights
+        )
+        wanted = text_decoder.read_options(decoding, usual)
         with joined() as process:
             evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, wanted)
         if not process.leads:
@@ -174,14 +164,14 @@ def transcribe(
     from carnelian_training.distributed import joined
     from carnelian_training.evaluation.pseudo_labels import transcribe as run
     from carnelian_training.foreign.recogniser import load_recogniser
-    from carnelian_training.language_models.weights import read_weights
     from carnelian_training.replacement import check_apart
 
     check_apart(target, checkpoint, manifest, language_model, neural_language_model, lm_weights)
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
-    weights = read_weights(lm_weights, language_model, neural_language_model)
-    config, network, text_decoder = load_recogniser(checkpoint, language_model, neural_language_model)
-    wanted = text_decoder.read_options(decoding, text_decoder.change_options(weights))
+    config, network, text_decoder, usual = load_recogniser(
+        checkpoint, language_model, neural_language_model, lm_weights
+    )
+    wanted = text_decoder.read_options(decoding, usual)
     with joined() as process:
         clips = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
     if not process.leads:
@@ -211,20 +201,20 @@ def _read_decoding(
 
 
 def _compare(
-    config: "Config",
-    network: "CtcNetwork",
-    decoder: "ctc.Decoder",
-    *,
-    manifests: list[Path],
-    weights: dict[str, Any],
+    paths: list[Path],
+    language_model: Path | None,
+    neural_language_model: Path | None,
+    lm_weights: Path | None,
     server: tuple[str, str] | None,
     out: Path | None,
 ) -> None:
-    """Compute, print and write the table of `evaluate --table`."""
+    """Compute, print and write the table of `evaluate --table`; `paths` are a checkpoint and manifests."""
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.comparison import compare, render_comparison, write_comparison
+    from carnelian_training.foreign.recogniser import load_recogniser
 
-    rows = list(compare(network.to(find_device()), config, manifests, decoder, weights, server))
+    config, network, decoder, usual = load_recogniser(paths[0], language_model, neural_language_model, lm_weights)
+    rows = list(compare(network.to(find_device()), config, paths[1:], decoder, usual, server))
     typer.echo(render_comparison(rows))
     if out is not None:
         write_comparison(out, rows)

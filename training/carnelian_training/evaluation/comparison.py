@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
@@ -75,7 +75,7 @@ def compare(
     config: Config,
     manifests: Sequence[Path],
     decoder: ctc.Decoder,
-    defaults: Mapping[str, Any],
+    usual: ctc.Options,
     server: tuple[str, str] | None = None,
 ) -> Iterator[Row]:
     """Decode every test set in every way; yield a row for each.
@@ -87,15 +87,14 @@ def compare(
         config: the network's configuration.
         manifests: paths of NeMo manifests.
         decoder: the decoder, with the language models to compare.
-        defaults: changed default options of the decoder. A server uses those of its export, and gives the same
-            transcripts only if they are equal.
+        usual: default options of the decoder. A server uses those of its export, and gives the same transcripts only if
+            they are equal.
         server: host:port of a server and the name of its model, to compare with; or None.
 
     Raises:
-        ValueError: A file is not a manifest, or its transcripts have no words; or the options are wrong.
+        ValueError: A file is not a manifest, or its transcripts have no words.
         RuntimeError: The server is not ready.
     """
-    usual = decoder.change_options(defaults)
     failed: set[Clip] = set()
     with contextlib.ExitStack() as stack:
         served = None

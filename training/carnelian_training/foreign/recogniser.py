@@ -1,4 +1,4 @@
-"""Loading a recogniser for evaluation: its network, and a decoder of its labels."""
+"""Loading a recogniser for evaluation: its network, a decoder of its labels, and the decoder's default options."""
 
 from pathlib import Path
 
@@ -6,18 +6,22 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.evaluation.evaluate import build_decoder
 from carnelian_training.foreign.sources import load_model
+from carnelian_training.language_models.weights import read_weights
 from carnelian_training.models.network import CtcNetwork
 
 
 def load_recogniser(
-    path: Path, language_model: Path | None, neural_language_model: Path | None
-) -> tuple[Config, CtcNetwork, ctc.Decoder]:
+    path: Path, language_model: Path | None, neural_language_model: Path | None, lm_weights: Path | None = None
+) -> tuple[Config, CtcNetwork, ctc.Decoder, ctc.Options]:
     """Load a checkpoint, Carnelian's or another toolkit's, and build a decoder of its labels.
 
     Args:
         path: the checkpoint.
         language_model: an ARPA file or KenLM binary, or None.
         neural_language_model: an ONNX file, or None.
+        lm_weights: a file of `carnelian-train weigh`, which changes the decoder's default options, or None.
     """
+    weights = read_weights(lm_weights, language_model, neural_language_model)
     config, network = load_model(path)
-    return config, network, build_decoder(config, language_model, neural_language_model=neural_language_model)
+    decoder = build_decoder(config, language_model, neural_language_model=neural_language_model)
+    return config, network, decoder, decoder.change_options(weights)

@@ -38,7 +38,7 @@ def weigh(
     from carnelian_training.replacement import check_apart
 
     check_apart(target, checkpoint, manifest, language_model, neural_language_model)
-    config, network, decoder = load_recogniser(checkpoint, language_model, neural_language_model)
+    config, network, decoder, _ = load_recogniser(checkpoint, language_model, neural_language_model)
     clips = clips_to_evaluate(manifest)
     warn_of_characters(clips, config.labels)
     log_probs, references = score_all(network.to(find_device()), config, clips), [clip.text for clip in clips]
