@@ -50,8 +50,9 @@ def encoded(clip: Clip) -> Encoded:
 
     A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate. A segment of a long
     recording costs no more than its own length, so the rest of the recording is not checked; only a file that must be
-    repaired is read whole. MP3, which DALI does not decode, and FLAC that was written to a pipe, whose length DALI does
-    not know, become WAV files in the same way, whatever the suffix of their names.
+    repaired, or an MP3 file that does not count its frames, is read whole. MP3, which DALI does not decode, and FLAC
+    that was written to a pipe, whose length DALI does not know, become WAV files in the same way, whatever the suffix
+    of their names.
 
     Raises:
         OSError: The file cannot be read.
@@ -71,7 +72,7 @@ def _whole(clip: Clip) -> Encoded:
     if joined_format(data):
         raise RuntimeError(_JOINED)
     _check_kind(data)
-    file = _UnmeasuredBytes(data) if counts_no_frames(data) else io.BytesIO(data)
+    file = _in_memory(data)
     with soundfile.SoundFile(file) as source:
         most_frames = int((clip.duration + MOST_EXCESS_S) * source.samplerate)
         is_read_here = source.format == "MP3" or source.frames == _UNKNOWN_FRAMES
@@ -100,11 +101,9 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
         needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or closed(head) != head
         opened.seek(0)
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
-        file: io.BytesIO | _UnmeasuredFile | int = opened.fileno()
-        if needs_repair:
-            file = io.BytesIO(_repaired(opened.read()))
-        elif counts_no_frames(head):
-            file = _UnmeasuredFile(opened.fileno(), closefd=False)
+        file: io.BytesIO | int = opened.fileno()
+        if needs_repair or counts_no_frames(head):
+            file = _in_memory(_repaired(opened.read()))
         with soundfile.SoundFile(file, closefd=False) as source:
             first = round(offset_s * source.samplerate)
             if first >= source.frames:
@@ -147,7 +146,7 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
         file.buffer_read(min(_AT_ONCE, start - done), dtype="int16")
 
 
-class _Unmeasured:
+class _Unmeasured(io.BytesIO):
     """A file that claims to be far larger than it is.
 
     Of an MP3 without a count of frames, libsndfile reads as many as fit into the file's size at the first frame's bit
@@ -158,21 +157,17 @@ class _Unmeasured:
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._is_at_end = whence == io.SEEK_END
-        return super().seek(offset, whence)  # type: ignore[misc,no-any-return]
+        return super().seek(offset, whence)
 
     def tell(self) -> int:
-        return super().tell() + (self._is_at_end << 40)  # type: ignore[misc,no-any-return]
+        return super().tell() + (self._is_at_end << 40)
 
 
-class _UnmeasuredBytes(_Unmeasured, io.BytesIO):
-    pass
+def _in_memory(data: bytes) -> io.BytesIO:
+    return _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
 
 
-class _UnmeasuredFile(_Unmeasured, io.FileIO):
-    pass
-
-
-def _read(source: soundfile.SoundFile, file: io.BytesIO | _UnmeasuredFile | int, most_frames: int) -> Samples:
+def _read(source: soundfile.SoundFile, file: io.BytesIO | int, most_frames: int) -> Samples:
     """Read at most `most_frames` frames, [frames, channels], from where `source`, which reads `file`, is."""
     # Otherwise soundfile seeks after each read, and the next MP3 frame lacks the bits that it shares with the last one.
     source.seekable = lambda: False
@@ -190,7 +185,7 @@ def _read(source: soundfile.SoundFile, file: io.BytesIO | _UnmeasuredFile | int,
     return np.concatenate(blocks)
 
 
-def _goes_on(file: io.BytesIO | _UnmeasuredFile) -> bool:
+def _goes_on(file: io.BytesIO) -> bool:
     """Return whether there is more MPEG audio after the frames that were read."""
     return has_audio(file.read(), 0, _LEAST_LEFT_S)
 
