@@ -49,12 +49,12 @@ class Process:
         counts = self.total(torch.tensor(flags, dtype=torch.int64))
         return [bool(count) for count in counts]
 
-    def broadcast(self, word: str) -> str:
-        """Return the `word` of rank 0; every process has to call it."""
-        words = [word]
+    def broadcast(self, value: T) -> T:
+        """Return the `value` of rank 0; every process has to call it."""
+        values = [value]
         if self.size > 1:
-            dist.broadcast_object_list(words, device=torch.device("cpu"))
-        return words[0]
+            dist.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
 
     def union(self, part: dict[int, T]) -> dict[int, T]:
         """Merge the dictionaries of all processes; every process has to call it."""

@@ -1,6 +1,5 @@
 """The training task of a language model, predicting each token from those before it, and its loss."""
 
-import base64
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +59,7 @@ class LanguageModelling:
             state.rate_by(digest, learnt)
         if not state.model.tokenizer:
             model = train_tokenizer(sentences.used, text.tokens, text.alphabet).model if process.leads else b""
-            state.model.tokenizer = base64.b64decode(process.broadcast(base64.b64encode(model).decode()))
+            state.model.tokenizer = process.broadcast(model)
             state.restart_average()
         encoded = Tokenizer(state.model.tokenizer).encode(sentences.used)
         self.streams = Streams(encoded, text)

@@ -31,10 +31,12 @@ from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
-PARTS = (
-    *("weights", "optimizer", "scaler", "epoch", "batch", "best_error", "rated_by", "evaluated_step", "milestones"),
-    *("memory", "skipped_clips", "skipped_steps", "skipped_in_a_row"),
+FIELDS = (
+    *("epoch", "batch", "best_error", "rated_by", "evaluated_step"),
+    *("skipped_clips", "skipped_steps", "skipped_in_a_row"),
 )
+"""The fields of :class:`State` that a checkpoint holds as they are."""
+PARTS = (*FIELDS, "weights", "optimizer", "scaler", "milestones", "memory")
 """The keys of a checkpoint's `training` part."""
 MOST_VERSIONS = 64
 """The most versions of a function that PyTorch compiles; its default is 8."""
@@ -181,16 +183,9 @@ class State:
             "weights": None if self.average is None else self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "best_error": self.best_error,
-            "rated_by": self.rated_by,
-            "evaluated_step": self.evaluated_step,
             "milestones": sorted(self.milestones),
             "memory": memory,
-            "skipped_clips": self.skipped_clips,
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_a_row": self.skipped_in_a_row,
+            **{name: getattr(self, name) for name in FIELDS},
         }
         checkpoint.save(path, config, self.best_model.state_dict(), results={"step": self.step}, training=training)
 
@@ -206,14 +201,11 @@ class State:
             group.update(configured)  # options of the configuration win over those that were saved
         if training["scaler"]:  # empty unless the run was in float16
             self.scaler.load_state_dict(training["scaler"])
-        self.step, self.epoch, self.batch = content["results"]["step"], training["epoch"], training["batch"]
-        self.best_error, self.rated_by = training["best_error"], training["rated_by"]
-        self.evaluated_step = training["evaluated_step"]
-        self.milestones = set(training["milestones"])
+        self.step, self.milestones = content["results"]["step"], set(training["milestones"])
         if (memory := training["memory"]) is not None:
             self.memory = memory[:, self.process.rank :: self.process.size].to(self.process.device)
-        for counter in ("skipped_clips", "skipped_steps", "skipped_in_a_row"):
-            setattr(self, counter, training[counter])
+        for name in FIELDS:
+            setattr(self, name, training[name])
 
 
 def new_state(config: RunConfig, process: Process) -> State:
