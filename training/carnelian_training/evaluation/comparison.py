@@ -109,15 +109,16 @@ def compare(
             for source, places in _by_source(clips).items():
                 chosen, rows = [clips[i] for i in places], [log_probs[i] for i in places]
                 for name, way in ways.items():
-                    part = _hear(chosen, rows, decoder, decoder.read_options(way, usual))
+                    heard, offline_s = decode(rows, decoder, decoder.read_options(way, usual))
+                    part = _Part(Evaluation(chosen, heard, find_too_short(chosen, rows)), offline_s)
                     if served is not None:
                         part = _ask(part, *served, way)
                     _name_failures(part, failed)
                     parts[name].append(part)
                     if source is None:
-                        yield _row(str(manifest), name, _join(parts[name]))
+                        yield _row(str(manifest), name, parts[name])
                     else:
-                        yield _row(source or repr(source), name, part)
+                        yield _row(source or repr(source), name, [part])
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,6 @@ def _by_source(clips: Sequence[Clip]) -> dict[str | None, list[int]]:
     return {**places, None: sorted(rest)}
 
 
-def _hear(clips: Sequence[Clip], log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> _Part:
-    heard, seconds = decode(log_probs, decoder, options)
-    return _Part(Evaluation(clips, heard, find_too_short(clips, log_probs)), seconds)
-
-
 def _ask(part: _Part, client: "CarnelianClient", clock: DecodingClock, way: Mapping[str, str]) -> _Part:
     """Add what a server transcribes of the same clips."""
     clock.restart()
@@ -150,36 +146,21 @@ def _ask(part: _Part, client: "CarnelianClient", clock: DecodingClock, way: Mapp
     return replace(part, served=served, served_s=clock.elapsed_s(len(served.clips) - len(served.failures)))
 
 
-def _join(parts: Sequence[_Part]) -> _Part:
-    """Join the parts of a test set, whose clips were decoded source by source."""
+def _row(test_set: str, name: str, parts: Sequence[_Part]) -> Row:
+    """Return the row of the clips of all parts together."""
+    rates, measured = _measured([part.offline for part in parts], sum(part.offline_s for part in parts))
     served = [part.served for part in parts if part.served is not None]
-    return _Part(
-        _concatenate([part.offline for part in parts]),
-        sum(part.offline_s for part in parts),
-        _concatenate(served) if served else None,
-        sum(part.served_s for part in parts),
-    )
-
-
-def _concatenate(evaluations: Sequence[Evaluation]) -> Evaluation:
-    clips: list[Clip] = []
-    transcripts: list[str] = []
-    failures: dict[int, str] = {}
-    for evaluation in evaluations:
-        failures |= {len(clips) + i: reason for i, reason in evaluation.failures.items()}
-        clips += evaluation.clips
-        transcripts += evaluation.transcripts
-    return Evaluation(clips, transcripts, failures)
-
-
-def _row(test_set: str, name: str, part: _Part) -> Row:
-    rates, measured = _measured(part.offline, part.offline_s)
-    row = Row(test_set, name, rates.clips, rates.words, measured, failed=len(part.offline.failures))
-    if part.served is None:
+    failed = sum(len({*part.offline.failures, *(part.served.failures if part.served else ())}) for part in parts)
+    row = Row(test_set, name, rates.clips, rates.words, measured, failed=failed)
+    if not served:
         return row
-    same = sum(a == b for a, b in zip(part.offline.transcripts, part.served.transcripts, strict=True))
-    failed = len({*part.offline.failures, *part.served.failures})
-    return replace(row, served=_measured(part.served, part.served_s)[1], same=same, failed=failed)
+    same = sum(
+        transcript == answer
+        for part, answers in zip(parts, served, strict=True)
+        for transcript, answer in zip(part.offline.transcripts, answers.transcripts, strict=True)
+    )
+    _, measured = _measured(served, sum(part.served_s for part in parts))
+    return replace(row, served=measured, same=same)
 
 
 def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
@@ -230,8 +211,11 @@ def _columns(measured: Measured) -> list[str]:
     ]
 
 
-def _measured(evaluation: Evaluation, seconds: float) -> tuple[ErrorRates, Measured]:
-    rates, audio_s = evaluation.error_rates(), sum(clip.duration for clip in evaluation.clips)
+def _measured(evaluations: Sequence[Evaluation], seconds: float) -> tuple[ErrorRates, Measured]:
+    """Return the rates over the clips of all evaluations together."""
+    clips = [clip for evaluation in evaluations for clip in evaluation.clips]
+    transcripts = [transcript for evaluation in evaluations for transcript in evaluation.transcripts]
+    rates, audio_s = Evaluation(clips, transcripts).error_rates(), sum(clip.duration for clip in clips)
     wer, cer = (rates.wer, rates.cer) if rates.words else (None, None)
     return rates, Measured(wer, cer, round(seconds, 6), round(seconds / audio_s, 8))
 
