@@ -14,7 +14,7 @@ from carnelian_training.language_models.streams import Segment, Streams, Stretch
 from carnelian_training.language_models.tokens import Tokenizer, train_tokenizer
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.state import State
-from carnelian_training.loop.task import Finding, Share
+from carnelian_training.loop.task import Finding, Objective, Share
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.precision import autocast
 from carnelian_training.synthesis.texts import choose_sources
@@ -99,7 +99,7 @@ class LanguageModelling:
         return Finding(report.record(state.step, rounded), found.per_word)
 
 
-class NextTokenObjective:
+class NextTokenObjective(Objective):
     """The cross-entropy of one step, given the network's memory of the steps before.
 
     Args:
@@ -129,7 +129,3 @@ class NextTokenObjective:
             log_probs, memory = network(*inputs, memory)
         self.remembered.append(memory)
         return -log_probs.sum(1), batch.tokens.numel()
-
-    def measured(self) -> Mapping[str, float]:
-        """Return no further figures: the loss is all there is to log."""
-        return {}

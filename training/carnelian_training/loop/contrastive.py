@@ -22,11 +22,12 @@ from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.ctc_loss import augmented
+from carnelian_training.loop.task import Objective
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.precision import autocast, full_precision
 
 
-class ContrastiveObjective:
+class ContrastiveObjective(Objective):
     """The contrastive loss of one step, which the loop divides by the hidden frames of all parts and processes.
 
     Args:

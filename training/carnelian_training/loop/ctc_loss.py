@@ -1,6 +1,6 @@
 """The objective of recognisers: the CTC or CR-CTC loss of a batch after augmentation of its features."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,12 @@ from carnelian_training.data.loading import Batch
 from carnelian_training.data.plan import Item
 from carnelian_training.data.span_masks import channel_mask, time_mask
 from carnelian_training.features import FeatureSettings
+from carnelian_training.loop.task import Objective
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.precision import autocast
 
 
-class CtcObjective:
+class CtcObjective(Objective):
     """The CTC loss of one step: a sum over clips; the loop divides it by the characters of all parts and processes."""
 
     def __init__(self, config: Config) -> None:
@@ -26,17 +27,9 @@ class CtcObjective:
         """Return the number of characters in the step's transcripts, as the manifest has them."""
         return sum(len(item.clip.text) for item in items)
 
-    def batches(self, batches: Iterable[Batch], parts: int) -> Iterable[Batch]:
-        """Return the parts of this process unchanged."""
-        return batches
-
     def losses(self, network: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the :func:`ctc_loss` of each clip, [batch] float32, and the number of characters of all clips."""
         return ctc_loss(network, batch, self.config), sum(len(item.clip.text) for item in batch.items)
-
-    def measured(self) -> Mapping[str, float]:
-        """Return no further figures: the loss is all there is to log."""
-        return {}
 
 
 def ctc_loss(network: nn.Module, batch: Batch, config: Config) -> Tensor:

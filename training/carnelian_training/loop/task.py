@@ -33,20 +33,24 @@ class Share:
     """The number of batches, the same in every process."""
 
 
-class Objective(Protocol):
+class Objective:
     """The loss of one step, which the loop divides by the weight of all parts and processes."""
 
     def planned(self, items: Sequence[Any]) -> float:
         """Return an estimate of a step's weight; the loop later corrects it by the sum of weights of :meth:`losses`."""
+        raise NotImplementedError
 
     def batches(self, batches: Iterable[Any], parts: int) -> Iterable[Any]:
         """Return the batches of this process, in the order in which :meth:`losses` will see them."""
+        return batches
 
     def losses(self, network: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Return the loss of each item, [items] float32, and the weight of all items together."""
+        raise NotImplementedError
 
     def measured(self) -> Mapping[str, float]:
-        """Return further figures to log, over all parts and processes; every process has to call it."""
+        """Return figures to log beside the loss, over all parts and processes; every process has to call it."""
+        return {}
 
 
 class Finding(NamedTuple):
