@@ -31,13 +31,7 @@ from carnelian_training.data.defects import (
     text_defect,
 )
 from carnelian_training.data.loading import read_clip, run_surviving
-from carnelian_training.data.manifest import (
-    Clip,
-    clips_to_evaluate,
-    read_manifest_leniently,
-    warn_of_characters,
-    write_manifest,
-)
+from carnelian_training.data.manifest import Clip, read_manifest_leniently, write_manifest
 from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
@@ -126,21 +120,6 @@ def validate(
         if not found:
             report.clean.append(clip)
     return report
-
-
-def check_for_evaluation(manifest: Path, labels: Sequence[str], num_threads: int, process: Process) -> None:
-    """Decode every clip of a manifest, so that a bad clip ends a run before it begins, not at its first evaluation.
-
-    References with characters that are not in `labels` give a warning.
-
-    Raises:
-        ValueError: The file is not a manifest, or its transcripts have no words.
-        RuntimeError: As :func:`check_clean`.
-    """
-    clips = clips_to_evaluate(manifest)
-    if process.leads:
-        warn_of_characters(clips, labels)
-    check_clean(clips, manifest, num_threads, process)
 
 
 def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int, process: Process) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from carnelian_training.config import Config
 from carnelian_training.data.acoustics import Sounds
 from carnelian_training.data.loading import load
-from carnelian_training.data.manifest import Clip, read_clips, read_manifest
+from carnelian_training.data.manifest import Clip, clips_to_evaluate, read_clips, read_manifest, warn_of_characters
 from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
-from carnelian_training.data.validate import check_clean, check_for_evaluation
+from carnelian_training.data.validate import check_clean
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop import contrastive
@@ -55,10 +55,9 @@ class Recognition:
             logger.info(
                 "%d clips an epoch, %.3g hours; a line of figures every %d steps", len(self.clips), hours, every
             )
-        check_dev(self.config, state.process)
+        dev = check_dev(self.config, state.process)
         if state.process.leads:
-            digest = None if self.config.data.dev is None else digest_of(read_manifest(self.config.data.dev))
-            state.rate_by(digest, "`data.dev` has other clips than before")
+            state.rate_by(digest_of(dev) if dev else None, "`data.dev` has other clips than before")
 
     def shares(self, state: State) -> Iterator[Share]:
         """Yield the share of this process in each step; see :func:`shares`."""
@@ -119,8 +118,10 @@ def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
         )
 
 
-def check_dev(config: Config, process: Process) -> None:
-    """Check `data.dev`, so that a bad manifest or clip ends a run before it begins and not at its first evaluation.
+def check_dev(config: Config, process: Process) -> list[Clip]:
+    """Read and decode `data.dev`, so that a bad clip ends a run before it begins and not at its first evaluation.
+
+    References with characters that are not labels give a warning. Without `data.dev` there are no clips.
 
     Raises:
         ValueError: The file is not a manifest, or has no text to compare transcripts with.
@@ -129,14 +130,18 @@ def check_dev(config: Config, process: Process) -> None:
     if config.data.dev is None:
         if process.leads:
             logger.warning("`data.dev` is null: %s.pt will be the last weights, not the best", config.name)
-        return
+        return []
     try:
         if config.pretraining is None:
-            check_for_evaluation(config.data.dev, config.labels, config.data.num_threads, process)
+            clips = clips_to_evaluate(config.data.dev)
+            if process.leads:
+                warn_of_characters(clips, config.labels)
         else:
-            check_clean(read_clips(config.data.dev), config.data.dev, config.data.num_threads, process)
+            clips = read_clips(config.data.dev)
+        check_clean(clips, config.data.dev, config.data.num_threads, process)
     except ValueError as error:
         raise ValueError(f"`data.dev`: {error}") from error
+    return clips
 
 
 def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
