@@ -1,6 +1,7 @@
 """Checks of fields of a configuration; each raises ValueError with what must hold and what was found."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,55 +18,45 @@ GivenPath = Annotated[Path, BeforeValidator(_check_given)]
 """A path that is not the empty string, which `Path` would make the working directory."""
 
 
-def check_positive(config: object, *names: str) -> None:
-    """Check that the named fields are above 0 and finite, or None."""
+def _check(config: object, names: tuple[str, ...], holds: Callable[[Any], bool], must: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"`{name}` must be positive and finite, but is {value}")
+        if value is not None and not holds(value):
+            raise ValueError(f"`{name}` must {must}, but is {value}")
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Check that the named fields are above 0 and finite, or None."""
+    _check(config, names, lambda value: 0 < value < math.inf, "be positive and finite")
 
 
 def check_not_negative(config: object, *names: str) -> None:
     """Check that the named fields are at least 0 and finite."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < math.inf:
-            raise ValueError(f"`{name}` must be finite and at least 0, but is {value}")
+    _check(config, names, lambda value: 0 <= value < math.inf, "be finite and at least 0")
 
 
 def check_at_least_one(config: object, *names: str) -> None:
     """Check that the named integer fields are from 1 to 2^31 - 1, or None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if not value >= 1:
-            raise ValueError(f"`{name}` must be at least 1, but is {value}")
-        check_at_most(config, 2**31 - 1, name)
+    _check(config, names, lambda value: value >= 1, "be at least 1")
+    check_at_most(config, 2**31 - 1, *names)
 
 
 def check_at_most(config: object, most: int, *names: str) -> None:
-    """Check that the named integer fields are at most `most`, above which they would only use memory."""
+    """Check that the named integer fields are at most `most`, above which they would only use memory, or None."""
     for name in names:
         value = getattr(config, name)
-        if value > most:
+        if value is not None and value > most:
             raise ValueError(f"`{name}` must be at most {most:,}, but is {value:,}")
 
 
 def check_below_one(config: object, *names: str) -> None:
     """Check that the named fields are at least 0 and below 1, as probabilities of dropout must be."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < 1:
-            raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value}")
+    _check(config, names, lambda value: 0 <= value < 1, "be at least 0 and below 1")
 
 
 def check_probability(config: object, *names: str) -> None:
     """Check that the named fields are from 0 to 1."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value <= 1:
-            raise ValueError(f"`{name}` must be within 0 to 1, but is {value}")
+    _check(config, names, lambda value: 0 <= value <= 1, "be within 0 to 1")
 
 
 def check_range(name: str, found: tuple[float, float], lowest: float, highest: float) -> None:
