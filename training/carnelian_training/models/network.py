@@ -4,7 +4,7 @@ Input: [batch, channels, frames] features (log-mel, or samples for wav2vec 2.0) 
 labels] log-probabilities and lengths.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,37 +13,14 @@ from torch.nn import functional as F
 from carnelian_training.models.blocks import StackConfig, initialise
 from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
 
-
-class Architecture(Protocol):
-    """The interface of the configuration of every architecture."""
-
-    @property
-    def feature_channels(self) -> int:
-        """The number of rows of the input features: mel bands, or 1 for a waveform."""
-
-    @property
-    def stride(self) -> int:
-        """The number of feature frames (samples for wav2vec 2.0) per output frame."""
-
-    @property
-    def head_frames(self) -> int:
-        """The number of output frames that the head makes of each frame of the last stage."""
-
-    @property
-    def num_stages(self) -> int:
-        """The number of stages, each of which can be frozen or have its own learning rate (the head is not counted)."""
-
-    def stage_of(self, name: str) -> int:
-        """Return the stage of the parameter `name`; the head's is one past the last stage."""
-
-    def output_frames(self, frames: int) -> int:
-        """Return the number of output frames of a clip with `frames` feature frames."""
+if TYPE_CHECKING:
+    from carnelian_training.models.wav2vec2 import Wav2Vec2Config  # which itself imports this module
 
 
 class CtcNetwork(nn.Module):
     """The base class of all recognisers."""
 
-    config: Architecture
+    config: "StackConfig | Wav2Vec2Config"
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the log-probability of every label at every output frame.
@@ -75,15 +52,9 @@ class StackNetwork(CtcNetwork):
         raise NotImplementedError
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the log-probability of every label at every output frame.
+        """Compute log-probabilities as :class:`CtcNetwork` does.
 
-        Args:
-            features: [batch, num_mels, frames] float32.
-            lengths: [batch] int64, real frames of each clip.
-
-        Returns:
-            [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths,
-            ``lengths' = ceil(lengths / config.stride)``, even if that is more than frames'.
+        The returned lengths are ``ceil(lengths / config.stride)``, even if that is more than frames'.
         """
         mask = Mask.from_lengths(lengths, features.shape[2])
         # Not -(-a // b): ONNX rounds the quotients of negative integers towards zero.
