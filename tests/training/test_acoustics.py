@@ -24,7 +24,6 @@ from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, plan_epoch
 from carnelian_training.features import FeatureSettings
 
-ZERO, SEED = np.float32(0), np.int64(1)
 NO_ROOM, NO_NOISE = read_room(None), read_noise(UNDISTURBED, 1.0)
 
 
@@ -46,7 +45,7 @@ def test_noise_comes_at_its_ratio_and_is_repeated_to_the_end(sounds):
     signal = np.sin(np.arange(48000) / 5).astype(np.float32)
     noise = read_noise(Disturbance(noise=sounds / "noise" / "wide.wav", noise_start=0.5), 1.0)
     assert len(noise) >= 16000
-    added = disturb(signal, NO_ROOM, noise, np.float32(12), ZERO, ZERO, SEED) - signal
+    added = disturb(signal, NO_ROOM, noise, Disturbance(snr_db=12)) - signal
     assert 10 * np.log10(np.mean(signal**2) / np.mean(added**2)) == pytest.approx(12, abs=0.01)
     assert added[-1000:].std() > 0
 
@@ -69,7 +68,7 @@ def test_noises_may_be_mp3_files(tmp_path):
 def test_a_room_neither_shifts_nor_lengthens(sounds):
     signal = np.zeros(8000, np.float32)
     signal[1000] = 1.0
-    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, ZERO, ZERO, ZERO, SEED)
+    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, UNDISTURBED)
     assert len(heard) == len(signal)
     assert np.abs(heard).argmax() == 1000
     assert heard[2600] / heard[1000] == pytest.approx(0.5, abs=1e-3)
@@ -78,19 +77,19 @@ def test_a_room_neither_shifts_nor_lengthens(sounds):
 def test_an_echo_beyond_the_end_is_not_heard_at_the_start(sounds):
     signal = np.zeros(8192, np.float32)
     signal[8000] = 1.0
-    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, ZERO, ZERO, ZERO, SEED)
+    heard = disturb(signal, read_room(sounds / "rooms" / "hall.wav"), NO_NOISE, UNDISTURBED)
     np.testing.assert_allclose(heard[:8000], 0, atol=1e-6)
 
 
 def test_gain_is_in_decibels():
-    heard = disturb(np.ones(10, np.float32), NO_ROOM, NO_NOISE, ZERO, np.float32(-20), ZERO, SEED)
+    heard = disturb(np.ones(10, np.float32), NO_ROOM, NO_NOISE, Disturbance(gain_db=-20))
     np.testing.assert_allclose(heard, 0.1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("samples", [0, 1])
 def test_hardly_any_signal_stays_finite(samples, sounds):
     room = read_room(sounds / "rooms" / "hall.wav")
-    heard = disturb(np.zeros(samples, np.float32), room, np.ones(5, np.float32), ZERO, ZERO, ZERO, SEED)
+    heard = disturb(np.zeros(samples, np.float32), room, np.ones(5, np.float32), UNDISTURBED)
     assert heard.shape == (samples,)
     assert np.isfinite(heard).all()
 
@@ -154,7 +153,8 @@ def test_dither_is_drawn_per_clip_and_epoch_and_never_in_evaluation(tiny_config)
     assert first == again != later
     assert {disturbance.dither for disturbance in first.values()} == {0.01}
     silence = np.zeros(100_000, np.float32)
-    one, same, other = (disturb(silence, NO_ROOM, NO_NOISE, ZERO, ZERO, np.float32(0.01), s) for s in (1, 1, 2))
+    drawn = (Disturbance(dither=0.01, dither_seed=seed) for seed in (1, 1, 2))
+    one, same, other = (disturb(silence, NO_ROOM, NO_NOISE, disturbance) for disturbance in drawn)
     np.testing.assert_array_equal(one, same)
     assert one.std() == pytest.approx(0.01, rel=0.01)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.02

@@ -6,11 +6,10 @@ same length and not shifted in time, so that transcripts and lengths stay right.
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,58 +137,38 @@ def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
     return noise
 
 
-def read_disturbances(
-    disturbances: Sequence[Disturbance], durations_s: Sequence[float], broken: set[Path]
-) -> tuple[list[npt.NDArray[Any]], ...]:
-    """Read the arguments of :func:`disturb` after `signal`, in its order: for each, a list with one value per signal.
+def read_sounds(disturbance: Disturbance, duration_s: float, broken: set[Path]) -> tuple[Signal, Signal]:
+    """Read the room and the noise of a signal of `duration_s`.
 
     Args:
-        disturbances: one per signal.
-        durations_s: durations of the signals in seconds.
+        disturbance: names the files.
+        duration_s: the duration of the signal in seconds.
         broken: files that cannot be used are added; the log names each once, and signals are left without it.
     """
 
     def usable(path: Path | None, read: Callable[[], Signal], instead: Signal) -> Signal:
-        if path in broken:
+        if path is None or path in broken:
             return instead
         try:
             return read()
         except ConfigError as error:
-            assert path is not None
             broken.add(path)
             logger.warning("%s; going on without it", error)
         return instead
 
-    pairs = list(zip(disturbances, durations_s, strict=True))
-    return (
-        [usable(drawn.room, partial(read_room, drawn.room), read_room(None)) for drawn in disturbances],
-        [usable(drawn.noise, partial(read_noise, drawn, s), read_noise(UNDISTURBED, s)) for drawn, s in pairs],
-        [np.array(disturbance.snr_db, np.float32) for disturbance in disturbances],
-        [np.array(disturbance.gain_db, np.float32) for disturbance in disturbances],
-        [np.array(disturbance.dither, np.float32) for disturbance in disturbances],
-        [np.array(disturbance.dither_seed, np.int64) for disturbance in disturbances],
-    )
+    room = usable(disturbance.room, partial(read_room, disturbance.room), read_room(None))
+    noise = usable(disturbance.noise, partial(read_noise, disturbance, duration_s), read_noise(UNDISTURBED, duration_s))
+    return room, noise
 
 
-def disturb(
-    signal: Signal,
-    room: Signal,
-    noise: Signal,
-    snr_db: Signal,
-    gain_db: Signal,
-    dither: Signal,
-    dither_seed: npt.NDArray[np.int64],
-) -> Signal:
-    """Reverberate `signal` [samples], add `noise` at `snr_db`, apply `gain_db`, add dither: [samples] float32.
+def disturb(signal: Signal, room: Signal, noise: Signal, disturbance: Disturbance) -> Signal:
+    """Reverberate `signal`, add noise, change its level and add dither: [samples] float32.
 
     Args:
         signal: [samples] float32, mono, 16 kHz.
         room: impulse response of any length that starts with the direct sound.
         noise: noise of any length, repeated if it is shorter than the signal; silence adds nothing.
-        snr_db: 0-D, signal-to-noise ratio in dB.
-        gain_db: 0-D, gain in dB.
-        dither: 0-D, standard deviation of white noise; 0: none.
-        dither_seed: 0-D, seed of the white noise.
+        disturbance: gives the signal-to-noise ratio, the gain and the dither.
     """
     if len(room) > 1 and len(signal):
         size = 1 << (len(signal) + len(room) - 2).bit_length()
@@ -202,11 +181,11 @@ def disturb(
         noise_rms = np.sqrt(np.mean(noise**2))
         if noise_rms > 0:
             signal_rms = np.sqrt(np.mean(signal**2))
-            signal = signal + noise * (signal_rms / noise_rms * 10 ** (-snr_db / 20))
-    signal = signal * 10 ** (gain_db / 20)
-    if dither:
-        white = np.random.default_rng(int(dither_seed)).standard_normal(len(signal), np.float32)
-        signal = signal + dither * white
+            signal = signal + noise * (signal_rms / noise_rms * 10 ** (-np.float32(disturbance.snr_db) / 20))
+    signal = signal * 10 ** (np.float32(disturbance.gain_db) / 20)
+    if disturbance.dither:
+        white = np.random.default_rng(disturbance.dither_seed).standard_normal(len(signal), np.float32)
+        signal = signal + np.float32(disturbance.dither) * white
     return signal.astype(np.float32)
 
 

@@ -21,7 +21,7 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from torch import Tensor
 
 from carnelian_training.config import Config
-from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_disturbances
+from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_sounds
 from carnelian_training.data.audio import (
     DALI_ERRORS,
     READING_ERRORS,
@@ -174,7 +174,7 @@ def _pipeline(
     Its outputs are: padded features and their frames; of the decoded signal, the number of samples, the root mean
     square and the level; and the root mean square after disturbance.
     """
-    encoded_batches, disturbed_batches = iter(batches), iter(batches)
+    encoded_batches, decoded_batches = iter(batches), iter(batches)
 
     def read() -> tuple[list[Encoded], list[npt.NDArray[np.float32]], list[npt.NDArray[np.int32]]]:
         items = next(encoded_batches)
@@ -185,12 +185,11 @@ def _pipeline(
             [np.array([min(seconds * SAMPLE_RATE_HZ, 2**31 - 1)], np.int32) for seconds in longest_s],
         )
 
-    def read_sounds() -> tuple[list[npt.NDArray[Any]], ...]:
-        items = next(disturbed_batches)
-        return read_disturbances([item.disturbance for item in items], [item.duration_s for item in items], broken)
-
-    def disturb_all(*batch: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[np.float32]]:
-        return list(_pool(num_threads).map(disturb, *batch))
+    def disturb_all(signals: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
+        items = next(decoded_batches)
+        sounds = [read_sounds(item.disturbance, item.duration_s, broken) for item in items]
+        disturbances = [item.disturbance for item in items]
+        return list(_pool(num_threads).map(disturb, signals, *zip(*sounds, strict=True), disturbances))
 
     @pipeline_def
     def graph() -> tuple[DataNode, ...]:
@@ -205,13 +204,7 @@ def _pipeline(
         # memory.
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
         if any(item.disturbance != UNDISTURBED for items in batches for item in items):
-            disturbances = fn.external_source(
-                source=read_sounds,
-                num_outputs=6,
-                dtype=[types.FLOAT] * 5 + [types.INT64],
-                ndim=[1, 1, 0, 0, 0, 0],
-            )
-            signal = fn.python_function(decoded, *disturbances, function=disturb_all, batch_processing=True)
+            signal = fn.python_function(decoded, function=disturb_all, batch_processing=True)
         features = build_features(signal if device_id is None else signal.gpu(), settings)
         frames = features.shape(dtype=types.INT64)[1]
         rms = fn.reductions.rms(decoded), level(decoded), fn.reductions.rms(signal)
