@@ -26,12 +26,11 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class Inert:
-    """An object of an unknown class, with its arguments and its state as data."""
+    """An object of an unknown class, with its arguments and its state as data; its entries, if any, are not needed."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
         self.state: Any = None
-        self.items: list[Any] = []
 
     def __call__(self, *arguments: Any) -> "Inert":
         """Stand for the result of a call, of which only the arguments are known."""
@@ -40,16 +39,10 @@ class Inert:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def append(self, item: Any) -> None:
-        """Add an entry to `items`, if the object is a list."""
-        self.items.append(item)
+    def append(self, *entry: Any) -> None:
+        """Drop an entry, as of a list or a dictionary."""
 
-    def extend(self, items: Any) -> None:
-        """Add entries to `items`, if the object is a list."""
-        self.items.extend(items)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+    extend = __setitem__ = append
 
 
 class Unpickler(pickle.Unpickler):
