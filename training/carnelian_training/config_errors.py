@@ -36,9 +36,7 @@ def shown(value: object) -> str:
 def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:
     """Describe each mistake in a line: its path, what must hold and, unless it is a whole section, what was found.
 
-    Args:
-        error: the error of pydantic.
-        tagged: the names of sections of several kinds, told apart by their `name`.
+    `tagged` names the sections of several kinds, told apart by their `name`.
     """
     return [f"{_path(mistake['loc'], tagged)}: {_words(mistake)}" for mistake in error.errors()]
 

@@ -80,11 +80,7 @@ def _place(node: Any, key: str, path: str, override: str) -> str | int:
 def validated(adapter: TypeAdapter[T], tree: dict[str, Any], where: str, *, tagged: tuple[str, ...] = ()) -> T:
     """Validate a plain tree with a pydantic adapter.
 
-    Args:
-        adapter: adapter of the configuration's class.
-        tree: the plain tree, as YAML gives it.
-        where: the file or place, with which an error's message begins.
-        tagged: the names of sections of several kinds, told apart by their `name`.
+    An error's message begins with `where`. `tagged` names the sections of several kinds, told apart by their `name`.
 
     Raises:
         ConfigError: The tree is wrong; the message lists each unknown key and wrong value by its path or, if there are

@@ -18,11 +18,7 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
     """Hold the lock of a file while the context lasts.
 
     The file is created and is not removed. If this process is killed, the system releases the lock. A file system
-    without locks only gives a warning.
-
-    Args:
-        path: the file to lock; its folder is created.
-        refusal: the message of the error.
+    without locks only gives a warning. `refusal` is the message of the error.
 
     Raises:
         ValueError: Another process holds the lock.

@@ -82,9 +82,7 @@ def _behind(path: Path) -> int | Path:
 def written(path: Path, state: str = "") -> Iterator[None]:
     """Name `path` in errors of the context that writes it: an error of a full disk does not say which file it is.
 
-    Args:
-        path: the file that the context writes.
-        state: the state of the file after an error, for the message.
+    `state` says in the message what the file is like after an error.
 
     Raises:
         WriteError: The file could not be written.

@@ -24,13 +24,8 @@ ATTEMPTS = 5
 def download(url: str, target: Path, md5: str, stop: threading.Event) -> None:
     """Fetch a file, starting where an earlier attempt stopped; an existing file is only verified.
 
-    The bytes are written to `<target>.partial`, which is renamed to `target` when its checksum is right.
-
-    Args:
-        url: address of the file.
-        target: path to write to.
-        md5: MD5 of the file, in hexadecimal.
-        stop: an event with which another thread can end the download.
+    The bytes are written to `<target>.partial`, which is renamed to `target` when its checksum is right. `md5` is in
+    hexadecimal. Another thread can end the download by setting `stop`.
 
     Raises:
         OSError: The server refuses or stops answering, or the disk is full; the partial file stays for the next

@@ -76,10 +76,7 @@ def planned_frames(clip: Clip, config: Config) -> int:
 def sound_defect(clip: Clip, samples: int, is_finite: bool) -> str | None:
     """Return a message if the decoded sound has no samples, another duration than its manifest, or is not finite.
 
-    Args:
-        clip: the clip, as its manifest describes it.
-        samples: the number of samples at 16 kHz, before a change of speed.
-        is_finite: whether all samples are finite numbers.
+    `samples` is their number at 16 kHz, before a change of speed.
     """
     if samples == 0:
         return "no samples"

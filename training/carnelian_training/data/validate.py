@@ -101,11 +101,8 @@ def validate(
 ) -> ManifestReport:
     """Decode every clip of a manifest and collect its defects.
 
-    Args:
-        check: the manifest, its configuration and its purpose.
-        min_rate_hz: files with a lower sampling rate are reported. They can be decoded, but the upper mel bands of an
-            8 kHz recording, for example, are empty.
-        num_threads: number of decoding threads; by default, the number of cores of this process.
+    Files with a sampling rate below `min_rate_hz` are reported. They can be decoded, but the upper mel bands of an 8
+    kHz recording, for example, are empty. By default, every core of this process decodes.
     """
     clips, mistakes = read_manifest_leniently(check.manifest)
     report = ManifestReport(check.manifest, defects=[(line, "") for line in mistakes])

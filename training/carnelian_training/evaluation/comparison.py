@@ -80,16 +80,9 @@ def compare(
 ) -> Iterator[Row]:
     """Decode every test set in every way; yield a row for each.
 
-    Each `source` of a manifest is a test set, and the whole manifest is another. Clips that fail are logged once.
-
-    Args:
-        network: the recogniser, in training or evaluation mode.
-        config: the network's configuration.
-        manifests: paths of NeMo manifests.
-        decoder: the decoder, with the language models to compare.
-        usual: default options of the decoder. A server uses those of its export, and gives the same transcripts only if
-            they are equal.
-        server: host:port of a server and the name of its model, to compare with; or None.
+    Each `source` of a manifest is a test set, and the whole manifest is another. Clips that fail are logged once. The
+    decoder has the language models to compare, and `usual` are its default options. A server (host:port, and the name
+    of its model) uses those of its export, and gives the same transcripts only if they are equal.
 
     Raises:
         ValueError: A file is not a manifest, or its transcripts have no words.
@@ -166,10 +159,7 @@ def _row(test_set: str, name: str, parts: Sequence[_Part]) -> Row:
 def decode(log_probs: Sequence[LogProbs], decoder: ctc.Decoder, options: ctc.Options) -> tuple[list[str], float]:
     """Decode clips in batches of similar length; return their texts and the decoding time in seconds of one core.
 
-    Args:
-        log_probs: log-probabilities of each clip, [frames, labels + 1] float32.
-        decoder: the decoder of these labels.
-        options: decoder options for all clips.
+    `log_probs` has [frames, labels + 1] float32 of each clip.
     """
     order = sorted(range(len(log_probs)), key=lambda i: len(log_probs[i]))
     heard: dict[int, str] = {}

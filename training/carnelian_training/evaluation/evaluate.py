@@ -198,13 +198,8 @@ def evaluate(
 ) -> Evaluation:
     """Transcribe a manifest in batches of clips of about equal length; the result does not depend on the batches.
 
-    Args:
-        model: the recogniser, with equal weights in every process.
-        config: the model's configuration.
-        manifest: path of a NeMo manifest.
-        process: this process; all processes must call this, and each transcribes its own share of the batches.
-        decoder: a decoder of the model's labels; None: without language models.
-        options: options read by the decoder; None: the defaults.
+    All processes must call this, with equal weights, and each transcribes its own share of the batches. By default
+    there is no language model, and options are the general ones.
 
     Raises:
         ValueError: The file is not a manifest, or its transcripts have no words.

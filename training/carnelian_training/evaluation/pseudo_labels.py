@@ -26,13 +26,7 @@ def transcribe(
 ) -> list[Clip]:
     """Transcribe the clips of a manifest.
 
-    Args:
-        model: the recogniser, with equal weights in every process.
-        config: the model's configuration.
-        manifest: path of a NeMo manifest.
-        process: this process; all processes must call this.
-        decoder: a decoder of the model's labels.
-        options: options read by the decoder.
+    All processes must call this, with equal weights.
 
     Returns:
         The clips in the manifest's order, with the transcript as `text`, and the fields `confidence` and `text_source`,

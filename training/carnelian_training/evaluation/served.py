@@ -25,11 +25,7 @@ COUNTED_WITHIN_S = 5.0
 def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, Any] | None = None) -> Evaluation:
     """Transcribe a manifest with a server; `evaluate` gives the same transcripts from the served checkpoint.
 
-    Args:
-        url: host:port of the server's gRPC endpoint.
-        model: name of the ensemble.
-        manifest: path of a NeMo manifest.
-        options: decoder options that differ from the server's defaults.
+    `url` is host:port of the server's gRPC endpoint, and `options` are those that differ from the server's own.
 
     Raises:
         RuntimeError: The SDK is not installed, or the server has no such model ready.

@@ -47,10 +47,8 @@ _FEATURES_IGNORED = {"pad_align", "pad_to_max_duration", "max_duration", "spec_a
 def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
     """Return the tensors of a loaded DLE file under the names of DLE's current version.
 
-    Args:
-        content: the content of the file, from `torch.load`.
-        is_raw: whether to take the trained weights instead of their exponential moving average.
-        where: the file, with which messages begin.
+    `content` comes from `torch.load`. With `is_raw` they are the trained weights instead of their exponential moving
+    average.
 
     Raises:
         CheckpointError: The content is not that of a DLE file.
@@ -84,11 +82,6 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
     Without DLE's YAML file, the network follows from the shapes of the tensors. Strides and dilations are then those of
     every published Jasper and QuartzNet: the first block halves the frame rate, and the last one with a kernel above 1
     has dilation 2. The labels are then a-z, apostrophe and space.
-
-    Args:
-        found: the tensors, from :func:`tensors`.
-        yaml_file: DLE's configuration, or None.
-        where: the checkpoint, with which messages begin.
 
     Raises:
         CheckpointError: The YAML file cannot be read, or has options that Carnelian does not support.

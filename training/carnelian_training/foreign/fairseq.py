@@ -97,10 +97,7 @@ def is_fairseq(content: Any) -> bool:
 def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options, Alphabet | None]:
     """Return the sections of a Carnelian configuration, and the alphabet of a fine-tuned model's head.
 
-    Args:
-        content: the content of the file.
-        labels: path of `dict.ltr.txt`, if the file has no dictionary.
-        where: the file, with which messages begin.
+    `labels` is the path of `dict.ltr.txt`, if the file has no dictionary.
 
     Raises:
         CheckpointError: The file is not of wav2vec 2.0, or has options that Carnelian does not support.

@@ -15,11 +15,8 @@ def load_recogniser(
 ) -> tuple[Config, CtcNetwork, ctc.Decoder, ctc.Options]:
     """Load a checkpoint, Carnelian's or another toolkit's, and build a decoder of its labels.
 
-    Args:
-        path: the checkpoint.
-        language_model: an ARPA file or KenLM binary, or None.
-        neural_language_model: an ONNX file, or None.
-        lm_weights: a file of `carnelian-train weigh`, which changes the decoder's default options, or None.
+    The language models are an ARPA file or KenLM binary, and an ONNX file. `lm_weights`, a file of `carnelian-train
+    weigh`, changes the decoder's default options.
     """
     weights = read_weights(lm_weights, language_model, neural_language_model)
     config, network = load_model(path)

@@ -87,10 +87,6 @@ MOST_VALUES = 1_000_000
 def plain(value: Any, where: str) -> Any:
     """Convert `argparse.Namespace`, omegaconf's nodes and enumerations to dictionaries, lists and values.
 
-    Args:
-        value: a part of the content of a file.
-        where: the file, for messages.
-
     Raises:
         CheckpointError: There are more than `MOST_VALUES` values, or they nest too deep.
     """

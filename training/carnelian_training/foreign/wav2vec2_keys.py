@@ -130,14 +130,8 @@ def take(
 ) -> dict[str, Tensor]:
     """Convert another toolkit's tensors to the float32 weights of a network of `config`.
 
-    A recogniser may have additional tensors of pre-training, and the mask embedding may be missing.
-
-    Args:
-        found: the toolkit's tensors.
-        config: the configuration of a recogniser or, without `alphabet`, of pre-training.
-        naming: the toolkit's names.
-        alphabet: the rows of the head that are labels; None for pre-training.
-        path: the file, with which messages begin.
+    A recogniser may have additional tensors of pre-training, and the mask embedding may be missing. `alphabet` has the
+    rows of the head that are labels; None for pre-training.
 
     Raises:
         CheckpointError: Tensors are missing, unexpected, of another shape, or not finite; the message gives each by the

@@ -70,11 +70,8 @@ def measure_perplexity(
 ) -> Perplexity:
     """Compute a network's log-probability of sentences, each read without context.
 
-    Args:
-        network: the language model with its tokenizer, and with equal weights in every process.
-        sentences: sentences written in the labels.
-        segment: number of tokens read at once; the result does not depend on it.
-        process: this process; all processes must call this, and each scores its share.
+    All processes must call this, with equal weights, and each scores its share. `segment` tokens are read at once; the
+    result does not depend on it.
     """
     process = process or Process(next(network.parameters()).device)
     encoded = Tokenizer(network.tokenizer).encode(sentences)
@@ -100,11 +97,7 @@ def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) 
 
 
 def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
-    """Score words by an n-gram model, whose case may differ from the sentences'.
-
-    Args:
-        path: an ARPA file, plain or .gz, or a KenLM binary.
-        sentences: sentences written in the labels.
+    """Score words by an n-gram model, an ARPA file or KenLM binary, whose case may differ from the sentences'.
 
     Raises:
         LanguageModelError: The model cannot be read.

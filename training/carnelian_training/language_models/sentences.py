@@ -40,10 +40,8 @@ class Sentences:
 def divide(sources: Iterable[Source], exclude: Sequence[Path] = (), labels: str | None = None) -> Sentences:
     """Read texts and hold one of :data:`HELD_OUT_EVERY` sentences out of training.
 
-    Args:
-        sources: the texts.
-        exclude: manifests whose transcripts are left out of the text.
-        labels: the recogniser's labels, in which sentences are written; None for English.
+    The transcripts of the manifests in `exclude` are left out. Sentences are written in the recogniser's `labels`;
+    None: English.
 
     Raises:
         ValueError: No sentence is left.

@@ -79,12 +79,7 @@ class Streams:
     ) -> Iterator[tuple[list[Stretch], list[Segment]]]:
         """Yield, for each step of an epoch from `start` on, the stretches of all streams and the parts of this process.
 
-        Args:
-            seed: seed of the run.
-            epoch: number of the epoch.
-            start: first step to yield.
-            rank: number of this process.
-            size: number of processes; each of them has the same number of parts.
+        Each of `size` processes has the same number of parts.
         """
         segment, streams = self.config.segment, self.config.streams
         own = range(rank, streams, size)

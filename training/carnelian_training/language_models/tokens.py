@@ -70,10 +70,7 @@ class Tokenizer:
 def train_tokenizer(sentences: Sequence[str], config: TokenConfig, labels: str) -> Tokenizer:
     """Train a tokenizer on a text; the same text gives the same tokenizer.
 
-    Args:
-        sentences: sentences written in the labels.
-        config: kind and number of tokens.
-        labels: the labels, each of which becomes a token too.
+    Each label becomes a token too.
 
     Raises:
         ValueError: The text is too small for the number of tokens.

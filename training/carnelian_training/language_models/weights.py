@@ -65,10 +65,7 @@ class Readings:
 def choose_weights(log_probs: Sequence[LogProbs], references: Sequence[str], decoder: ctc.Decoder) -> dict[str, float]:
     """Choose the weights of the decoder's language models.
 
-    Args:
-        log_probs: log-probabilities of each clip, [frames, labels + 1] float32.
-        references: the reference text of each clip.
-        decoder: a decoder with one or two language models.
+    `log_probs` has [frames, labels + 1] float32 of each clip.
 
     Returns:
         Options of the decoder, only those of the language models that it has.

@@ -83,11 +83,7 @@ def disagreement(one: Tensor, other: Tensor, lengths: Tensor) -> Tensor:
 def augmented(batch: Batch, config: Config, device: torch.device, view: int = 0) -> dict[str, Tensor]:
     """Return the network's inputs: augmented features, lengths and, for wav2vec 2.0, masks of frames and channels.
 
-    Args:
-        batch: the clips.
-        config: configuration of the run.
-        device: where the inputs go.
-        view: number of the view; each view draws its own masks and warps.
+    Each view draws its own masks and warps.
 
     Returns:
         The arguments of the network's `forward`, by name.

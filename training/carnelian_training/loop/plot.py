@@ -74,9 +74,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def draw(runs: Sequence[Path], target: Path) -> None:
     """Draw the loss of runs, with their evaluations below it; the legend names several runs by their folders.
 
-    Args:
-        runs: the `metrics.jsonl` of each run.
-        target: the file to write; its suffix, one of `SUFFIXES`, chooses the format.
+    The suffix of `target`, one of `SUFFIXES`, chooses the format.
 
     Raises:
         ValueError: A run has nothing to draw, or the suffix is not one of `SUFFIXES`.

@@ -82,10 +82,7 @@ class Report:
     def log(self, step: int, epoch: int, **measured: float) -> None:
         """Record the mean loss and the rates per second since the last log line.
 
-        Args:
-            step: number of steps done.
-            epoch: epoch of the last step, from 0.
-            measured: further fields; each call must give the same ones in the same order.
+        Epochs count from 0. `measured` are further fields, the same in each call and in the same order.
         """
         if not self.enabled:
             return

@@ -100,11 +100,8 @@ class State:
     def took_step(self, config: RunConfig, with_clips: int) -> None:
         """Update batch-norm statistics and the moving average after a step of the optimiser.
 
-        The statistics change by the mean of the processes' changes, so that all processes have the same.
-
-        Args:
-            config: configuration of the run.
-            with_clips: the number of processes that had clips in this step.
+        The statistics change by the mean of the processes' changes, so that all processes have the same. `with_clips`
+        is the number of processes that had clips in this step.
         """
         self.skipped_in_a_row = 0
         if self.process.size > 1 and self._statistics and config.loop.batch_statistics == "process":
@@ -132,9 +129,7 @@ class State:
     def rate_by(self, digest: str | None, change: str) -> None:
         """Set the digest of the evaluation data; if it has changed, forget the best error, which no longer compares.
 
-        Args:
-            digest: digest of the dev clips or sentences; None without evaluation.
-            change: what has changed, for the log.
+        `digest` is None without evaluation. `change` says in the log what has changed.
         """
         if self.rated_by is not None and digest != self.rated_by:
             logger.warning("%s: the best weights are chosen anew", change)
@@ -174,10 +169,7 @@ class State:
     def save(self, path: Path, config: RunConfig, memory: Tensor | None = None) -> None:
         """Write a checkpoint, whose `weights` are those of :attr:`best_model`.
 
-        Args:
-            path: the file to write.
-            config: configuration of the run.
-            memory: memory of all processes' streams, from :meth:`whole_memory`.
+        `memory` is that of all processes' streams, from :meth:`whole_memory`.
         """
         training = {
             "weights": None if self.average is None else self.model.state_dict(),

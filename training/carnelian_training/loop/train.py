@@ -58,12 +58,8 @@ class Outcome:
 def train(config: RunConfig, directory: Path, source: Path | None = None) -> None:
     """Train until `config.loop.steps`; if the folder holds checkpoints, resume from the newest.
 
-    Under `torchrun`, this is one of the processes that train together.
-
-    Args:
-        config: The configuration of the run.
-        directory: The run's folder.
-        source: The file that `config` was read from. It is never overwritten, even if it is the folder's `<name>.yaml`.
+    Under `torchrun`, this is one of the processes that train together. `source` is the file that `config` was read
+    from. It is never overwritten, even if it is the folder's `<name>.yaml`.
 
     Raises:
         ValueError: There is nothing to train on, another run works in the folder, or its checkpoints do not fit the
@@ -194,11 +190,7 @@ def choose_objective(state: State, config: RunConfig) -> Objective:
 def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfig) -> None:
     """Skip a step that was not finite: undo its forward pass, log it, and give up after too many in a row.
 
-    Args:
-        state: the run's state, before the optimiser's step.
-        outcome: result of the step.
-        items: the items of this process whose own loss was not finite.
-        config: configuration of the run; `loop.max_skipped_steps` is how many in a row are allowed.
+    `items` are those of this process whose own loss was not finite.
 
     Raises:
         RuntimeError: Too many steps in a row were skipped.

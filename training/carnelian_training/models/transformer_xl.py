@@ -157,11 +157,8 @@ class TransformerXl(nn.Module):
     """A Transformer-XL network. The embedding matrix also scores the tokens.
 
     It has 151 million parameters with the defaults and WikiText-103's 267,735 words, divided into four groups; with 12
-    layers of width 512 and 204 characters, 41 million (tables 1 and 2 of the paper).
-
-    Args:
-        config: sizes of the network.
-        vocabulary: the number of different tokens.
+    layers of width 512 and 204 characters, 41 million (tables 1 and 2 of the paper). `vocabulary` is the number of
+    different tokens.
     """
 
     def __init__(self, config: TransformerXlConfig, vocabulary: int) -> None:
