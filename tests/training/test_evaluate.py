@@ -20,8 +20,7 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation import served
 from carnelian_training.evaluation.comparison import Measured, Row, compare, render_comparison
-from carnelian_training.evaluation.evaluate import Evaluation, evaluate
-from carnelian_training.evaluation.evaluation_table import render_mistakes
+from carnelian_training.evaluation.evaluate import Evaluation, evaluate, render_mistakes
 from carnelian_training.evaluation.served import evaluate_served
 from carnelian_training.precision import allow_tf32
 
