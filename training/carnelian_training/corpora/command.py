@@ -108,7 +108,7 @@ def validate(
     is_clean = True
     for check in list_checks(paths):
         report = run(check, min_rate_hz=min_rate, num_threads=threads)
-        for name, words in report.defects:
+        for _, name, words in report.defects:
             typer.echo(f"{name}: {words}" if words else name)
         hours = sum(clip.duration for clip in report.clean) / 3600
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.kinds.items()))

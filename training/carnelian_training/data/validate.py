@@ -63,10 +63,13 @@ class ManifestReport:
     manifest: Path
     clean: list[Clip] = field(default_factory=list)
     """The clips without a defect."""
-    defects: list[tuple[str, str]] = field(default_factory=list)
-    """The clip or line of each defect, and the message that says what is wrong."""
-    kinds: Counter[str] = field(default_factory=Counter)
-    """The number of clips with each kind of defect."""
+    defects: list[tuple[str, str, str]] = field(default_factory=list)
+    """The kind of each defect, its clip or line, and the message that says what is wrong."""
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """The number of clips with each kind of defect."""
+        return Counter(kind for kind, _, _ in self.defects)
 
     def write_clean(self) -> Path:
         """Write the clean clips beside the manifest, as `<name>.clean.jsonl`."""
@@ -105,15 +108,12 @@ def validate(
     kHz recording, for example, are empty. By default, every core of this process decodes.
     """
     clips, mistakes = read_manifest_leniently(check.manifest)
-    report = ManifestReport(check.manifest, defects=[(line, "") for line in mistakes])
-    report.kinds.update({"no clip": len(mistakes)} if mistakes else {})
+    report = ManifestReport(check.manifest, defects=[("no clip", line, "") for line in mistakes])
     if not clips and not mistakes:
-        report.defects.append((str(check.manifest), "no clips at all"))
-        report.kinds["empty"] += 1
+        report.defects.append(("empty", str(check.manifest), "no clips at all"))
     for clip, sounds in _listen(clips, check.manifest, min_rate_hz, num_threads or len(os.sched_getaffinity(0))):
         found = _line_defects(clip, check) | sounds
-        report.defects.extend((clip.title, words) for words in found.values())
-        report.kinds.update(found.keys())
+        report.defects.extend((kind, clip.title, words) for kind, words in found.items())
         if not found:
             report.clean.append(clip)
     return report
