@@ -125,10 +125,7 @@ class LanguageModel:
 
 
 def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
-    """Read a language model with KenLM; return it and its words, without marks such as <s>.
-
-    Args:
-        path: an ARPA file, plain or .gz, or a KenLM binary.
+    """Read an ARPA file, plain or .gz, or a KenLM binary; return the model and its words, without marks such as <s>.
 
     Raises:
         LanguageModelError: The file is not a language model, or is a binary that was built without its words.

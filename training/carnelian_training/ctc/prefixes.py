@@ -146,14 +146,7 @@ class Prefixes:
         return np.arange(new.start, new.stop)
 
     def finish(self, nodes: Integers) -> tuple[Floats, Floats]:
-        """Compute the scores of prefixes as whole texts at the end of a clip.
-
-        Args:
-            nodes: [prefixes] the prefixes.
-
-        Returns:
-            Scores of language model and words, and boosts of hot words, [prefixes] each.
-        """
+        """Return the scores of prefixes as whole texts: language model and words, and hot words, [prefixes] each."""
         scoring, model = self.scoring, self.scoring.language_model
         language, boost = self._language[nodes].copy(), self._boost[nodes].copy()
         contexts = self._context[nodes].copy()
@@ -175,14 +168,9 @@ class Prefixes:
         return expected
 
     def futures(self, nodes: Integers) -> tuple[Integers, ...]:
-        """Return the states that decide all future scores of prefixes.
+        """Return the states that decide all future scores of prefixes, [prefixes] each.
 
-        Args:
-            nodes: [prefixes] the prefixes.
-
-        Returns:
-            Last label, state of the hot words, state of the vocabulary's tree, and the language model's context,
-            [prefixes] each.
+        They are last label, state of the hot words, state of the vocabulary's tree, and the language model's context.
         """
         return self.label[nodes], self._hot[nodes], self._tree[nodes], self._context[nodes]
 

@@ -24,14 +24,8 @@ class Muon(Optimizer):
     AdamW's, so the same learning rate suits both (Liu et al. 2025, https://arxiv.org/abs/2502.16982). All processes
     have the same momenta; each makes its share of them orthogonal and receives the others.
 
-    Args:
-        params: parameter groups. A group with `orthogonal: True` holds weights [out, in, ...] of at least 2 dimensions,
-            which are updated as matrices [out, in * ...]; AdamW updates the other groups.
-        lr: learning rate.
-        betas: AdamW's decay rates of the first and second moment.
-        eps: AdamW's term that avoids division by zero.
-        dtype: type in which momenta are made orthogonal.
-        process: this process, among those that train together.
+    A parameter group with `orthogonal: True` holds weights of at least 2 dimensions. Weights [out, in, ...] are updated
+    as matrices [out, in * ...], made orthogonal in `dtype`. AdamW, with `betas` and `eps`, updates the other groups.
     """
 
     def __init__(

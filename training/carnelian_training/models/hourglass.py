@@ -82,18 +82,10 @@ def run_hourglass(
     resampling: Resampling,
     run: Callable[[Tensor, Tensor, int, int], Tensor],
 ) -> Tensor:
-    """Run all layers, the pooled ones on fewer frames.
+    """Run all layers on `x` [batch, frames, width] with `lengths` [batch] int64, the pooled ones on fewer frames.
 
-    Args:
-        x: [batch, frames, width].
-        lengths: [batch] int64, frames of each clip.
-        config: which layers are pooled.
-        resampling: pools and expands the frames.
-        run: called with frames, their lengths, a first layer and an end; runs the layers from the first to before the
-            end and returns frames of the same shape.
-
-    Returns:
-        [batch, frames, width].
+    `run` is called with frames, their lengths, a first layer and an end. It runs the layers from the first to before
+    the end and returns frames of the same shape.
     """
     end = config.before + config.pooled
     x = run(x, lengths, 0, config.before)

@@ -390,16 +390,10 @@ class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
         time_mask: Tensor | None = None,
         channel_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the log-probability of every label at every output frame.
+        """Compute log-probabilities as :class:`CtcNetwork` does.
 
-        Args:
-            features: [batch, 1, samples] float32 waveforms; the padding may hold any values.
-            lengths: [batch] int64, samples of each clip.
-            time_mask: [batch, frames'] bool, frames to replace by the mask embedding, in training.
-            channel_mask: [batch, width] bool, channels to zero, in training.
-
-        Returns:
-            [batch, frames', num_labels] float32 log-probabilities and [batch] int64 lengths.
+        The padding of the waveforms may hold any values. In training, `time_mask` [batch, frames'] bool gives frames to
+        replace by the mask embedding, and `channel_mask` [batch, width] bool channels to zero.
         """
         x, lengths = self.extract(features, lengths)
         x = self.encode(self.extractor_norm(x), lengths, time_mask, channel_mask)

@@ -41,10 +41,6 @@ class NeuralLanguageModel:
     def __init__(self, path: Path, labels: Sequence[str]) -> None:
         """Load a model. Like the search, it runs on one thread, because instances of the server share the cores.
 
-        Args:
-            path: an ONNX file as the module describes.
-            labels: one character each.
-
         Raises:
             NeuralLanguageModelError: The file is not such a model, or its alphabet differs from the labels.
         """
