@@ -31,6 +31,10 @@ MOST_NAMED = 10
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
 
 
+class ForeignCheckpointError(CheckpointError):
+    """The file is no checkpoint of Carnelian; it may be another toolkit's."""
+
+
 def build_network(config: RunConfig) -> nn.Module:
     """Build a run's network with random weights: a recogniser, wav2vec 2.0 for pre-training, or a language model."""
     if isinstance(config, LanguageModelConfig):
@@ -95,8 +99,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read a checkpoint: its configuration and its whole content (`weights`, `results`, `training`).
 
     Raises:
-        CheckpointError: The file cannot be read, is not a Carnelian checkpoint, lacks a part, or has weights that are
-            not finite.
+        ForeignCheckpointError: The file is not a Carnelian checkpoint.
+        CheckpointError: The file is damaged, lacks a part, or has weights that are not finite.
     """
     check_holds_weights(path)
     check_undamaged(path)
@@ -105,11 +109,13 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} must be a checkpoint, but there is no such file") from error
     except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
-        raise CheckpointError(
+        raise ForeignCheckpointError(
             f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"
         ) from error
     if not isinstance(content, dict) or content.get("format") != 1:
-        raise CheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
+        is_foreign = not isinstance(content, dict) or "weights" not in content
+        kind = ForeignCheckpointError if is_foreign else CheckpointError
+        raise kind(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
     _check_parts(path, content)
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:
         raise CheckpointError(f"{path} must hold finite weights, but {len(broken)} tensor(s) do not, {broken[0]} first")

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -138,21 +139,11 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
     Raises:
         CheckpointError: see :func:`read` and :func:`carnelian_training.checkpoint.load_model`.
     """
-    if is_ours(path):
-        return checkpoint.load_model(path)
+    if path.suffix != ".nemo" and not path.is_dir():
+        with suppress(checkpoint.ForeignCheckpointError):
+            return checkpoint.load_model(path)
     config, weights = read(path, name)
     with torch.device("meta"):
         model = checkpoint.build_model(config)
     model.load_state_dict(weights, assign=True)
     return config, model.eval()
-
-
-def is_ours(path: Path) -> bool:
-    """Return whether a file is a checkpoint of Carnelian; also True for a file that cannot be read."""
-    if path.suffix == ".nemo" or path.is_dir():
-        return False
-    try:
-        content = unpickling.load_checkpoint(path)
-    except CheckpointError:
-        return True  # its reader then reports the error
-    return isinstance(content, dict) and "weights" in content
