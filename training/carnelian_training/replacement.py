@@ -63,6 +63,12 @@ def replaced(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text in UTF-8; see :func:`replaced`."""
+    with replaced(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def is_stream(path: Path) -> bool:
     """Return whether a path is a device or a pipe, or names an open file, as /dev/stdout does after `> log.txt`."""
     return path.exists() and (not path.is_file() or not isinstance(_behind(path), Path))

@@ -18,7 +18,7 @@ from carnelian_training.data.manifest import Clip, clips_to_evaluate, warn_of_ch
 from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation, LogProbs, find_too_short, score_all
 from carnelian_training.evaluation.served import DecodingClock, connect, transcribe_served
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.replacement import replaced
+from carnelian_training.replacement import write_text
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient
@@ -189,8 +189,7 @@ def render_comparison(rows: Sequence[Row]) -> str:
 
 def write_comparison(path: Path, rows: Sequence[Row]) -> None:
     """Write the comparison as JSON lines, one per row."""
-    with replaced(path) as partial:
-        partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 def _columns(measured: Measured) -> list[str]:

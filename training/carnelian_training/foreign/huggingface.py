@@ -24,7 +24,7 @@ from carnelian_training.foreign.tensors import check_fit, num_rows, plain_tensor
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.replacement import replaced
+from carnelian_training.replacement import replaced, write_text
 from carnelian_training.run_config import RunConfig
 from carnelian_training.waveform import WaveformSettings
 from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
@@ -269,8 +269,7 @@ def write(path: Path, config: RunConfig, weights: dict[str, Tensor]) -> list[str
         except SafetensorError as error:  # also for a full disk
             raise OSError(error) from error
     for name, content in files.items():
-        with replaced(path / name) as partial:
-            partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     guard = config.features.variance_guard
     if not config.features.normalise or guard == WaveformSettings.variance_guard:
         return []

@@ -115,7 +115,7 @@ def perplexity(
     from carnelian_training.distributed import find_device
     from carnelian_training.language_models.perplexity import interpolate, score_words, score_words_by_ngrams
     from carnelian_training.language_models.sentences import divide
-    from carnelian_training.replacement import check_apart, replaced
+    from carnelian_training.replacement import check_apart, write_text
     from carnelian_training.synthesis.texts import choose_sources
 
     if len({path.name for path in models}) < len(models):
@@ -146,5 +146,4 @@ def perplexity(
         report["models"][name] = dict(zip(("all_words", "known_words", "unknown_share"), row, strict=True))
         typer.echo(f"{row[0]:10.2f} {row[1]:8.2f} {row[2]:8.2%} {name}")
     if out is not None:
-        with replaced(out) as partial:
-            partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_text(out, json.dumps(report, indent=2) + "\n")

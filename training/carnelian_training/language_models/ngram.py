@@ -18,7 +18,7 @@ from pathlib import Path
 
 from carnelian_training.ctc.language_model import read_ngrams
 from carnelian_training.language_models.sentences import divide
-from carnelian_training.replacement import replaced
+from carnelian_training.replacement import replaced, write_text
 from carnelian_training.synthesis.texts import Source
 
 
@@ -102,8 +102,7 @@ def build_ngram(
         unknown_share=round(int(_find(r"OOVs:\s*(\d+)\s*$", said)) / max(num_words, 1), 4),
         bytes=target.stat().st_size,
     )
-    with replaced(target.with_suffix(".json")) as partial:
-        partial.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    write_text(target.with_suffix(".json"), json.dumps(asdict(report), indent=2) + "\n")
     return report
 
 

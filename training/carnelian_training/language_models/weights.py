@@ -24,7 +24,7 @@ import numpy.typing as npt
 from carnelian_training import ctc
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
 from carnelian_training.evaluation.evaluate import LogProbs, count_errors, single_spaced
-from carnelian_training.replacement import replaced
+from carnelian_training.replacement import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,7 @@ def word_error_rates(
 
 def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
     """Write the options and the report on their choice as JSON."""
-    with replaced(path) as partial:
-        partial.write_text(json.dumps({"options": dict(options), **report}, indent=2) + "\n")
+    write_text(path, json.dumps({"options": dict(options), **report}, indent=2) + "\n")
 
 
 def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, Any]:

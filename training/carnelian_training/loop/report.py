@@ -20,7 +20,7 @@ from carnelian_training.config import Config
 from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation
 from carnelian_training.loop.plot import draw, read_metrics
 from carnelian_training.loop.tensorboard import TensorBoard
-from carnelian_training.replacement import replaced, written
+from carnelian_training.replacement import write_text, written
 from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -179,5 +179,4 @@ def _drop_after(path: Path, step: int, evaluated_step: int) -> None:
         for record in read_metrics(path)
         if record["step"] <= (evaluated_step if any(name.startswith("dev_") for name in record) else step)
     ]
-    with replaced(path) as partial:
-        partial.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))

@@ -8,7 +8,7 @@ import yaml
 
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.lock import locked
-from carnelian_training.replacement import replaced
+from carnelian_training.replacement import write_text
 from carnelian_training.run_config import RunConfig
 
 LOCK = ".lock"
@@ -40,6 +40,4 @@ def write_config(config: RunConfig, directory: Path, source: Path | None) -> Non
     """Write the resolved configuration as `<name>.yaml`, unless that is the file `source` that it was read from."""
     target = directory / f"{config.name}.yaml"
     if source is None or source.resolve() != target.resolve():
-        resolved = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
-        with replaced(target) as partial:
-            partial.write_text(resolved, encoding="utf-8")
+        write_text(target, yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True))
