@@ -31,14 +31,8 @@ def fold(
     """Convert a vocabulary to labels.
 
     The word delimiter becomes the space, special tokens are left out, and a vocabulary of only capitals becomes lower
-    case.
-
-    Args:
-        tokens: each token's row in the head.
-        blank: the blank's row.
-        where: the file, with which messages begin.
-        delimiter: the token between words.
-        lower: whether capitals become lower case even if the vocabulary also has small letters.
+    case. `tokens` has each token's row in the head, `blank` the blank's. With `lower`, capitals become lower case even
+    if the vocabulary also has small letters.
 
     Raises:
         CheckpointError: A token has more than one character, or two tokens give the same label.

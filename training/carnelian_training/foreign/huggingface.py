@@ -91,9 +91,7 @@ PRETRAINING: dict[str, tuple[str, Any]] = {
 def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Tensor], Alphabet | None]:
     """Read a folder: the sections of a configuration, the tensors, and the alphabet of a recogniser's head.
 
-    Args:
-        path: the folder.
-        language: the language to read, if the recogniser has several.
+    `language` is the one to read, if the recogniser has several.
 
     Returns:
         The sections `model`, `features`, `augment` and `labels` or `pretraining`; tensors by name; the alphabet, or

@@ -16,11 +16,8 @@ logger = logging.getLogger(__name__)
 def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: int) -> Alphabet:
     """Read the labels and the blank of a recogniser, from its vocabulary and the tokens that were added to it.
 
-    Args:
-        path: the folder.
-        vocabulary: each token's row in the head: `vocab.json`, or one language's part of it.
-        options: the content of `config.json`.
-        num_rows: the number of rows of the head.
+    `vocabulary` has each token's row in the head: it is `vocab.json`, or one language's part of it. `options` is the
+    content of `config.json`, and `num_rows` the size of the head.
 
     Raises:
         CheckpointError: The files contradict each other or the head, have tokens of several characters, or separate

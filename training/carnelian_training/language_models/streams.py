@@ -51,9 +51,7 @@ class Segment:
 class Streams:
     """A text cut into streams.
 
-    Args:
-        sentences: the tokens of each sentence, in the order of the text, without ends.
-        config: gives the number of streams and the length of a segment.
+    `sentences` are tokens in the order of the text, without ends.
 
     Raises:
         ValueError: The text is shorter than one step.

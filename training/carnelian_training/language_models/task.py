@@ -102,9 +102,7 @@ class LanguageModelling:
 class NextTokenObjective(Objective):
     """The cross-entropy of one step, given the network's memory of the steps before.
 
-    Args:
-        state: the run's state; its memory is used, and replaced after all parts of the step.
-        config: configuration of the run.
+    All parts of the step read the state's memory; then it is replaced.
     """
 
     def __init__(self, state: State, config: LanguageModelConfig) -> None:

@@ -41,11 +41,7 @@ class TokenConfig:
 
 
 class Tokenizer:
-    """A trained SentencePiece model.
-
-    Args:
-        model: the serialised model, as in `Tokenizer.model` of :func:`train_tokenizer`'s result.
-    """
+    """A trained SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model

@@ -110,8 +110,7 @@ class Muon(Optimizer):
 def orthogonal(matrix: Tensor) -> Tensor:
     """Return the matrix with its singular values brought near 1 (0.7 to 1.2), except those far below the largest.
 
-    Args:
-        matrix: [rows, columns]; its type is that of the computation.
+    `matrix` is [rows, columns]; its type is that of the computation.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix

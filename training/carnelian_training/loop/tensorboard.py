@@ -22,9 +22,7 @@ logger = logging.getLogger(__name__)
 class TensorBoard:
     """A writer of TensorBoard events. If a write fails, it warns and writes no more; the run goes on.
 
-    Args:
-        directory: folder for the file of events.
-        step: the step that the run continues from. TensorBoard then hides earlier events of later steps.
+    The run continues from `step`: TensorBoard then hides earlier events of later steps.
     """
 
     def __init__(self, directory: Path, step: int) -> None:

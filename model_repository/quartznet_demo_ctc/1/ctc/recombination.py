@@ -20,10 +20,7 @@ Parts = tuple[float, float, float]
 def find_equal_futures(prefixes: Prefixes, nodes: Integers, acoustic: Floats) -> tuple[Integers, Integers]:
     """Find the prefixes whose futures are equal.
 
-    Args:
-        prefixes: the tree of prefixes.
-        nodes: [alive] the prefixes in the beam.
-        acoustic: [alive] their acoustic scores.
+    `nodes` are the prefixes in the beam, and `acoustic` their acoustic scores, [alive] each.
 
     Returns:
         The indices in `nodes` of the prefixes that are not the best with their future, and for each the index of the
