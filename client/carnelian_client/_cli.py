@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import inspect
 import io
+import json
 import os
 import secrets
 import stat
@@ -116,8 +117,9 @@ def transcribe(
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        codecs.register_error("carnelian", _spell)  # a character it cannot encode must not end the command
-        sys.stdout.reconfigure(errors="carnelian" if sys.stdout.errors == "surrogateescape" else "backslashreplace")
+        # A character that it cannot encode must not end the command.
+        plain = "carnelian" if sys.stdout.errors == "surrogateescape" else "backslashreplace"
+        sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(
@@ -164,7 +166,8 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     text = render(outcome, kind, file)
     try:
         if target is not None:
-            _replace(target, text.encode(errors="surrogateescape"))  # a file's name as the system has it
+            # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
+            _replace(target, text.encode(errors="carnelian-json" if kind == "json" else "surrogateescape"))
         else:
             print(name + text, end="", flush=True)
     except BrokenPipeError:  # nobody reads on, as after `| head`
@@ -201,6 +204,16 @@ def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
         return codecs.lookup_error("backslashreplace")(error)
+
+
+def _spell_in_json(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that cannot be encoded by JSON's escapes; they stand only in JSON's strings."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("carnelian", _spell)
+codecs.register_error("carnelian-json", _spell_in_json)
 
 
 def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:

@@ -32,7 +32,8 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
     if kind == "text":
         return f"{transcript.text}\n"
     if kind == "json":
-        return json.dumps({"file": file, "request_id": transcript.request_id, **transcript.raw}) + "\n"
+        found = {"file": file, "request_id": transcript.request_id, **transcript.raw}
+        return json.dumps(found, ensure_ascii=False) + "\n"
     if kind == "ctm":
         name = ctm_name(file)
         return "".join(

@@ -173,6 +173,29 @@ def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(end
     ]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii:surrogateescape"])
+def test_json_is_readable_and_json_in_any_encoding(endpoint, triton, answers, wav, tmp_path, encoding):
+    names = ["Stra\u00dfe \u0142\U0001f600.wav", os.fsdecode(b"\xff.wav")]
+    for name in names:
+        (tmp_path / name).write_bytes(wav)
+    triton.answer = answers("gr\u00fcn")
+    commands = [[*COMMAND, *names, "--json", "--url", endpoint.url]]
+    commands.append([*commands[0], "--out", tmp_path / "out"])
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    printed, _ = [
+        subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True).stdout
+        for command in commands
+    ]
+    first, second = map(json.loads, printed.decode(encoding.partition(":")[0]).splitlines())
+    assert [first["file"], second["file"]] == names
+    assert first["text"] == second["text"] == "gr\u00fcn"
+    assert ("gr\u00fcn".encode() in printed) == (encoding == "utf-8")
+    for name, expected in zip(names, (first, second), strict=True):
+        content = (tmp_path / "out" / Path(name).with_suffix(".json")).read_text(encoding="utf-8")
+        assert "gr\u00fcn" in content
+        assert json.loads(content) | {"request_id": ""} == expected | {"request_id": ""}
+
+
 @pytest.mark.parametrize("option", ["--ca", "--cert", "--key"])
 def test_a_certificate_that_is_not_there_is_named_with_its_option(transcribe, clip, option):
     status, _, err = transcribe(clip, option, "missing.pem")
