@@ -100,7 +100,12 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("\uac01", " \u1100\u1161\u11a8", "\u1100\u1161\u11a8"),  # Hangul
         ("ΚΌΣΜΟΣ", " κόσμο", "κόσμοσ"),
         ("ΚΌΣΜΟΣ", " κόσμος", "κόσμος"),
-        ("Irmak İZMİR'de", " ırmakizmde", "ırmak izmir de"),
+        ("Irmak İZMİR'de", " ırmakizmde", "ırmak izmirde"),
+        ("Geht’s? 'Ja', п\u02bcять", " gehtsja\u043fять", "gehts ja пять"),
+        ("п\u201bять, п\uff07ять", " 'пять", "п'ять п'ять"),
+        ("Große Maße", " GROßEMA\u1e9e", None),
+        ("Große Maße", " GROEMA\u1e9e", "GRO\u1e9eE MA\u1e9eE"),
+        ("Große", " GROES", "GROSSE"),
         ("Das ist gut.", " ADISTGU", "DAS IST GUT"),
         ("Das ist gut.", " DastigußÄ", "Das ist gut"),
         ("Это дом.", " этодм", "это дом"),

@@ -42,7 +42,7 @@ CURRENCIES = {
 MAX_DIGITS = 15
 """The most digits of a number that is spelled out; a sentence with a longer one is refused."""
 
-_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bb\u02bc`\u00b4\u2032", "'"))
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07", "'"))
 # A letter may follow directly only if it is a capital, as in Mr.Smith.
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
@@ -104,7 +104,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
 
     Args:
         text: any text. It gets the labels' case and Unicode form. Punctuation and invisible characters that are not
-            labels are dropped, except punctuation that is read out, such as & and %.
+            labels are dropped, except punctuation that is read out, such as & and %: an apostrophe within a word joins
+            its parts (Turkish İzmir'de, Ukrainian п'ять), other marks divide words.
         labels: the labels, one character each.
 
     Returns:
@@ -113,7 +114,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     # All apostrophes become the labels' own one. An apostrophe that is not a letter (in Uzbek and Hawaiian some are
     # letters) is a quotation mark unless it stands between letters.
     all_of_them = {*map(chr, _APOSTROPHES), "'"}
-    own = next((label for label in labels if label in all_of_them), "'")
+    own = next((label for label in labels if label in all_of_them), "")
     quotes = "".join(sorted(mark for mark in all_of_them if not (mark in labels and mark.isalpha())))
     text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", unicodedata.normalize("NFC", text))
     text = text.translate({ord(mark): own for mark in all_of_them - set(labels)})

@@ -31,12 +31,17 @@ def spell(text: str, labels: tuple[str, ...]) -> str:
 
 
 def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """Return the functions for lower and upper case; Turkish labels have two letters i, each with its own capital."""
+    """Return the functions for lower and upper case.
+
+    Turkish labels have two letters i, each with its own capital. A capital ß among the labels is that of ß, which is
+    SS otherwise.
+    """
+    capitals = str.maketrans({"ß": "ẞ"} if "ẞ" in labels else {})
     if _DOTLESS_I not in labels and "İ" not in labels:
-        return str.lower, str.upper
+        return str.lower, lambda text: text.translate(capitals).upper()
     return (
         lambda text: text.replace("I", _DOTLESS_I).replace("İ", "i").lower(),
-        lambda text: text.replace("i", "İ").upper(),
+        lambda text: text.replace("i", "İ").translate(capitals).upper(),
     )
 
 
