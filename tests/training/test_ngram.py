@@ -126,6 +126,7 @@ def test_other_languages_are_written_in_the_recognisers_labels(tmp_path, build):
     assert all(word in model for word in ("bär", "mädchen", "übung", "meister"))
     assert all(word not in model for word in ("über", "duration"))
     LanguageModel(tmp_path / "lm.klm", list(labels))
+    assert f'"labels": "{labels}"' in (tmp_path / "lm.json").read_text(encoding="utf-8")  # readable, not escaped
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def build_ngram(
         unknown_share=round(int(_find(r"OOVs:\s*(\d+)\s*$", said)) / max(num_words, 1), 4),
         bytes=target.stat().st_size,
     )
-    write_text(target.with_suffix(".json"), json.dumps(asdict(report), indent=2) + "\n")
+    write_text(target.with_suffix(".json"), json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n")
     return report
 
 
