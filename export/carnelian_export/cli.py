@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from carnelian_training.command_options import folder
+from carnelian_training.command_options import escape_output, folder
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -152,6 +152,7 @@ def _export_language_model(source: Path, name: str | None, out: Path) -> None:
 def main() -> None:
     """Run the command. The exit status is 0 for success, 1 for a failure, 2 for a wrong command line."""
     logging.basicConfig(format="%(message)s")
+    escape_output()
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that unfinished files are removed on the way out
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under `nohup`
             signal.signal(number, lambda *_: sys.exit(1))

@@ -20,7 +20,7 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation import served
 from carnelian_training.evaluation.comparison import Measured, Row, compare, render_comparison
-from carnelian_training.evaluation.evaluate import Evaluation, evaluate, render_mistakes
+from carnelian_training.evaluation.evaluate import Evaluation, evaluate, render, render_mistakes
 from carnelian_training.evaluation.served import evaluate_served
 from carnelian_training.precision import allow_tf32
 
@@ -365,6 +365,39 @@ def test_sources_may_be_numbers_or_missing(tmp_path):
     evaluation = Evaluation(clips, ["one", "two", "four"])
     assert evaluation.sources() == ["1"]
     assert evaluation.error_rates("1").clips == 2
+
+
+def test_columns_stay_in_line_beside_letters_of_any_width():
+    sources = ["Rundfunk", "日本放送", "Z\u0075\u0308rich"]
+    clips = [Clip(Path("a.wav"), 1.0, "ja", {"source": source}) for source in sources]
+    lines = render(Evaluation(clips, ["ja"] * 3)).splitlines()
+    assert [line.index("1 clips") for line in lines[:3]] == [38, 38 - 4, 38 + 1]
+    assert all(map(str.startswith, lines, [*sources, "all"]))
+
+
+def test_a_terminal_that_cannot_spell_a_word_costs_no_result(tmp_path):
+    line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6, "text": "п'ять", "source": "Київ"}
+    (tmp_path / "m.jsonl").write_text(json.dumps(line))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "evaluate",
+            DEMO,
+            tmp_path / "m.jsonl",
+            "--mistakes",
+            "1",
+            "--out",
+            tmp_path / "o",
+        ],
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb"\u041a\u0438\u0457\u0432" in done.stdout
+    assert (tmp_path / "o").exists()
 
 
 def test_an_empty_source_is_not_taken_for_all(tmp_path, command):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.command_options import check_checkpoint, check_writable, folder
+from carnelian_training.command_options import check_checkpoint, check_writable, escape_output, folder
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
 from carnelian_training.language_models.command import ngram, perplexity, weigh
@@ -269,6 +269,7 @@ def main() -> None:
     """Run the command. The exit status is 0 for success, 1 for failure, 2 for a wrong command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # hides "generated new fontManager"
+    escape_output()
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:

@@ -1,6 +1,8 @@
-"""Checks of options of several commands, made before any work."""
+"""What several commands need: checks of options, made before any work, and an output that takes any text."""
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import typer
@@ -54,3 +56,12 @@ def folder(path: str | Path) -> Path:
     if Path(path).is_file():
         raise typer.BadParameter(f"this must be a folder, but {path} is a file")
     return Path(path)
+
+
+def escape_output() -> None:
+    """Escape characters that standard output cannot encode (a terminal in Latin-1), so that they end no command.
+
+    By default Python does this for standard error alone.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")

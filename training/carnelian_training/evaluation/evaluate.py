@@ -15,6 +15,7 @@ import jiwer
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.cells import cell_len
 from tqdm import tqdm
 
 from carnelian_training import ctc
@@ -153,7 +154,9 @@ def render(evaluation: Evaluation) -> str:
         shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
         if not rates.words:
             shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
-        lines.append(f"{'all' if source is None else source or repr(source):<32} {counts}  {shares}")
+        name = "all" if source is None else source or repr(source)
+        # By cells of a terminal: a Chinese character takes two, a combining accent none.
+        lines.append(f"{name}{' ' * (32 - cell_len(name))} {counts}  {shares}")
     return "\n".join(lines)
 
 
