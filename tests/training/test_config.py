@@ -114,6 +114,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("loop=", r"loop: must be a section of `key: value` \(found None\)"),
         ("labels=[a, a]", r"are not: \['a'\]$"),
         ("labels=[ab]", "distinct single"),
+        ("labels=[a, a\u0308]", r"composed \(NFC\), but these are not: \['a\\u0308'\]"),
         ("model.num_mels=0", r"`num_mels` must be at least 1"),
         ("features.num_mels=80", "`model.num_mels` must be `features.num_mels`, 80, but is 64"),
         ("features.edges=mirror", r"features\.edges"),

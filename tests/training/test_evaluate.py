@@ -424,3 +424,21 @@ def test_references_that_no_label_can_write_are_warned_of(tmp_path, command):
     status, _, err = command(DEMO, tmp_path / "m.jsonl")
     assert status == 0
     assert "1 of 2 references hold characters outside the labels, which count as errors: 'TW'" in err
+
+
+def test_references_say_what_would_mend_them(caplog):
+    clips = [Clip(Path("a.wav"), 1.0, "scho\u0308n."), Clip(Path("b.wav"), 1.0, "gut")]
+    warn_of_characters(clips, [*" cghnostuö"])
+    assert caplog.messages == [
+        r"1 of 2 references hold characters outside the labels, which count as errors: '.\u0308'"
+        "; `to_given_labels` can write them"
+    ]
+
+
+def test_decomposed_references_are_warned_of_without_the_labels(server, tmp_path, command):
+    line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
+    lines = [line | {"text": text} for text in ("scho\u0308n", "sch\u00f6n")]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, _, err = command("--url", server.grpc_url, tmp_path / "m.jsonl")
+    assert status == 0
+    assert "1 of 2 references hold decomposed characters (NFD), which count as errors" in err

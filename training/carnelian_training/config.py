@@ -15,7 +15,7 @@ from carnelian_training.checks import (
     check_probability,
     check_range,
 )
-from carnelian_training.config_errors import ConfigError, shown
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import validated
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
@@ -32,7 +32,7 @@ from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.text import LABEL_CHARACTERS
+from carnelian_training.text import LABEL_CHARACTERS, quote
 from carnelian_training.waveform import WaveformSettings
 
 LABELS = tuple(LABEL_CHARACTERS)
@@ -206,7 +206,10 @@ class Config:
             raise ValueError("`labels` must hold one character at least, but is empty")
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
         if wrong:
-            raise ValueError(f"`labels` must be distinct single characters, but these are not: {shown(wrong)}")
+            raise ValueError(
+                "`labels` must be distinct single characters, composed (NFC), but these are not: "
+                f"[{', '.join(map(quote, wrong)):.200}]"
+            )
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):
             found = "log-mel" if is_wav2vec2 else "a waveform"

@@ -11,6 +11,7 @@ from carnelian_training.config import Config
 from carnelian_training.ctc.alignment import least_frames
 from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.text import quote, to_given_labels
 
 SILENT_RMS = 10 ** (-90 / 20)
 """The root mean square, relative to full scale 1, below which a clip is silent: above a 16-bit recording of which only
@@ -52,7 +53,9 @@ def text_defect(clip: Clip, config: Config) -> Defect | None:
         hint = " (the text's upper case is within them)"
     elif not set(unicodedata.normalize("NFC", clip.text)) - labels:
         hint = " (the text's composed form, NFC, is within them)"
-    return Defect(f"characters outside the labels{hint}", repr("".join(sorted(unknown))))
+    elif to_given_labels(clip.text, "".join(labels)):
+        hint = " (`to_given_labels` can write the text in them)"
+    return Defect(f"characters outside the labels{hint}", quote("".join(sorted(unknown))))
 
 
 def alignment_defect(clip: Clip, frames: int, config: Config) -> Defect | None:

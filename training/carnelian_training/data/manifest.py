@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from carnelian_training.replacement import replaced
+from carnelian_training.text import quote, to_given_labels
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +92,15 @@ def clips_to_evaluate(manifest: Path) -> list[Clip]:
 
 def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
     """Log a warning if references have characters that are not labels, such as capitals; these count as errors."""
-    outside = [others for clip in clips if (others := set(" ".join(clip.text.split())) - set(labels))]
+    outside = {clip.text: others for clip in clips if (others := set(" ".join(clip.text.split())) - set(labels))}
     if outside:
+        mended = any(to_given_labels(text, "".join(labels)) for text in outside)
         logger.warning(
-            "%d of %d references hold characters outside the labels, which count as errors: %r",
-            len(outside),
+            "%d of %d references hold characters outside the labels, which count as errors: %s%s",
+            sum(clip.text in outside for clip in clips),
             len(clips),
-            "".join(sorted(set.union(*outside))),
+            quote("".join(sorted(set.union(*outside.values())))),
+            "; `to_given_labels` can write them" if mended else "",
         )
 
 

@@ -17,6 +17,7 @@ from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds
 from carnelian_training.data.defects import alignment_defect, duration_defect, planned_frames, text_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.distributed import is_first
+from carnelian_training.text import quote
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Cli
         left_out[reason] += 1
     if is_first():
         for reason, count in left_out.items():
-            characters = f": {''.join(sorted(unknown[reason]))!r}" if unknown.get(reason) else ""
+            characters = f": {quote(''.join(sorted(unknown[reason])))}" if unknown.get(reason) else ""
             logger.warning("left out %d of %d clips of %s: %s%s", count, len(clips), manifest, reason, characters)
     return kept
 

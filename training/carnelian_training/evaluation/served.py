@@ -3,7 +3,9 @@
 Training does not depend on the SDK, so it is imported only here, when a server is evaluated.
 """
 
+import logging
 import time
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +18,8 @@ from carnelian_training.evaluation.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient, DecodingOptions
+
+logger = logging.getLogger(__name__)
 
 CONCURRENCY = 8
 COUNTED_WITHIN_S = 5.0
@@ -33,7 +37,17 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
     """
     clips = clips_to_evaluate(manifest)
     with connect(url, model) as client:
-        return transcribe_served(client, clips, options or {})
+        evaluation = transcribe_served(client, clips, options or {})
+    decomposed = [not unicodedata.is_normalized("NFC", clip.text) for clip in clips]
+    # A server does not say what its labels are, but transcripts are spelled with them.
+    if any(decomposed) and unicodedata.is_normalized("NFC", " ".join(evaluation.transcripts)):
+        logger.warning(
+            "%d of %d references hold decomposed characters (NFD), which count as errors: transcripts are composed; "
+            "`to_given_labels` composes them",
+            sum(decomposed),
+            len(clips),
+        )
+    return evaluation
 
 
 def connect(url: str, model: str) -> "CarnelianClient":
