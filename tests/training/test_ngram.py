@@ -102,6 +102,14 @@ def test_sentences_of_a_test_set_are_left_out(text, tmp_path, build):
     assert json.loads((tmp_path / "lm.json").read_text())["excluded"] >= 50
 
 
+def test_text_of_another_language_than_the_labels_is_warned_of(tmp_path, caplog):
+    (tmp_path / "text.txt").write_text("Die Tür ist zu.\nSchöne Grüße!\nDas Haus.")
+    assert divide(choose_sources([str(tmp_path / "text.txt")]), labels=LABEL_CHARACTERS + "äöüß").refused == 0
+    assert not caplog.messages
+    assert divide(choose_sources([str(tmp_path / "text.txt")])).refused == 2
+    assert '2 of 3 cannot be written in the labels, " abcdefghijklmnopqrstuvwxyz\'"' in caplog.text
+
+
 def test_a_transcript_of_few_words_is_left_out_too(tmp_path):
     (tmp_path / "text.txt").write_text("Go forward ten meters.\nHello world how are you?\nGo forward ten meters more.")
     said = ["go forward ten meters", "hello world how are you"]

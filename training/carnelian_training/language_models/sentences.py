@@ -3,6 +3,7 @@
 Input: texts. Output: sentences for training and held-out sentences, the same for n-gram models and networks.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from pathlib import Path
 
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.synthesis.texts import Source
-from carnelian_training.text import spell_out, to_given_labels, to_labels
+from carnelian_training.text import LABEL_CHARACTERS, spell_out, to_given_labels, to_labels
+
+logger = logging.getLogger(__name__)
 
 HELD_OUT_EVERY = 100
 """One of this many sentences is held out of training, to measure perplexity."""
@@ -62,6 +65,14 @@ def divide(sources: Iterable[Source], exclude: Sequence[Path] = (), labels: str 
             "the texts must hold sentences that can be used, but hold none: "
             f"{refused} cannot be written in the labels (another language than English needs its own), {shared} are "
             "in the manifests to exclude"
+        )
+    if refused > len(kept):
+        logger.warning(
+            "most sentences of the texts should be used, but %d of %d cannot be written in the labels, %r: another "
+            "language than English needs its own",
+            refused,
+            refused + shared + len(kept),
+            labels or LABEL_CHARACTERS,
         )
     used = [sentence for i, sentence in enumerate(kept) if i % HELD_OUT_EVERY]
     return Sentences(used, kept[::HELD_OUT_EVERY], refused, shared)
