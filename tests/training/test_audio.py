@@ -1,6 +1,7 @@
 """Files that need care before DALI decodes them: MP3, segments, absurd lengths. The others: test_containers.py."""
 
 import io
+import unicodedata
 
 import numpy as np
 import pytest
@@ -42,6 +43,15 @@ def test_a_segment_of_a_telephone_call_is_what_the_whole_file_has_there(tmp_path
 def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path, offset):
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*call\.wav"):
         encoded(Clip(tmp_path / "call.wav", 2.0, "a", offset=offset))
+
+
+def test_a_name_with_its_accents_in_another_form_is_told_from_a_missing_file(tmp_path):
+    for folder, name, form in (("Mu\u0308ll", "u\u0308bung.wav", "NFC"), ("\u00d6l", "\u00fcbung.wav", "NFD")):
+        there = tmp_path / unicodedata.normalize(form, folder) / unicodedata.normalize(form, name)
+        there.parent.mkdir(parents=True)
+        soundfile.write(there, np.zeros(16_000), 16_000)
+        with pytest.raises(FileNotFoundError, match=f"it is there with its accents in the form {form}"):
+            encoded(Clip(tmp_path / folder / name, 1.0, "a"))
 
 
 def test_mp3_files_are_read(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import stat
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,24 @@ def check_regular(path: Path) -> None:
         OSError: There is no such file.
         RuntimeError: The path is not a regular file.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}{other_spelling(path)}") from error
+    if not stat.S_ISREG(mode):
         raise RuntimeError("must be a regular file, but is a folder, a pipe or a device")
+
+
+def other_spelling(path: Path) -> str:
+    """Return what to add to an error about a missing file if only its accents are spelled otherwise, else nothing.
+
+    macOS finds an accented name in either form, composed (NFC) or decomposed (NFD); Linux only as it is written.
+    """
+    for form in ("NFC", "NFD"):
+        name, whole = (unicodedata.normalize(form, text) for text in (path.name, str(path)))
+        if path.with_name(name).exists() or Path(whole).exists():
+            return f"; it is there with its accents in the form {form}, so write its path in this form"
+    return ""
 
 
 def _go_to(file: soundfile.SoundFile, start: int) -> None:

@@ -53,7 +53,7 @@ def text_defect(clip: Clip, config: Config) -> Defect | None:
         hint = " (the text's upper case is within them)"
     elif not set(unicodedata.normalize("NFC", clip.text)) - labels:
         hint = " (the text's composed form, NFC, is within them)"
-    elif to_given_labels(clip.text, "".join(labels)):
+    elif to_given_labels(clip.text, "".join(config.labels)):
         hint = " (`to_given_labels` can write the text in them)"
     return Defect(f"characters outside the labels{hint}", quote("".join(sorted(unknown))))
 

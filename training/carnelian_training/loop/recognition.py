@@ -9,6 +9,7 @@ from pathlib import Path
 
 from carnelian_training.config import Config
 from carnelian_training.data.acoustics import Sounds
+from carnelian_training.data.audio import other_spelling
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, read_clips, read_manifest, warn_of_characters
 from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
@@ -114,7 +115,7 @@ def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     if len(files) > 1 and not any(map(os.path.isfile, files)):
         raise ValueError(
             f"the sound files of usable clips in {manifest} must be there, but of the first {len(files)} none is, "
-            f"such as {files[0]}; a relative path begins at the manifest's own folder"
+            f"such as {files[0]}; a relative path begins at the manifest's own folder{other_spelling(files[0])}"
         )
 
 
