@@ -116,10 +116,10 @@ def transcribe(
         raise typer.BadParameter("- must be the standard input, but it is closed")
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        # A character that it cannot encode must not end the command.
-        plain = "carnelian" if sys.stdout.errors == "surrogateescape" else "backslashreplace"
-        sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that it cannot encode must not end the command
+        plain = {"strict": "backslashreplace", "surrogateescape": "carnelian"}
+        errors = sys.stdout.errors or "strict"
+        sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain.get(errors, errors))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         client = CarnelianClient(

@@ -173,7 +173,7 @@ def test_what_the_standard_output_cannot_spell_costs_the_other_files_nothing(end
     ]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii:surrogateescape"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "latin-1:replace", "ascii:surrogateescape"])
 def test_json_is_readable_and_json_in_any_encoding(endpoint, triton, answers, wav, tmp_path, encoding):
     names = ["Stra\u00dfe \u0142\U0001f600.wav", os.fsdecode(b"\xff.wav")]
     for name in names:
