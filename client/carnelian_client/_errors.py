@@ -99,7 +99,7 @@ class InvalidAudio(CarnelianClientError):
 
 
 STATUS_ERRORS: dict[str, type[CarnelianClientError]] = {
-    "CANCELLED": TransportError,
+    "CANCELLED": ConnectError,  # by the server, which does so as it ends, or by a proxy
     "UNKNOWN": ServerError,
     "INVALID_ARGUMENT": ServerError,
     "DEADLINE_EXCEEDED": DeadlineExceeded,

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from ._errors import CarnelianClientError, ServerError, error_from_answer
+from ._errors import CarnelianClientError, ServerError, TransportError, error_from_answer
 from ._types import TLS, Health, Model, Request, Transcript
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class Transport:
         except grpc.FutureTimeoutError as error:
             raise _late(deadline, request) from error
         except grpc.RpcError as error:
+            if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
+                raise _closed(request) from error
             raise _error(error, deadline, request) from error
         except ValueError as error:  # the channel was closed between two attempts
             if not self._is_closed:
@@ -232,7 +234,7 @@ def _infer_message(request: Request, deadline: Deadline) -> service_pb2.ModelInf
 
 
 def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Transcript:
-    context = {"clip": request.clip, "model": request.model, "request_id": request.request_id}
+    context = _context(request)
     names = [output.name for output in answer.outputs]
     try:
         encoded = answer.raw_output_contents[names.index("RESULT")]
@@ -261,8 +263,8 @@ def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
     return task is not None and sys.version_info >= (3, 11) and task.cancelling() > 0
 
 
-def _closed(request: Request | None) -> CarnelianClientError:
-    return _error_for(request, "CANCELLED", "the client was closed before the answer came")
+def _closed(request: Request | None) -> TransportError:
+    return TransportError("the client was closed before the answer came", **_context(request))
 
 
 def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
@@ -277,6 +279,11 @@ def _late(deadline: Deadline, request: Request | None) -> CarnelianClientError:
 
 
 def _error_for(request: Request | None, status: str, details: str) -> CarnelianClientError:
+    return error_from_answer(status, details, **_context(request))
+
+
+def _context(request: Request | None) -> dict[str, str]:
+    """What an error says of the request that it ended."""
     if request is None:
-        return error_from_answer(status, details)
-    return error_from_answer(status, details, clip=request.clip, model=request.model, request_id=request.request_id)
+        return {}
+    return {"clip": request.clip, "model": request.model, "request_id": request.request_id}

@@ -183,6 +183,12 @@ def test_a_closed_client_says_so(endpoint, wav):
         asyncio.run(main())
 
 
+def test_a_call_that_the_other_side_cancels_is_made_again(run, triton, wav):
+    triton.script = [("CANCELLED", "CANCELLED")]
+    run(lambda client: client.transcribe(wav))
+    assert len(triton.requests) == 2
+
+
 def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))

@@ -155,8 +155,9 @@ def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
         return make_result("late")
 
     triton.script = [close]
-    with pytest.raises(TransportError, match="closed"):
+    with pytest.raises(TransportError, match="closed") as caught:
         client.transcribe(wav)
+    assert not caught.value.retryable
     ended.set()
 
 

@@ -33,6 +33,12 @@ def test_a_busy_server_is_asked_again_with_less_time(client, triton, wav):
     assert timeouts == sorted(timeouts, reverse=True)
 
 
+def test_a_call_that_the_other_side_cancels_is_made_again(client, triton, wav):
+    triton.script = [("CANCELLED", "CANCELLED")]  # Triton 2.51 as it ends
+    client.transcribe(wav)
+    assert len(triton.requests) == 2
+
+
 def test_the_last_error_is_raised_when_the_attempts_are_used_up(client, triton, wav, retry):
     triton.script = [BUSY] * 9
     with pytest.raises(ServerBusy, match="Exceeds maximum queue size"):
