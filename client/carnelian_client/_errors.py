@@ -71,7 +71,7 @@ class ServerError(CarnelianClientError):
 
 
 class ServerBusy(ServerError):
-    """The server refused the request because its queue is full."""
+    """The server refused the request because its queue is full, or a proxy because there were too many."""
 
     retryable = True
 
@@ -196,7 +196,35 @@ _WORDINGS = (
         AccessDenied,
         "a proxy before the server wants a key: `api_key` (of the command, CARNELIAN_API_KEY) or `headers`",
     ),
-    _wording("http2 header with status: 50[234]", ConnectError, "a proxy answers, but does not reach the server"),
+    _wording(
+        "http2 header with status: 429",
+        ServerBusy,
+        "a proxy before the server limits the requests; send fewer clips at a time (`concurrency`), or try more often "
+        "(`num_attempts`, `--attempts`)",
+    ),
+    _wording("http2 header with status: 50[23]", ConnectError, "a proxy answers, but does not reach the server"),
+    _wording(
+        "http2 header with status: 504",
+        ConnectError,
+        "a proxy does not reach the server, or waits for it for less time than `timeout_s`; let it wait longer (nginx: "
+        "`grpc_read_timeout`, HAProxy: `timeout server`)",
+    ),
+    _wording(
+        "http2 header with status: 3",
+        ServerError,
+        "what answers sends callers elsewhere, as proxies do from port 80; use the port of its TLS in `url`, and `tls`",
+    ),
+    _wording(
+        "http2 header with status: (?!404)|data frame with end_stream",
+        ServerError,
+        "a proxy or a web server answered in the place of Triton; check `url`, that the proxy passes gRPC on (nginx: "
+        "`grpc_pass`), and its log",
+    ),
+    _wording(
+        "goaway received; error code: 11; debug text: \\)",
+        ServerError,
+        "nginx does so if headers are too long (by default, over 8 KB); send shorter `headers` or a shorter key",
+    ),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
     _wording(
         "message larger than max",
@@ -228,6 +256,11 @@ _WORDINGS = (
         ConnectError,
         "the server ended, or wants `tls`, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP), "
         f"or it wants a client certificate, {CERTIFICATE_ADVICE}",
+    ),
+    _wording(
+        "rst_stream|goaway",
+        ConnectError,
+        "the server or a proxy gave up; HAProxy always does if `proto h2` is missing from the line of its server",
     ),
     _wording(
         "security handshaker",

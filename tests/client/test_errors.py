@@ -204,6 +204,42 @@ def test_a_proxys_limit_of_size_is_said_to_be_one():
     assert "status: 413; a proxy before the server takes no request of this size; raise its limit" in error.message
 
 
+@pytest.mark.parametrize(
+    ("status", "words", "kind", "advice"),
+    [
+        ("UNAVAILABLE", "Received http2 header with status: 429", ServerBusy, "send fewer clips at a time"),
+        ("UNAVAILABLE", "Received http2 header with status: 504", ConnectError, "`grpc_read_timeout`"),
+        ("UNKNOWN", "Received http2 header with status: 301", ServerError, "use the port of its TLS in `url`"),
+        ("UNKNOWN", "Received http2 header with status: 500", ServerError, "and its log"),
+        # nginx with `proxy_pass` in the place of `grpc_pass`
+        ("UNKNOWN", "Received http2 header with status: 0", ServerError, "passes gRPC on (nginx: `grpc_pass`)"),
+        (
+            "INTERNAL",
+            "Stream removed (Data frame with END_STREAM flag received) (RST_STREAM (Received RST_STREAM with error "
+            "code 0))",
+            ServerError,
+            "a proxy or a web server answered in the place of Triton",
+        ),
+        (
+            "UNAVAILABLE",
+            "Stream removed (Socket closed (GOAWAY received; Error code: 11; Debug Text: ))",
+            ServerError,
+            "nginx does so if headers are too long",
+        ),
+        (
+            "UNAVAILABLE",
+            "Stream removed (RST_STREAM (Received RST_STREAM with error code 7))",
+            ConnectError,
+            "HAProxy always does if `proto h2` is missing",
+        ),
+    ],
+)
+def test_what_nginx_and_haproxy_answer_by_themselves_is_explained(status, words, kind, advice):
+    error = error_from_answer(status, words)
+    assert type(error) is kind
+    assert advice in error.message
+
+
 def test_a_proxy_that_wants_a_client_certificate_is_said_to_be_one():
     error = error_from_answer("INTERNAL", "Received http2 header with status: 400")
     assert type(error) is ServerError
