@@ -5,7 +5,7 @@
     │   ├── ConnectError         it could not be reached                              (retried)
     │   └── DeadlineExceeded     `timeout_s` passed; also a built-in TimeoutError
     ├── ServerError              the server answered that it could not do it
-    │   ├── ServerBusy           its queue is full                                    (retried)
+    │   ├── ServerBusy           its queue is full, or a proxy's limit reached        (retried)
     │   ├── ModelNotReady        the model is loading, restarting or being replaced   (retried)
     │   ├── ModelNotFound        no model of that name
     │   └── AccessDenied         a header or an API key is missing or wrong
@@ -99,7 +99,7 @@ class InvalidAudio(CarnelianClientError):
 
 
 STATUS_ERRORS: dict[str, type[CarnelianClientError]] = {
-    "CANCELLED": ConnectError,  # by the server, which does so as it ends, or by a proxy
+    "CANCELLED": ConnectError,  # by the server, as it ends: the client itself cancels nothing that is still wanted
     "UNKNOWN": ServerError,
     "INVALID_ARGUMENT": ServerError,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
