@@ -260,7 +260,7 @@ _WORDINGS = (
     _wording(
         "rst_stream|goaway",
         ConnectError,
-        "the server or a proxy gave up; HAProxy always does if `proto h2` is missing from the line of its server",
+        "the server or a proxy gave up; HAProxy may do so if `proto h2` is missing from the line of its server",
     ),
     _wording(
         "security handshaker",

@@ -230,7 +230,7 @@ def test_a_proxys_limit_of_size_is_said_to_be_one():
             "UNAVAILABLE",
             "Stream removed (RST_STREAM (Received RST_STREAM with error code 7))",
             ConnectError,
-            "HAProxy always does if `proto h2` is missing",
+            "HAProxy may do so if `proto h2` is missing",
         ),
     ],
 )
