@@ -21,7 +21,8 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from ._errors import CarnelianClientError, ServerError, TransportError, error_from_answer
+from ._answers import error_from_answer
+from ._errors import CarnelianClientError, ServerError, TransportError
 from ._types import TLS, Health, Model, Request, Transcript
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from carnelian_client import (
     ServerError,
     TransportError,
 )
-from carnelian_client._errors import STATUS_ERRORS, error_from_answer
+from carnelian_client._answers import STATUS_ERRORS, error_from_answer
 
 
 def test_every_grpc_status_has_an_error():

@@ -18,7 +18,7 @@ from carnelian_client import (
     RetryPolicy,
     ServerBusy,
 )
-from carnelian_client._errors import STATUS_ERRORS
+from carnelian_client._answers import STATUS_ERRORS
 from carnelian_client._retry import Deadline, retry_arguments
 
 BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue size")
