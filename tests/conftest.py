@@ -27,6 +27,8 @@ CONTAINER_READY_TIMEOUT_S = 300
 
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# PyTorch's threads spin while they wait for one another, and two workers of pytest's share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # typer colours the options in its messages where GITHUB_ACTIONS or FORCE_COLOR is set.
 os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
 # gRPC and urllib would ask a proxy for this machine's own addresses.
