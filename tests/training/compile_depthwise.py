@@ -1,6 +1,6 @@
-"""Compile the Triton kernels for the GPUs of a compute capability, which need not be there.
+"""Compile the Triton kernels for the GPUs of some compute capabilities, which need not be there.
 
-python compile_depthwise.py 90: exit status 1 if one does not compile or spills registers.
+python compile_depthwise.py 80 90: exit status 1 if one does not compile or spills registers.
 """
 
 import re
@@ -48,4 +48,5 @@ def compile_kernel(function, pointers: dict, numbers: list, constants: dict, cap
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    for argument in sys.argv[1:]:
+        main(int(argument))
