@@ -1,18 +1,25 @@
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
 import json
 import os
+import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from carnelian_serving.addresses import choose_ports
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip
+from torch import distributed
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+STEPS = Path(__file__).parent / "run_steps.py"
 ARPA = """\\data\\
 ngram 1=5
 ngram 2=4
@@ -70,6 +77,46 @@ def changed():
         return dataclasses.replace(config, **parts)
 
     return replace
+
+
+@pytest.fixture
+def second_process():
+    """Within `second_process(*words)` this process is the first of two, as under `torchrun`; `python *words` the other.
+
+    Yields the other, which ends with the block, as `torchrun` ends those that wait for one that has failed. PyTorch is
+    imported once for it; `torchrun` itself and its two processes would do so three times.
+    """
+
+    @contextlib.contextmanager
+    def start(*words):
+        [port] = choose_ports("127.0.0.1", {"port": 0}).values()
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        command, environment = [sys.executable, *map(str, words)], os.environ | common | {"RANK": "1"}
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as second,
+        ):
+            for name, value in (common | {"RANK": "0"}).items():
+                patch.setenv(name, value)
+            try:
+                yield second
+            finally:
+                second.kill()
+                if distributed.is_initialized():  # a command that fails leaves the group to the end of its process
+                    distributed.destroy_process_group()
+
+    return start
+
+
+@pytest.fixture
+def run_steps(capsys):
+    """Takes steps by `run_steps.py` in this process; returns what it finds for each configuration."""
+
+    def run(count, paths):
+        runpy.run_path(str(STEPS))["main"](count, list(map(str, paths)))
+        return list(map(json.loads, capsys.readouterr().out.splitlines()))
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from carnelian_training.loop.train import optimise
 
 
 def main(steps: int, paths: list[str]) -> None:
-    torch.set_num_threads(1)
     with joined() as process:
         for path in paths:
             config = config_from_dict(json.loads(Path(path).read_text()), path)

@@ -21,13 +21,6 @@ SCRIPT = Path(__file__).parent / "run_steps.py"
 TOLERANCE = 1e-5
 
 
-def run(command, **environment):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @pytest.fixture
 def variants(tiny_config, tmp_path):
     """Steps of one to three clips, so that the second process is without any in some; dropout differs by process."""
@@ -60,13 +53,12 @@ def variants(tiny_config, tmp_path):
     return paths
 
 
-def ten_steps(start, variants):
-    lines = run([*start, str(SCRIPT), "10", *map(str, variants.values())]).stdout.splitlines()
-    return dict(zip(variants, map(json.loads, lines), strict=True))
-
-
-def test_two_processes_equal_one(variants):
-    one, two = ten_steps([sys.executable], variants), ten_steps(TORCHRUN, variants)
+def test_two_processes_equal_one(variants, run_steps):
+    command = [*TORCHRUN, str(SCRIPT), "10", *map(str, variants.values())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    two = dict(zip(variants, map(json.loads, done.stdout.splitlines()), strict=True))
+    one = dict(zip(variants, run_steps(10, variants.values()), strict=True))
     for name in ("shared", "frozen", "parts", "single"):
         assert two[name]["losses"] == pytest.approx(one[name]["losses"], abs=TOLERANCE), name
     # Muon's AdamW may make a step out of rounding; processes that do not share their matrices are 0.1 apart.
@@ -92,7 +84,7 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, tmp
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
     fit = ["-m", "carnelian_training.cli", "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
     command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     while job.poll() is None and not checkpoints(tmp_path / "run", config):
         time.sleep(0.01)

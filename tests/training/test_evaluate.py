@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
 DEPLOYED = ROOT / "model_repository" / "quartznet_demo_ctc" / "1"
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
-COMMAND = "from carnelian_training.cli import main; main()"
 
 
 @pytest.fixture
@@ -101,18 +100,13 @@ def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
         assert "0/6 [" in terminal.getvalue()
 
 
-def test_two_processes_hear_every_clip_once(tmp_path, command):
-    status, alone, _ = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
-    script = tmp_path / "evaluate.py"
-    script.write_text(COMMAND)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    arguments = ["evaluate", str(DEMO), str(CLIPS), "--out", str(tmp_path / "two.jsonl")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == status == 0, done.stderr
-    assert done.stdout == alone
+def test_two_processes_hear_every_clip_once(tmp_path, command, second_process):
+    alone = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
+    arguments = (DEMO, CLIPS, "--out", tmp_path / "two.jsonl")
+    with second_process("-m", "carnelian_training.cli", "evaluate", *arguments) as second:
+        assert command(*arguments)[:2] == alone[:2]
+        assert second.stdout.read() == ""
+        assert second.wait() == alone[0] == 0
     assert predictions(tmp_path / "two.jsonl") == predictions(tmp_path / "one.jsonl")
 
 
@@ -381,8 +375,8 @@ def test_a_terminal_that_cannot_spell_a_word_costs_no_result(tmp_path):
     done = subprocess.run(
         [
             sys.executable,
-            "-c",
-            COMMAND,
+            "-m",
+            "carnelian_training.cli",
             "evaluate",
             DEMO,
             tmp_path / "m.jsonl",

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import random
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -72,19 +70,16 @@ def test_a_step_is_the_same_however_its_clips_are_dealt_out(config, changed):
         torch.testing.assert_close(many.model.state_dict()[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
 
 
-def test_processes_and_parts_make_no_difference(config, changed, tmp_path):
+def test_processes_and_parts_make_no_difference(config, changed, tmp_path, run_steps, second_process):
     # NovoGrad, for AdamW makes whole steps out of gradients that are nothing but rounding.
     config = changed(config, optimizer={"name": "novograd", "betas": (0.95, 0.0)})
     paths = [tmp_path / "whole.json", tmp_path / "parts.json"]
     paths[0].write_text(json.dumps(config_to_dict(config)))
     paths[1].write_text(json.dumps(config_to_dict(changed(config, data={"device_batch_s": 3.0}))))
-    script = [str(Path(__file__).parent / "run_steps.py"), "3", *map(str, paths)]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    found = []
-    for start in ([], launch):
-        done = subprocess.run([sys.executable, *start, *script], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found += map(json.loads, done.stdout.splitlines())
+    found = run_steps(3, paths)
+    with second_process(Path(__file__).parent / "run_steps.py", 3, *paths) as second:
+        found += run_steps(3, paths)
+        assert second.wait() == 0
     assert len(found) == 4
     for other in found[1:]:
         assert other["losses"] == pytest.approx(found[0]["losses"], abs=1e-5)

@@ -1,9 +1,6 @@
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,19 +79,15 @@ def test_bad_clips_are_named_before_any_is_heard(bad_clips, tmp_path, command):
     assert not (tmp_path / "heard.jsonl").exists()
 
 
-def test_two_processes_share_the_search_for_bad_clips(bad_clips, tmp_path):
+def test_two_processes_share_the_search_for_bad_clips(bad_clips, tmp_path, command, second_process):
     good = read_manifest(CLIPS)
     clips = [*good[:2], bad_clips["missing"], *good[2:], bad_clips["nan"]]  # at 2 and 7: one for each process
     write_manifest(tmp_path / "bad.jsonl", clips)
-    (tmp_path / "transcribe.py").write_text("from carnelian_training.cli import main; main()")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    arguments = [tmp_path / "transcribe.py", "transcribe", DEMO, tmp_path / "bad.jsonl", "--out", tmp_path / "x.jsonl"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1
-    (message,) = re.findall(r"must name clean clips, but 2 are bad\n(.*)\n(.*)\n", done.stderr)
+    arguments = (DEMO, tmp_path / "bad.jsonl", "--out", tmp_path / "x.jsonl")
+    with second_process("-m", "carnelian_training.cli", "transcribe", *arguments):
+        status, _, err = command(*arguments)
+    assert status == 1
+    (message,) = re.findall(r"must name clean clips, but 2 are bad\n(.*)\n(.*)\n", err)
     assert ["missing.wav" in message[0], "nan.wav" in message[1]] == [True, True]
 
 

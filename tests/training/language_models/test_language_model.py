@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -154,15 +152,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, t
         train(changed(config, text={"segment": 6}), tmp_path)
 
 
-def test_processes_make_no_difference_and_may_change_in_between(config, changed, trained, tmp_path):
+def test_processes_make_no_difference_and_may_change_in_between(config, changed, tmp_path, call, second_process):
     config = changed(config, model={"dropout": 0.0})
     train(config, tmp_path / "one")
     first = changed(config, loop={"steps": 4})
     (tmp_path / "first.yaml").write_text(json.dumps(config_to_dict(first)))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    command = ["carnelian_training.cli", "fit", str(tmp_path / "first.yaml"), "--out", str(tmp_path / "two")]
-    done = subprocess.run([*launch, *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    arguments = ("fit", tmp_path / "first.yaml", "--out", tmp_path / "two")
+    with second_process("-m", "carnelian_training.cli", *arguments) as second:
+        status, _, err = call(main, *arguments)
+        assert (status, second.wait()) == (0, 0), err
     train(config, tmp_path / "two")
     losses = [[r["loss"] for r in metrics(tmp_path / run) if "loss" in r] for run in ("one", "two")]
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)
