@@ -141,15 +141,15 @@ def test_an_export_that_is_ended_leaves_nothing(checkpoint, tmp_path, call, monk
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes another user's files")
-def test_what_a_server_of_another_user_left_in_a_model_is_named_when_the_export_is_done(checkpoint, tmp_path):
+def test_what_a_server_of_another_user_left_in_a_model_is_named_when_the_export_is_done(checkpoint, tmp_path, call):
     """Triton, as root in a container, leaves __pycache__ in a volume; the export had been done, and said it failed."""
-    code = "from carnelian_export.cli import main; main()"
-    export = [sys.executable, "-c", code, checkpoint, "--name", "tiny", "--repository", tmp_path / "r"]
-    subprocess.run(export, check=True)
+    arguments = [checkpoint, "--name", "tiny", "--repository", tmp_path / "r"]
+    assert call(main, *arguments)[0] == 0
     cache = tmp_path / "r" / "tiny_ctc" / "1" / "__pycache__"
     cache.mkdir()
     (cache / "model.pyc").touch()
     os.chown(cache, 65534, 65534)
+    export = [sys.executable, "-c", "from carnelian_export.cli import main; main()", *arguments]
     done = subprocess.run(["setpriv", "--bounding-set=-all", *export], capture_output=True, text=True, check=False)
     (left,) = tmp_path.glob(".carnelian-export-*")
     assert (done.returncode, done.stderr) == (

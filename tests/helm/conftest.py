@@ -49,7 +49,9 @@ def run_helm(helm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = _find_tool(helm)
     if program is None:
         pytest.skip(f"{helm} is missing: run setup/chart-tools .venv/bin")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    environment = os.environ | {"GOGC": "off"}  # it ends before collecting its garbage is worth the time
+    command = [program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 def render_arguments(case: str, sets: tuple[str, ...], kube_version: str) -> list[str]:
@@ -59,8 +61,8 @@ def render_arguments(case: str, sets: tuple[str, ...], kube_version: str) -> lis
     return [*arguments, *(f"--set={value}" for value in sets)]
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is there twice, as an API server does."""
+class _StrictLoader(yaml.CSafeLoader):
+    """Refuses a key that is there twice, as an API server does; libyaml reads eight times as fast as Python."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key) for key, _ in node.value]
