@@ -5,12 +5,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-import psutil
 import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
@@ -20,72 +18,7 @@ from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores, read_quotas, thread_count
 from carnelian_serving.installation import Installation
 from carnelian_serving.launcher import Server
-from carnelian_serving.stubs import find_instance
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
-
-
-def features(frames: int, rows: int = 1, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed + frames).standard_normal((rows, 4, frames)).astype(np.float32)
-
-
-def test_ragged_requests_run_as_one_batch_with_the_rows_they_have_alone(client: Any) -> None:
-    clips = [features(frames) for frames in (8, 5, 3, 1)]
-    before = client.executions("ragged")
-    together = client.infer_together("ragged", [{"FEATURES": clip} for clip in clips])
-    assert client.executions("ragged") == before + 1
-    for clip, answer in zip(clips, together, strict=True):
-        assert answer["BATCH_ELEMENTS"].item() == sum(other.size for other in clips)
-        assert answer["POSITION"].shape == (1, 8)  # padded to the longest of the batch, in each request
-        np.testing.assert_allclose(answer["SUM"], clip.reshape(1, -1).sum(1, keepdims=True), atol=1e-5)
-        alone = client.infer("ragged", FEATURES=clip)
-        np.testing.assert_allclose(answer["SUM"], alone["SUM"], atol=1e-5)  # float32 sums in another order
-
-
-def test_a_batch_of_long_clips_runs_in_parts_on_a_cpu(client: Any) -> None:
-    clips = [features(14_000, seed=seed) for seed in range(3)]
-    before = client.executions("ragged")
-    answers = client.infer_together("ragged", [{"FEATURES": clip} for clip in clips])
-    assert client.executions("ragged") == before + 1
-    assert sorted(answer["BATCH_ELEMENTS"].item() for answer in answers) == [56_000, 112_000, 112_000]
-    for clip, answer in zip(clips, answers, strict=True):
-        np.testing.assert_allclose(answer["SUM"], clip.reshape(1, -1).sum(1, keepdims=True), atol=0.1)
-
-
-def test_the_rows_of_a_large_request_run_in_parts_on_a_cpu(client: Any) -> None:
-    rows = features(14_000, rows=3)
-    answer = client.infer("ragged", FEATURES=rows)
-    assert answer["BATCH_ELEMENTS"][:, 0].tolist() == [112_000, 112_000, 56_000]
-    assert answer["POSITION"].shape == (3, 14_000)
-    np.testing.assert_allclose(answer["SUM"], rows.sum((1, 2))[:, None], atol=0.1)
-
-
-def test_rows_run_together_where_their_outputs_are_as_wide_as_the_batch_has_rows(client: Any) -> None:
-    answer = client.infer("square", FEATURES=np.ones((3, 4, 14_000), np.float32))
-    np.testing.assert_array_equal(answer["SUMS"], np.full((3, 3), 168_000))
-
-
-def test_a_request_of_several_rows_gets_its_rows_back(client: Any) -> None:
-    two, one = features(6, rows=2), features(9)
-    first, second = client.infer_together("ragged", [{"FEATURES": two}, {"FEATURES": one}])
-    np.testing.assert_allclose(first["SUM"], two.sum((1, 2))[:, None], atol=1e-5)
-    np.testing.assert_allclose(second["SUM"], one.sum((1, 2))[:, None], atol=1e-5)
-
-
-def test_only_the_outputs_that_are_asked_for_are_sent(client: Any) -> None:
-    assert set(client.infer("ragged", ["SUM"], FEATURES=features(3))) == {"SUM"}
-
-
-def test_a_failing_request_fails_alone(client: Any) -> None:
-    indices = [{"INDEX": np.array([[index]], np.int32)} for index in (8, 99, 3)]
-    before = client.executions("lookup")
-    first, bad, last = client.infer_together("lookup", indices)
-    assert client.executions("lookup") == before + 1
-    assert first["VALUE"].item() == 80
-    assert last["VALUE"].item() == 30
-    assert isinstance(bad, InferenceServerException)
-    assert "out of data bounds" in str(bad)
-
 
 BASE = {
     "name": "m",
@@ -306,13 +239,6 @@ def test_threads_sleep_once_a_run_is_over() -> None:
     assert statistics.median(busy_s) < 0.002
 
 
-def test_no_thread_of_an_instance_is_bound_to_a_core(tiny_server: Server) -> None:
-    """ONNX Runtime binds those that it counts itself, but not their caller, which then shares a core with one."""
-    instances = {find_instance(process.cmdline()): process for process in psutil.Process(tiny_server.pid).children()}
-    threads = instances["large_0_0"].threads()
-    assert {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} == {frozenset(os.sched_getaffinity(0))}
-
-
 def test_cores_are_those_that_the_process_may_run_on() -> None:
     command = [sys.executable, "-c", "from carnelian_serving.backends.threads import count_cores; print(count_cores())"]
     one = subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command], capture_output=True)
@@ -353,12 +279,3 @@ def test_cores_are_at_most_the_quota_rounded_up(monkeypatch: pytest.MonkeyPatch)
     assert count_cores() == 3
     monkeypatch.setattr("carnelian_serving.backends.threads.read_quotas", list)
     assert count_cores() == 64
-
-
-def test_an_instance_keeps_its_weights_once(tiny_server: Server) -> None:
-    """ONNX Runtime reads them, and packs them anew for its kernels."""
-    held = {}
-    for process in psutil.Process(tiny_server.pid).children():
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        held[find_instance(process.cmdline())] = int(status.partition("RssAnon:")[2].split()[0]) / 1024
-    assert held["large_0_0"] - held["lookup_0_0"] < 1.5 * 64

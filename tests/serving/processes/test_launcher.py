@@ -272,10 +272,3 @@ def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository: Path
         )
         with pytest.raises(ServerError, match=r"before it was ready:\n  failed to start Metrics service.*in use"):
             server.start()
-
-
-def test_metrics_are_served(tiny_server: Server, client: Any) -> None:
-    client.infer("ragged", FEATURES=np.ones((1, 4, 3), np.float32))
-    with urllib.request.urlopen(tiny_server.metrics_url, timeout=5) as answer:
-        text = answer.read().decode()
-    assert 'nv_inference_request_success{model="ragged",version="1"}' in text
