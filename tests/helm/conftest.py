@@ -163,6 +163,27 @@ def case_manifests(case: str) -> list[Manifest]:
     return render_chart(case=case).manifests
 
 
+@pytest.fixture(scope="session")
+def groups(render: Callable[..., Rendered]) -> list[Manifest]:
+    return list(render(case="monitoring").one("PrometheusRule")["spec"]["groups"])
+
+
+@pytest.fixture(scope="session")
+def alerts(groups: list[Manifest]) -> list[Manifest]:
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+@pytest.fixture(scope="session")
+def dashboard(render: Callable[..., Rendered]) -> Manifest:
+    return dict(json.loads(render(case="monitoring").one("ConfigMap", "-dashboard")["data"]["carnelian.json"]))
+
+
+@pytest.fixture(scope="session")
+def adapter_rule(render: Callable[..., Rendered]) -> dict[str, str]:
+    (rule,) = yaml.safe_load(render(case="monitoring").one("ConfigMap", "-adapter-rules")["data"]["rules.yaml"])
+    return dict(rule)
+
+
 class Container:
     """The serving container, without a container: its command, arguments and environment on free ports."""
 

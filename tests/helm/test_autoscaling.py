@@ -1,35 +1,14 @@
-"""HPA, KEDA, the rules for prometheus-adapter, and the metric of a live server under rising and falling load."""
+"""HPA, KEDA and the rules for prometheus-adapter, as rendered."""
 
-import io
 import json
 import runpy
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import soundfile
-import yaml
-from carnelian_client import TLS, CarnelianClient
 
 Render = Callable[..., Any]
-CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
-LIMIT_S = 120
-
-
-@pytest.fixture(scope="session")
-def adapter_rule(render: Render) -> dict[str, str]:
-    (rule,) = yaml.safe_load(render(case="monitoring").one("ConfigMap", "-adapter-rules")["data"]["rules.yaml"])
-    return dict(rule)
-
-
-def fill(rule: dict[str, str], window: str) -> str:
-    """The rule's query as prometheus-adapter would send it for one pod."""
-    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="speech",pod=~"server-0"')
-    return query.replace("<<.GroupBy>>", "pod").replace("120s", window)
 
 
 def test_the_hpa_owns_the_number_of_pods(render: Render) -> None:
@@ -116,52 +95,6 @@ def test_keda_may_have_to_say_who_it_is(render: Render) -> None:
 )
 def test_scaling_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Callable[..., str]) -> None:
     assert advice in refusal(*values)
-
-
-def test_the_adapter_s_queries_find_a_live_server(adapter_rule: dict[str, str], prometheus: Any) -> None:
-    (series,) = {sample["pod"] for sample in prometheus.series(adapter_rule["seriesQuery"])}
-    assert series == "server-0"
-    (sample,) = prometheus.wait_for(fill(adapter_rule, prometheus.window))
-    assert sample["metric"] == {"pod": "server-0"}
-
-
-def test_keda_s_query_finds_a_live_server(render: Render, prometheus: Any) -> None:
-    query = render(case="keda").one("ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
-    (sample,) = prometheus.wait_for(query.replace("120s", prometheus.window))
-    assert float(sample["value"][1]) >= 0
-
-
-def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
-    render: Render, adapter_rule: dict[str, str], prometheus: Any, container: Any, tls: TLS
-) -> None:
-    metric = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
-    target = float(metric["target"]["averageValue"])
-    samples, rate_hz = soundfile.read(CLIP, dtype="int16")
-    clip = io.BytesIO()
-    soundfile.write(clip, np.tile(samples, 7), rate_hz, format="FLAC")  # 25 s: the server is at work, not its callers
-    done = threading.Event()
-
-    def call() -> None:
-        with CarnelianClient(container.grpc, tls=tls) as client:
-            while not done.is_set():
-                client.transcribe(clip.getvalue())
-
-    def wait_for(is_there: Callable[[float], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not is_there(value := float(prometheus.wait_for(fill(adapter_rule, prometheus.window))[0]["value"][1])):
-            assert time.monotonic() < deadline, f"{value} s of audio in progress, target {target}"
-            time.sleep(0.5)
-
-    callers = [threading.Thread(target=call) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    try:
-        wait_for(lambda value: value > target)
-    finally:
-        done.set()
-        for caller in callers:
-            caller.join()
-    wait_for(lambda value: value < target)
 
 
 @pytest.mark.parametrize(("raw", "page"), [("pressure", "autoscaling"), ("overload", "sizing")])

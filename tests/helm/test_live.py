@@ -1,4 +1,7 @@
-"""The serving container's command line as a process: what the chart renders is what carnelian-serve gets."""
+"""The serving container's command line as a process: what the chart renders is what carnelian-serve gets.
+
+A Prometheus scrapes it: what rules, dashboard and autoscaling ask for is there, and follows the load.
+"""
 
 import io
 import json
@@ -19,6 +22,9 @@ from carnelian_client import TLS, AccessDenied, CarnelianClient, RetryPolicy, Se
 
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "demo" / "clips" / "letter.wav"
+LIMIT_S = 120
+# kube-state-metrics' own, absent where only the server is scraped.
+CLUSTER_SERIES = "kube_"
 
 
 def test_all_probes_succeed(container: Any) -> None:
@@ -145,3 +151,77 @@ def test_tritonserver_takes_the_native_arguments(
         native.process.kill()
     assert native.process.wait() == 0
     assert all(isinstance(outcome, Transcript) or outcome.retryable for outcome in outcomes), outcomes
+
+
+def fill(rule: dict[str, str], window: str) -> str:
+    """The rule's query as prometheus-adapter would send it for one pod."""
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="speech",pod=~"server-0"')
+    return query.replace("<<.GroupBy>>", "pod").replace("120s", window)
+
+
+def test_every_panel_has_data_of_a_live_server(dashboard: dict[str, Any], prometheus: Any) -> None:
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"].replace("$__rate_interval", prometheus.window)
+            expression = expression.replace("$namespace", "speech").replace("$release", "speech-eu-carnelian")
+            assert prometheus.wait_for(expression), panel["title"]
+
+
+def test_every_rule_evaluates_over_a_live_server(groups: list[dict[str, Any]], prometheus: Any) -> None:
+    assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
+    assert len(prometheus.rules()) == sum(len(group["rules"]) for group in groups)
+    for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
+        assert prometheus.wait_for(re.sub(r"\[\d+m\]", f"[{prometheus.window}]", rule["expr"])), rule["record"]
+
+
+def test_every_series_that_an_alert_asks_for_exists(alerts: list[dict[str, Any]], prometheus: Any) -> None:
+    for alert in alerts:
+        for name in set(re.findall(r"\b((?:nv|carnelian|kube)_\w+|up)\{", alert["expr"])):
+            if not name.startswith(CLUSTER_SERIES):
+                assert prometheus.wait_for(name), f"{alert['alert']} asks for {name}"
+
+
+def test_the_adapter_s_queries_find_a_live_server(adapter_rule: dict[str, str], prometheus: Any) -> None:
+    (series,) = {sample["pod"] for sample in prometheus.series(adapter_rule["seriesQuery"])}
+    assert series == "server-0"
+    (sample,) = prometheus.wait_for(fill(adapter_rule, prometheus.window))
+    assert sample["metric"] == {"pod": "server-0"}
+
+
+def test_keda_s_query_finds_a_live_server(render: Callable[..., Any], prometheus: Any) -> None:
+    query = render(case="keda").one("ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+    (sample,) = prometheus.wait_for(query.replace("120s", prometheus.window))
+    assert float(sample["value"][1]) >= 0
+
+
+def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
+    render: Callable[..., Any], adapter_rule: dict[str, str], prometheus: Any, container: Any, tls: TLS
+) -> None:
+    metric = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
+    target = float(metric["target"]["averageValue"])
+    samples, rate_hz = soundfile.read(CLIP, dtype="int16")
+    clip = io.BytesIO()
+    soundfile.write(clip, np.tile(samples, 7), rate_hz, format="FLAC")  # 25 s: the server is at work, not its callers
+    done = threading.Event()
+
+    def call() -> None:
+        with CarnelianClient(container.grpc, tls=tls) as client:
+            while not done.is_set():
+                client.transcribe(clip.getvalue())
+
+    def wait_for(is_there: Callable[[float], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not is_there(value := float(prometheus.wait_for(fill(adapter_rule, prometheus.window))[0]["value"][1])):
+            assert time.monotonic() < deadline, f"{value} s of audio in progress, target {target}"
+            time.sleep(0.5)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    try:
+        wait_for(lambda value: value > target)
+    finally:
+        done.set()
+        for caller in callers:
+            caller.join()
+    wait_for(lambda value: value < target)
