@@ -282,5 +282,6 @@ async def _iterate(clips: Iterable[Audio] | AsyncIterable[Audio]) -> AsyncGenera
 
 
 async def _in_thread(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Take each piece in a thread; one that is cancelled ends with its piece."""
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         yield piece

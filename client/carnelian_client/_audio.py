@@ -17,7 +17,7 @@ import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._containers import closed, end_of_tag, joined_format
-from ._decoding import open_audio
+from ._decoding import open_audio, outside_main_thread
 from ._errors import CUT_ADVICE, FORMAT_ADVICE, InvalidAudio
 
 if TYPE_CHECKING:
@@ -222,8 +222,11 @@ def _transcode(data: bytes, deadline: Deadline) -> bytes:
                 )
             yield block
 
-    try:
+    def transcode() -> bytes:
         with open_audio(data) as source:
             return source.encode(bounded(source.blocks()))
+
+    try:
+        return outside_main_thread(transcode)
     except ModuleNotFoundError:
         raise InvalidAudio(f"the format is not one of the server's; {FORMAT_ADVICE}") from None

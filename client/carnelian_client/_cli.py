@@ -273,4 +273,4 @@ def _read(files: list[str]) -> Iterator[Audio]:
 def _name_once(file: str, error: Exception) -> str:
     """Return an error's message with the file's name before it, unless it begins with that, as the SDK's errors do."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
-    return text if text.startswith(f"{file}: ") else f"{file}: {text}"
+    return text if text.startswith((f"{file}: ", f"{file}, from ")) else f"{file}: {text}"

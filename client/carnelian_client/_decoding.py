@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._errors import CONVERT_ADVICE, InvalidAudio
 from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
@@ -15,10 +18,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import soundfile
 
+T = TypeVar("T")
 Samples: TypeAlias = "npt.NDArray[np.float32]"
 """[frames, channels], in [-1, 1]; files of floats and MP3 may exceed it."""
 
 BLOCK_FRAMES = 1 << 16
+_UNKNOWN_FRAMES = 2**63 - 1
+"""What libsndfile says of a file whose header does not count its frames."""
 SHORT_BLOCK_FRAMES = 1152
 """Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
 _LEAST_LEFT_S = 0.5
@@ -60,9 +66,7 @@ def open_audio(data: bytes) -> Iterator[AudioFile]:
         with soundfile.SoundFile(file) as source:
             yield AudioFile(source, file)
     except soundfile.LibsndfileError as error:
-        raise InvalidAudio(
-            f"neither the server nor libsndfile can decode it ({error.error_string}); {CONVERT_ADVICE}"
-        ) from error
+        raise InvalidAudio(f"libsndfile cannot decode it ({error.error_string}); {CONVERT_ADVICE}") from error
 
 
 class AudioFile:
@@ -81,18 +85,20 @@ class AudioFile:
         """Read the file to its end; an MP3 without a count of frames may end in half a frame, or in a tag.
 
         Raises:
-            InvalidAudio: the file has no samples, or another one follows it.
+            InvalidAudio: the file has no samples, or another one follows it; or it is FLAC that ends before its end.
         """
         import soundfile
 
         is_measured = not isinstance(self._file, _Unmeasured)
+        # Behind the last frame of FLAC may be a tag, which libsndfile takes for damage.
+        is_counted = self._source.format == "FLAC" and self._source.frames < _UNKNOWN_FRAMES
+        left = self._source.frames if is_counted else sys.maxsize
         num_blocks = 0
         # Not by `source.blocks()`, which repeats its last block if a header claims more than there is.
-        while True:
+        while left:
+            size = min(BLOCK_FRAMES if is_measured else SHORT_BLOCK_FRAMES, left)
             try:
-                block = self._source.read(
-                    BLOCK_FRAMES if is_measured else SHORT_BLOCK_FRAMES, dtype="float32", always_2d=True
-                )
+                block = self._source.read(size, dtype="float32", always_2d=True)
             except soundfile.LibsndfileError:
                 if is_measured or not num_blocks or self._goes_on():
                     raise
@@ -100,7 +106,13 @@ class AudioFile:
             if not len(block):
                 break
             yield block
+            left -= len(block)
             num_blocks += 1
+        if is_counted and left:
+            raise InvalidAudio(
+                f"it must have the {self._source.frames} samples that its header counts, but {left} are missing: the "
+                "file is cut short"
+            )
         if self._source.format == "MP3" and self._goes_on():
             raise InvalidAudio(
                 f"it goes on behind its end, as MP3 files that were put one behind the other do; {CONVERT_ADVICE}"
@@ -128,6 +140,26 @@ class AudioFile:
     def _goes_on(self) -> bool:
         """Return whether there is more MPEG audio after the frames that were read."""
         return has_audio(self._file.getvalue(), io.BytesIO.tell(self._file), _LEAST_LEFT_S)
+
+
+def outside_main_thread(function: Callable[[], T]) -> T:
+    """Call a function that reads through soundfile, in another thread if this is the main one.
+
+    libsndfile reads files in memory by calling Python. If the handler of a signal raises there, as that of Ctrl-C does,
+    the exception is lost, and what was read is damaged. Handlers run in the main thread alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="carnelian_decoder", daemon=True).start()
+    return future.result()
 
 
 class _Unmeasured(io.BytesIO):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ._audio import describe_audio, read_audio
-from ._decoding import open_audio
+from ._decoding import open_audio, outside_main_thread
 from ._errors import CarnelianClientError, InvalidAudio, InvalidOption
-from ._types import Audio, DecodingOptions, Transcript
+from ._types import Audio, DecodingOptions, Transcript, transcript_from_result
 
 if TYPE_CHECKING:
     from ._client import Outcome
@@ -20,6 +20,8 @@ of them; but where a speaker hardly pauses, a longer stretch to choose from help
 PAUSE_S = 0.3
 """The length of the stretches that are compared; a cut is in the middle of the quietest one. They are longer than the
 closure of a plosive, which is quiet too."""
+STRETCHES_A_PAUSE = 3
+"""A stretch begins at each third of another, so that a pause lies whole in one."""
 
 
 class Recording:
@@ -49,13 +51,10 @@ class Recording:
             InvalidAudio: it cannot be read, for soundfile is missing or it is damaged; pieces before the damage come.
             OSError: the path cannot be read.
         """
-        num_frames = 0
+        pieces = self._pieces()
         try:
-            with open_audio(read_audio(self._audio)) as source:
-                for piece in cut(source.blocks(), source.rate):
-                    self._starts_s.append(num_frames / source.rate)
-                    yield source.encode([piece])
-                    num_frames += len(piece)
+            while (piece := outside_main_thread(lambda: next(pieces, None))) is not None:
+                yield piece
         except ModuleNotFoundError as error:
             raise InvalidAudio(
                 "recordings are read here, for which soundfile must be installed (`pip install soundfile`)",
@@ -64,6 +63,14 @@ class Recording:
         except CarnelianClientError as error:
             error.clip = describe_audio(self._audio)
             raise
+
+    def _pieces(self) -> Iterator[bytes]:
+        num_frames = 0
+        with open_audio(read_audio(self._audio)) as source:
+            for piece in cut(source.blocks(), source.rate):
+                self._starts_s.append(num_frames / source.rate)
+                yield source.encode([piece])
+                num_frames += len(piece)
 
     def add(self, outcome: Outcome) -> None:
         """Keep the transcript of the next piece, or raise what it has in its place."""
@@ -93,14 +100,14 @@ class Recording:
             "alternatives": [],
             "rescored": any(transcript.rescored for transcript in self._transcripts),
         }
-        return Transcript.from_result(result, first.request_id)
+        return transcript_from_result(result, first.request_id)
 
 
 def cut(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
     """Cut samples, [frames, channels] in blocks of any length, into pieces of 15 to 30 s.
 
-    A piece ends in the middle of the quietest 0.3 s (the one of the least variance) that it may end in. The
-    last piece is what is left, and may be shorter.
+    A piece ends in the middle of the quietest 0.3 s (those of the least variance) that it may end in; of several, in
+    the last ones. The last piece is what is left, and may be shorter.
 
     Args:
         blocks: The samples, in order.
@@ -108,8 +115,8 @@ def cut(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
     """
     import numpy as np
 
-    frame = max(round(PAUSE_S * rate), 1)
-    num_frames = (LONGEST_S - SHORTEST_S) * rate // frame
+    step = max(round(PAUSE_S * rate / STRETCHES_A_PAUSE), 1)
+    num_steps = (LONGEST_S - SHORTEST_S) * rate // step
     held: list[Samples] = []
     length = 0
     for block in blocks:
@@ -117,9 +124,11 @@ def cut(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
         length += len(block)
         while length > LONGEST_S * rate:
             samples = np.concatenate(held)
-            allowed = samples[SHORTEST_S * rate :][: num_frames * frame]
-            loudness = allowed.reshape(num_frames, -1, samples.shape[1]).var(axis=1).sum(axis=1)
-            end = SHORTEST_S * rate + int(loudness.argmin()) * frame + frame // 2
+            allowed = samples[SHORTEST_S * rate :][: num_steps * step].reshape(num_steps, step, -1)
+            with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the piece
+                loudness = np.convolve(allowed.var(axis=1).sum(axis=1), np.ones(STRETCHES_A_PAUSE), "valid")
+            quietest = len(loudness) - 1 - int(loudness[::-1].argmin())
+            end = SHORTEST_S * rate + (2 * quietest + STRETCHES_A_PAUSE) * step // 2
             yield samples[:end]
             held, length = [samples[end:]], length - end
     if length:

@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._answers import error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError
-from ._types import TLS, Health, Model, Request, Transcript
+from ._types import TLS, Health, Model, Request, Transcript, transcript_from_result
 
 if TYPE_CHECKING:
     from ._retry import Deadline
@@ -243,7 +243,7 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
         raw = json.loads(encoded[4 : 4 + size])
         if "error" in raw:
             raise error_from_answer(None, raw["error"], **context)
-        return Transcript.from_result(raw, answer.id)
+        return transcript_from_result(raw, answer.id)
     except CarnelianClientError:  # some are also ValueErrors
         raise
     except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:

@@ -65,34 +65,35 @@ class Transcript:
     alternatives: tuple[Alternative, ...]
     """At most `n_best` readings, the best (`text`) first. Empty after greedy decoding."""
     raw: Mapping[str, Any] = field(repr=False, compare=False)
-    """The server's RESULT as it was sent; it may have fields that this version of the SDK does not know."""
+    """The server's RESULT as it was sent; it may have fields that this version of the SDK does not know. Of a long
+    recording, the first piece's with the fields above joined."""
     rescored: bool = False
     """Whether a neural language model chose among the readings."""
 
-    @classmethod
-    def from_result(cls, result: Mapping[str, Any], request_id: str) -> Transcript:
-        """Read a RESULT of the server, a JSON object that holds no error.
 
-        Raises:
-            KeyError: a field is missing.
-            TypeError: a field is of another type.
-        """
-        return cls(
-            text=result["text"],
-            words=tuple(Word(w["word"], w["start"], w["end"], w["confidence"]) for w in result["words"]),
-            confidence=result["confidence"],
-            duration_s=result["duration"],
-            model=result["model"],
-            model_version=result["version"],
-            request_id=request_id,
-            decoder=result["decoder"],
-            alternatives=tuple(
-                Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"], a.get("neural", 0.0))
-                for a in result["alternatives"]
-            ),
-            raw=result,
-            rescored=result.get("rescored", False),
-        )
+def transcript_from_result(result: Mapping[str, Any], request_id: str) -> Transcript:
+    """Read a RESULT of the server, a JSON object that holds no error.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: a field is of another type.
+    """
+    return Transcript(
+        text=result["text"],
+        words=tuple(Word(w["word"], w["start"], w["end"], w["confidence"]) for w in result["words"]),
+        confidence=result["confidence"],
+        duration_s=result["duration"],
+        model=result["model"],
+        model_version=result["version"],
+        request_id=request_id,
+        decoder=result["decoder"],
+        alternatives=tuple(
+            Alternative(a["text"], a["score"], a["acoustic"], a["language"], a["hotwords"], a.get("neural", 0.0))
+            for a in result["alternatives"]
+        ),
+        raw=result,
+        rescored=result.get("rescored", False),
+    )
 
 
 class DecodingOptions(TypedDict, total=False):

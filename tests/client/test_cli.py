@@ -40,7 +40,7 @@ def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(transcribe
     assert status == 1
     assert out == f"{clip}\t{len(wav)} bytes\n" * 2
     first, second = err.splitlines()
-    assert first.startswith(f"carnelian-transcribe: {text}: neither the server")
+    assert first.startswith(f"carnelian-transcribe: {text}: libsndfile cannot decode it")
     assert "ffmpeg" in first
     assert second == f"carnelian-transcribe: {tmp_path / 'missing.wav'}: No such file or directory"
 

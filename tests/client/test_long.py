@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -67,6 +69,20 @@ def test_cuts_are_in_the_pauses_whatever_the_blocks(talk, size, offset):
     assert list(ends_s[2:]) == [LENGTH_S]
 
 
+@pytest.mark.parametrize("start_s", [20.0, 20.1, 20.2, 20.25])
+def test_a_pause_of_half_a_second_is_found_wherever_it_begins(start_s):
+    samples = np.random.default_rng(2).uniform(-1, 1, (40 * RATE, 1)).astype(np.float32)
+    first = round(start_s * RATE)
+    samples[first : first + RATE // 2] /= 100
+    piece, _ = cut(iter([samples]), RATE)
+    assert first < len(piece) < first + RATE // 2
+
+
+def test_silence_is_cut_as_late_as_may_be():
+    pieces = list(cut(iter([np.zeros((100 * RATE, 1), np.float32)]), RATE))
+    assert [len(piece) > 29 * RATE for piece in pieces] == [True, True, True, False]
+
+
 @pytest.mark.parametrize("rate", [1, 7, 192_000])
 def test_pieces_have_15_to_30_s_at_any_rate(rate):
     noise = np.random.default_rng(1).normal(size=(100 * rate, 1)).astype(np.float32)
@@ -74,6 +90,15 @@ def test_pieces_have_15_to_30_s_at_any_rate(rate):
     np.testing.assert_array_equal(np.concatenate(pieces), noise)
     assert all(15 * rate <= len(piece) <= 30 * rate for piece in pieces[:-1])
     assert 0 < len(pieces[-1]) <= 30 * rate
+
+
+def test_samples_that_are_not_finite_are_the_servers_to_refuse(talk):
+    floats = talk / np.float32(2**15)
+    floats[25 * RATE] = np.inf
+    floats[26 * RATE] = 1e38
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(map(len, cut(iter([floats]), RATE))) == len(floats)
 
 
 def test_what_is_no_longer_than_a_piece_is_one(talk):
@@ -97,6 +122,41 @@ def test_pieces_of_mp3_are_what_libsndfile_reads(talk):
     sent = [soundfile.read(io.BytesIO(piece), dtype="float32")[0] for piece in Recording(mp3, {}).pieces()]
     whole, _ = soundfile.read(io.BytesIO(mp3), dtype="float32")
     np.testing.assert_allclose(np.concatenate(sent), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("behind", [b"TAG" + bytes(125), bytes(5000), b"junk" * 1000])
+def test_what_is_behind_the_last_frame_of_flac_is_no_damage(flac, talk, behind):
+    sent = [soundfile.read(io.BytesIO(piece), dtype="int16")[0] for piece in Recording(flac + behind, {}).pieces()]
+    np.testing.assert_array_equal(np.concatenate(sent), talk)
+
+
+def test_flac_that_is_cut_between_two_frames_is_an_error(flac):
+    frame = flac.rindex(b"\xff\xf8")
+    with pytest.raises(
+        InvalidAudio, match=r"samples that its header counts, but \d+ are missing: the file is cut short"
+    ):
+        list(Recording(flac[:frame], {}).pieces())
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "MP3"])
+def test_the_exception_of_a_signals_handler_ends_the_reading(talk, kind):
+    class InterruptError(Exception):
+        pass
+
+    def interrupt(*_):
+        raise InterruptError
+
+    audio = file_of(talk, kind, rate=RATE * 2)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay_s in (0.01, 0.02, 0.03, 0.05):
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+            with pytest.raises(InterruptError):  # noqa: PT012  (once through may be over too soon)
+                for _ in range(100):
+                    list(Recording(audio, {}).pieces())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_times_count_from_the_beginning_of_the_recording(client, triton, flac, heard_s):
@@ -137,7 +197,7 @@ def test_an_error_of_a_piece_names_the_file_and_the_time(client, triton, flac, t
 
 
 def test_a_recording_that_ends_in_damage_is_an_error(client, flac):
-    with pytest.raises(InvalidAudio, match=r"^\d+ bytes: neither the server nor libsndfile can decode it"):
+    with pytest.raises(InvalidAudio, match=r"^\d+ bytes: libsndfile cannot decode it"):
         client.transcribe_long(flac[: len(flac) * 2 // 3])
 
 
@@ -184,5 +244,13 @@ def test_the_command_cuts_files_with_long(call, endpoint, flac, tmp_path, heard_
     assert status == 1
     assert first["text"] == second["text"] == "a b a b a b"
     assert first["duration"] == LENGTH_S
-    assert err.startswith(f"carnelian-transcribe: {bad}: neither the server nor libsndfile")
+    assert err.startswith(f"carnelian-transcribe: {bad}: libsndfile cannot decode it")
     assert len(heard_s) == 6
+
+
+def test_the_command_names_a_file_once(call, endpoint, triton, flac, tmp_path):
+    path = tmp_path / "talk.flac"
+    path.write_bytes(flac)
+    triton.script = [("INTERNAL", "out of luck")] * 3
+    _, _, err = call(main, "--long", path, "--url", endpoint.url)
+    assert err.startswith(f"carnelian-transcribe: {path}, from 0.0 s on: out of luck")
