@@ -1,0 +1,74 @@
+"""Measures what cutting costs: python client/docs/long.py MANIFEST, from the repository's root.
+
+Joins the manifest's clips of 16 kHz, mono, to one recording, and transcribes it with the demo model: as the clips, by
+`transcribe_long`, and cut at fixed times. Writes long.json beside this file and prints the table of long.md.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import numpy as np
+import soundfile
+from carnelian_client import CarnelianClient
+from carnelian_client._long import Recording
+from carnelian_perf import raw_file
+from carnelian_perf.machine import measure_busy_cores
+from carnelian_serving.launcher import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE_HZ = 16_000
+DECODERS = ("greedy", "ngram")
+EVERY_S = (20, 30, 50)
+
+
+def count_mistakes(reference: str, heard: str) -> int:
+    """Return the number of words substituted, left out and inserted."""
+    words = jiwer.process_words(reference, heard)
+    return words.substitutions + words.deletions + words.insertions
+
+
+def main() -> None:
+    """Measure, write long.json and print the table."""
+    manifest = Path(sys.argv[1])
+    busy, origin = measure_busy_cores(), raw_file.describe_origin()
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    lines = [line for line in lines if soundfile.info(manifest.parent / line["audio_filepath"]).samplerate == RATE_HZ]
+    clips = [soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")[0] for line in lines]
+    samples, reference = np.concatenate(clips), " ".join(line["text"] for line in lines)
+    recording = (samples, RATE_HZ)
+    pieces = {"the clips themselves": clips}
+    pieces |= {f"every {s} s": np.split(samples, range(s * RATE_HZ, len(samples), s * RATE_HZ)) for s in EVERY_S}
+    rows = []
+    with (
+        Server(ROOT / "model_repository", http_port=0, grpc_port=0, metrics_port=0) as server,
+        CarnelianClient(server.grpc_url) as client,
+    ):
+        for what, parts in pieces.items():
+            row: dict[str, Any] = {"pieces": what, "number": len(parts)}
+            for name in DECODERS:
+                transcripts = client.transcribe_many([(part, RATE_HZ) for part in parts], decoder=name)
+                row[name] = count_mistakes(reference, " ".join(transcript.text for transcript in transcripts))
+            rows.append(row)
+        row = {"pieces": "cut by `transcribe_long`", "number": sum(1 for _ in Recording(recording, {}).pieces())}
+        for name in DECODERS:
+            row[name] = count_mistakes(reference, client.transcribe_long(recording, decoder=name).text)
+        rows.append(row)
+    result = {
+        **origin,
+        "command": "python client/docs/long.py MANIFEST",
+        "others_busy_cores": round(busy, 2),
+        "clips": len(lines),
+        "words": len(reference.split()),
+        "seconds": len(samples) / RATE_HZ,
+        "rows": rows,
+    }
+    raw_file.write(Path(__file__).with_suffix(".json"), result)
+    for row in rows:
+        print("| " + " | ".join(map(str, row.values())) + " |")
+
+
+if __name__ == "__main__":
+    main()
