@@ -207,3 +207,11 @@ def test_what_a_gpu_waits_for_is_that_of_the_raw_files():
     alone, beside = statistics.mean(alone_ms), statistics.mean(batch_ms) / 2
     assert f"{alone:.0f} ms for the features of a clip of 16.7 s, and {beside:.0f} ms beside seven other" in page
     assert f"16 such clips in {min(batch_ms):.0f} to {max(batch_ms):.0f} ms" in page
+
+
+def test_the_cost_of_cutting_recordings_is_that_of_the_raw_file():
+    page, raw = read("client/docs/long.md"), json.loads(read("client/docs/long.json"))
+    for row in raw["rows"]:
+        assert f"| {row['pieces']} | {row['number']} | {row['greedy']} | {row['ngram']} |\n" in page
+    assert f"{raw['clips']} clips" in page
+    assert f"{raw['seconds']:.0f} s with {raw['words']:,} words" in page
