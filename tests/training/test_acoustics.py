@@ -137,10 +137,10 @@ def test_epochs_leave_no_threads_behind(tiny_config, sounds):
     clips = read_manifest(tiny_config.data.train[0].path)[:3]
     plan = plan_epoch(clips, augmented(tiny_config, sounds, 1.0, 1.0), 0)
     counts = []
-    for _ in range(4):
+    for _ in range(8):
         deque(load(plan, FeatureSettings(), 3), maxlen=0)
         counts.append(threading.active_count())
-    assert counts[1:] == counts[:1] * 3
+    assert counts[-1] < counts[0] + 3  # a pool of three starts its threads as it needs them
 
 
 def test_dither_is_drawn_per_clip_and_epoch_and_never_in_evaluation(tiny_config):
