@@ -111,6 +111,8 @@ def transcribe(
             f"--format {kind} must have one file, or --out for a file each; there are {len(files)}"
         )
     decoding = _options(options or [])
+    if is_long and "n_best" in decoding:
+        raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from ._decoding import Samples
 
 SHORTEST_S, LONGEST_S = 15, 30
-"""The lengths of pieces, but for the last one. A language model misreads words next to a cut, and fewer cuts are fewer
-of them; but where a speaker hardly pauses, a longer stretch to choose from helps little."""
+"""The shortest and the longest piece; the last one may be shorter. Half of the longest is left to find a pause in."""
 PAUSE_S = 0.3
 """The length of the stretches that are compared; a cut is in the middle of the quietest one. They are longer than the
 closure of a plosive, which is quiet too."""

@@ -1,7 +1,7 @@
-"""Measures what cutting costs: python client/docs/long.py MANIFEST, from the repository's root.
+"""Measures what cutting costs: python client/docs/long.py MANIFEST.
 
-Joins the manifest's clips of 16 kHz, mono, to one recording, and transcribes it with the demo model: as the clips, by
-`transcribe_long`, and cut at fixed times. Writes long.json beside this file and prints the table of long.md.
+Joins the manifest's clips, all of 16 kHz, mono, to one recording, and transcribes it with the demo model: as the clips,
+cut at fixed times, and by `transcribe_long`. Writes long.json beside this file and prints the table of long.md.
 """
 
 import json
@@ -35,8 +35,12 @@ def main() -> None:
     manifest = Path(sys.argv[1])
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    lines = [line for line in lines if soundfile.info(manifest.parent / line["audio_filepath"]).samplerate == RATE_HZ]
-    clips = [soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")[0] for line in lines]
+    clips = []
+    for line in lines:
+        clip, rate = soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")
+        if rate != RATE_HZ or clip.ndim > 1:
+            sys.exit(f"{manifest} must name clips of 16 kHz, mono, but {line['audio_filepath']} is none")
+        clips.append(clip)
     samples, reference = np.concatenate(clips), " ".join(line["text"] for line in lines)
     recording = (samples, RATE_HZ)
     pieces = {"the clips themselves": clips}
@@ -49,7 +53,8 @@ def main() -> None:
         for what, parts in pieces.items():
             row: dict[str, Any] = {"pieces": what, "number": len(parts)}
             for name in DECODERS:
-                transcripts = client.transcribe_many([(part, RATE_HZ) for part in parts], decoder=name)
+                sent = [(part, RATE_HZ) for part in parts]
+                transcripts = client.transcribe_many(sent, decoder=name, return_exceptions=False)
                 row[name] = count_mistakes(reference, " ".join(transcript.text for transcript in transcripts))
             rows.append(row)
         row = {"pieces": "cut by `transcribe_long`", "number": sum(1 for _ in Recording(recording, {}).pieces())}

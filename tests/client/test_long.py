@@ -140,18 +140,15 @@ def test_flac_that_is_cut_between_two_frames_is_an_error(flac):
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "MP3"])
 def test_the_exception_of_a_signals_handler_ends_the_reading(talk, kind):
-    class InterruptError(Exception):
-        pass
-
     def interrupt(*_):
-        raise InterruptError
+        raise KeyboardInterrupt
 
     audio = file_of(talk, kind, rate=RATE * 2)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for delay_s in (0.01, 0.02, 0.03, 0.05):
             signal.setitimer(signal.ITIMER_REAL, delay_s)
-            with pytest.raises(InterruptError):  # noqa: PT012  (once through may be over too soon)
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012  (once through may be over too soon)
                 for _ in range(100):
                     list(Recording(audio, {}).pieces())
     finally:
@@ -254,3 +251,10 @@ def test_the_command_names_a_file_once(call, endpoint, triton, flac, tmp_path):
     triton.script = [("INTERNAL", "out of luck")] * 3
     _, _, err = call(main, "--long", path, "--url", endpoint.url)
     assert err.startswith(f"carnelian-transcribe: {path}, from 0.0 s on: out of luck")
+
+
+def test_the_command_refuses_alternatives_before_any_work(call, triton, endpoint, flac):
+    status, _, err = call(main, "--long", "talk.flac", "--option", "n_best=3", "--url", endpoint.url)
+    assert status == 2
+    assert "must come without the option n_best" in " ".join(err.split())
+    assert not triton.requests

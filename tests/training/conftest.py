@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import datetime
 import importlib.util
 import itertools
 import json
@@ -84,7 +85,8 @@ def second_process():
     """Within `second_process(*words)` this process is the first of two, as under `torchrun`; `python *words` the other.
 
     Yields the other, which ends with the block, as `torchrun` ends those that wait for one that has failed. PyTorch is
-    imported once for it; `torchrun` itself and its two processes would do so three times.
+    imported once for it; `torchrun` itself and its two processes would do so three times. If the other one fails, this
+    one waits for two minutes.
     """
 
     @contextlib.contextmanager
@@ -94,8 +96,11 @@ def second_process():
         command, environment = [sys.executable, *map(str, words)], os.environ | common | {"RANK": "1"}
         with (
             pytest.MonkeyPatch.context() as patch,
-            subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as second,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+            ) as second,
         ):
+            patch.setattr("carnelian_training.distributed._TIMEOUT", datetime.timedelta(minutes=2))
             for name, value in (common | {"RANK": "0"}).items():
                 patch.setenv(name, value)
             try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
+from carnelian_training.foreign import sources
 from carnelian_training.loop.train import train
 from carnelian_training.weight_files import CheckpointError
 
@@ -145,6 +146,25 @@ def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason,
     write(tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"x\.pt cannot be read as a checkpoint of Carnelian .*: {reason}$"):
         checkpoint.load(tmp_path / "x.pt")
+
+
+class Unknown:
+    """A class that no reader of checkpoints knows."""
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: path.write_text("nonsense"), "it is no file of PyTorch's"),
+        (lambda path: path.write_text(""), "EOFError"),
+        (lambda path: path.write_text("{}"), "it is no file of PyTorch's"),
+        (lambda path: torch.save({"weights": {}, "x": Unknown()}, path), "Unsupported global: GLOBAL .*Unknown was .*"),
+    ],
+)
+def test_a_file_of_nobody_is_told_in_the_words_of_our_reader(write, reason, tmp_path):
+    write(tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=rf"x\.pt cannot be read as a checkpoint of Carnelian .*: {reason}$"):
+        sources.load_model(tmp_path / "x.pt")
 
 
 def test_a_checkpoint_that_is_not_there_is_no_foreign_one(tmp_path):

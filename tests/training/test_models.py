@@ -60,6 +60,16 @@ def test_parameter_counts(name, parameters, stride):
     assert config.model.stride == stride
 
 
+@pytest.fixture
+def two_threads():
+    """Two threads for PyTorch, as users have several; the other tests have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_do_not_depend_on_the_batch(name):
     model = MODELS[name]().eval()

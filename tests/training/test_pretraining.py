@@ -79,7 +79,8 @@ def test_processes_and_parts_make_no_difference(config, changed, tmp_path, run_s
     found = run_steps(3, paths)
     with second_process(Path(__file__).parent / "run_steps.py", 3, *paths) as second:
         found += run_steps(3, paths)
-        assert second.wait() == 0
+        assert second.communicate(timeout=60)[0] == ""  # it does not lead
+        assert second.returncode == 0
     assert len(found) == 4
     for other in found[1:]:
         assert other["losses"] == pytest.approx(found[0]["losses"], abs=1e-5)

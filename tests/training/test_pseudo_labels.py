@@ -84,8 +84,10 @@ def test_two_processes_share_the_search_for_bad_clips(bad_clips, tmp_path, comma
     clips = [*good[:2], bad_clips["missing"], *good[2:], bad_clips["nan"]]  # at 2 and 7: one for each process
     write_manifest(tmp_path / "bad.jsonl", clips)
     arguments = (DEMO, tmp_path / "bad.jsonl", "--out", tmp_path / "x.jsonl")
-    with second_process("-m", "carnelian_training.cli", "transcribe", *arguments):
+    with second_process("-m", "carnelian_training.cli", "transcribe", *arguments) as second:
         status, _, err = command(*arguments)
+        second.kill()  # as `torchrun` does: it waits for the clips that the first one will not hear
+        assert "must name clean clips" not in second.communicate()[1]
     assert status == 1
     (message,) = re.findall(r"must name clean clips, but 2 are bad\n(.*)\n(.*)\n", err)
     assert ["missing.wav" in message[0], "nan.wav" in message[1]] == [True, True]

@@ -107,7 +107,8 @@ def evaluate(
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
-    from carnelian_training.evaluation import evaluate as offline
+    from carnelian_training.evaluation.evaluate import evaluate as run
+    from carnelian_training.evaluation.evaluate import render, render_mistakes
 
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     if server:
@@ -124,13 +125,13 @@ def evaluate(
         )
         wanted = text_decoder.read_options(decoding, usual)
         with joined() as process:
-            evaluation = offline.evaluate(network.to(process.device), config, paths[1], process, text_decoder, wanted)
+            evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, wanted)
         if not process.leads:
             return
         warn_of_characters(evaluation.clips, config.labels)
-    typer.echo(offline.render(evaluation))
+    typer.echo(render(evaluation))
     if mistakes:
-        typer.echo("\n" + offline.render_mistakes(evaluation, mistakes))
+        typer.echo("\n" + render_mistakes(evaluation, mistakes))
     if out is not None:
         evaluation.write(out)
     for i, reason in evaluation.failures.items():

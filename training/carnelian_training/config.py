@@ -207,8 +207,8 @@ class Config:
         wrong = [label for label, count in Counter(self.labels).items() if len(label) != 1 or count > 1]
         if wrong:
             raise ValueError(
-                "`labels` must be distinct single characters, composed (NFC), but these are not: "
-                f"[{', '.join(map(quote, wrong)):.200}]"
+                "`labels` must be distinct single characters, accented ones composed (NFC), but these are not: "
+                f"[{', '.join(map(quote, wrong[:10]))}{', ...' * (len(wrong) > 10)}]"
             )
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):

@@ -45,7 +45,7 @@ def check_holds_weights(path: Path) -> None:
 def check_unpacked_size(path: Path, unpacked: int, packed: int) -> None:
     """Check that a file does not fill the memory when unpacked: a few megabytes can hold gigabytes of zeros.
 
-    Sizes are in bytes.
+    `packed` is the size of the file. Sizes are in bytes.
 
     Raises:
         CheckpointError: The unpacked size is above `SMALL` and more than `MAX_TIMES_PACKED` times the file's size.

@@ -160,7 +160,8 @@ def test_processes_make_no_difference_and_may_change_in_between(config, changed,
     arguments = ("fit", tmp_path / "first.yaml", "--out", tmp_path / "two")
     with second_process("-m", "carnelian_training.cli", *arguments) as second:
         status, _, err = call(main, *arguments)
-        assert (status, second.wait()) == (0, 0), err
+        second.communicate(timeout=60)
+    assert (status, second.returncode) == (0, 0), err
     train(config, tmp_path / "two")
     losses = [[r["loss"] for r in metrics(tmp_path / run) if "loss" in r] for run in ("one", "two")]
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)

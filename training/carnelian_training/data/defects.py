@@ -1,7 +1,7 @@
 """The checks of clips for training and evaluation, shared by `carnelian-train validate` and the training run.
 
-Every check returns a message that says what was found and, where useful, what must hold; None if nothing is wrong. The
-limits are those of the run's configuration.
+Every check returns a message, or a :class:`Defect` where messages are counted by their reason, that says what was found
+and, where useful, what must hold; None if nothing is wrong. The limits are those of the run's configuration.
 """
 
 import unicodedata
@@ -22,7 +22,7 @@ class Defect(NamedTuple):
     """What is wrong with a clip; as a string, its message."""
 
     reason: str
-    """The same for all clips with the defect."""
+    """The same for all clips with the defect, but for a hint at what would mend it."""
     found: str = ""
     """What was found in this clip."""
 

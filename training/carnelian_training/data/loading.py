@@ -280,8 +280,8 @@ def _batch(items: Sequence[Item], outputs: list[Any], failed: dict[Clip, str], t
         if not defect and not math.isfinite(rms[row].item()):
             defect = f"not finite any more after augmentation with {item.disturbance}"
         if not defect and training is not None:
-            too_short = alignment_defect(item.clip, int(frames[row]), training)
-            defect = silence_defect(decoded_level[row].item()) or (str(too_short) if too_short else None)
+            unaligned = alignment_defect(item.clip, int(frames[row]), training)
+            defect = silence_defect(decoded_level[row].item()) or (str(unaligned) if unaligned else None)
         if defect:
             skipped.append((item, defect))
         else:

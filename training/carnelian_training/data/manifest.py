@@ -94,13 +94,13 @@ def warn_of_characters(clips: Sequence[Clip], labels: Sequence[str]) -> None:
     """Log a warning if references have characters that are not labels, such as capitals; these count as errors."""
     outside = {clip.text: others for clip in clips if (others := set(" ".join(clip.text.split())) - set(labels))}
     if outside:
-        mended = any(to_given_labels(text, "".join(labels)) for text in outside)
+        mended = sum(bool(to_given_labels(clip.text, "".join(labels))) for clip in clips if clip.text in outside)
         logger.warning(
             "%d of %d references hold characters outside the labels, which count as errors: %s%s",
             sum(clip.text in outside for clip in clips),
             len(clips),
             quote("".join(sorted(set.union(*outside.values())))),
-            "; `to_given_labels` can write them" if mended else "",
+            f"; `to_given_labels` can write {mended} of them" if mended else "",
         )
 
 

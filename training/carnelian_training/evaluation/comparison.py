@@ -189,7 +189,7 @@ def render_comparison(rows: Sequence[Row]) -> str:
 
 def write_comparison(path: Path, rows: Sequence[Row]) -> None:
     """Write the comparison as JSON lines, one per row."""
-    write_text(path, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
 
 
 def _columns(measured: Measured) -> list[str]:

@@ -40,7 +40,8 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
         evaluation = transcribe_served(client, clips, options or {})
     decomposed = [not unicodedata.is_normalized("NFC", clip.text) for clip in clips]
     # A server does not say what its labels are, but transcripts are spelled with them.
-    if any(decomposed) and unicodedata.is_normalized("NFC", " ".join(evaluation.transcripts)):
+    heard = " ".join(evaluation.transcripts)
+    if any(decomposed) and heard.strip() and unicodedata.is_normalized("NFC", heard):
         logger.warning(
             "%d of %d references hold decomposed characters (NFD), which count as errors: transcripts are composed; "
             "`to_given_labels` composes them",

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -140,10 +139,22 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
         CheckpointError: see :func:`read` and :func:`carnelian_training.checkpoint.load_model`.
     """
     if path.suffix != ".nemo" and not path.is_dir():
-        with suppress(checkpoint.ForeignCheckpointError):
+        try:
             return checkpoint.load_model(path)
+        except checkpoint.ForeignCheckpointError:
+            if not _may_be_foreign(path):
+                raise
     config, weights = read(path, name)
     with torch.device("meta"):
         model = checkpoint.build_model(config)
     model.load_state_dict(weights, assign=True)
     return config, model.eval()
+
+
+def _may_be_foreign(path: Path) -> bool:
+    """Return whether a file has any content, and not that of a checkpoint of ours that holds unknown objects."""
+    try:
+        content = unpickling.load_checkpoint(path)
+    except CheckpointError:
+        return False
+    return not (isinstance(content, dict) and "weights" in content)

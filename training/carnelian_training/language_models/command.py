@@ -146,4 +146,4 @@ def perplexity(
         report["models"][name] = dict(zip(("all_words", "known_words", "unknown_share"), row, strict=True))
         typer.echo(f"{row[0]:10.2f} {row[1]:8.2f} {row[2]:8.2%} {name}")
     if out is not None:
-        write_text(out, json.dumps(report, indent=2) + "\n")
+        write_text(out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")

@@ -104,7 +104,8 @@ def word_error_rates(
 
 def write_weights(path: Path, options: Mapping[str, float], report: Mapping[str, Any]) -> None:
     """Write the options and the report on their choice as JSON."""
-    write_text(path, json.dumps({"options": dict(options), **report}, indent=2) + "\n")
+    content = {"options": dict(options), **report}
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from carnelian_training.precision import autocast, full_precision
 class ContrastiveObjective(Objective):
     """The contrastive loss of one step, which the loop divides by the hidden frames of all parts and processes.
 
-    `model` is the network itself, without the wrapper that the loop may have put around it.
+    `model` is the network itself, without the wrapper that the loop may have put around it; steps count from 0.
     """
 
     def __init__(self, model: Wav2Vec2Pretraining, config: Config, step: int, process: Process) -> None:

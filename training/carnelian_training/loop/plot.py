@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from carnelian_training.config_errors import shown
+from carnelian_training.loop.best import error_of
 from carnelian_training.replacement import replaced
 
 SUFFIXES = (".png", ".svg", ".pdf")
 STYLES = ("-", "--")
-TIE = 1e-6
-"""The weight of CER in :func:`error_of`: with CER below 100, less than the 1e-4 to which `metrics.jsonl` rounds WER."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,6 @@ PANELS = (
     Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}, "dev_codes_used"),
 )
 """The panels below the loss, in order; each is drawn if its `sign` occurs in a record."""
-
-
-def error_of(record: Mapping[str, float]) -> float:
-    """Return the error to compare evaluations by: WER, with CER to break ties, or CER alone if there is no WER."""
-    cer = record["dev_cer"]
-    return record["dev_wer"] + TIE * cer if "dev_wer" in record else cer
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class StackNetwork(CtcNetwork):
         raise NotImplementedError
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities as :class:`CtcNetwork` does.
+        """Compute log-probabilities of `features`, [batch, num_mels, frames] float32, as :class:`CtcNetwork` does.
 
         The returned lengths are ``ceil(lengths / config.stride)``, even if that is more than frames'.
         """

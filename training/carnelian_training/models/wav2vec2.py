@@ -90,7 +90,9 @@ class Wav2Vec2Config:
             )
 
     feature_channels = 1
+    """The number of rows of the input: a waveform has one."""
     head_frames = 1
+    """The number of output frames that the head makes of each frame."""
 
     @property
     def stride(self) -> int:
@@ -392,7 +394,8 @@ class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities as :class:`CtcNetwork` does.
 
-        The padding of the waveforms may hold any values. In training, `time_mask` [batch, frames'] bool gives frames to
+        `features` are waveforms, [batch, 1, samples] float32, and `lengths` count samples. The padding may hold any
+        values. In training, `time_mask` [batch, frames'] bool gives frames to
         replace by the mask embedding, and `channel_mask` [batch, width] bool channels to zero.
         """
         x, lengths = self.extract(features, lengths)

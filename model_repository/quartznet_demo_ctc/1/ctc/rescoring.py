@@ -39,7 +39,9 @@ class NeuralLanguageModel:
     """
 
     def __init__(self, path: Path, labels: Sequence[str]) -> None:
-        """Load a model. Like the search, it runs on one thread, because instances of the server share the cores.
+        """Load an ONNX file as the module describes.
+
+        Like the search, it runs on one thread, because instances of the server share the cores.
 
         Raises:
             NeuralLanguageModelError: The file is not such a model, or its alphabet differs from the labels.
