@@ -1,5 +1,6 @@
 """What pages say of the models is what was measured."""
 
+import itertools
 import json
 import re
 import statistics
@@ -215,3 +216,13 @@ def test_the_cost_of_cutting_recordings_is_that_of_the_raw_file():
         assert f"| {row['pieces']} | {row['number']} | {row['greedy']} | {row['ngram']} |\n" in page
     assert f"{raw['clips']} clips" in page
     assert f"{raw['seconds']:.0f} s with {raw['words']:,} words" in page
+
+
+def test_the_growth_of_memory_is_that_of_the_raw_file():
+    samples = json.loads(read("perf/results/quartznet_demo_60000_memory.json"))["samples"]
+    unique = [sum(p["uss"] for p in s["processes"].values()) / 2**20 for s in samples if s["requests"] % 10_000 == 0]
+    *first, last = (f"{after - before:.1f}" for before, after in itertools.pairwise(unique[1:]))
+    page = " ".join(read("perf/docs/server.md").split())
+    assert (
+        f"10,000 added {', '.join(first)} and {last} MiB to the unique sets, of {unique[-1]:.0f} MiB at the end" in page
+    )
