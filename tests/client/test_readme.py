@@ -38,4 +38,4 @@ def test_the_example_for_long_recordings_runs(endpoint, tmp_path, monkeypatch, c
     exec(compile(program.replace("localhost:8001", endpoint.url), str(page), "exec"), {})
     words = capsys.readouterr().out.split()
     assert words[1] == "bytes"
-    assert 60 > float(words[-1]) > 40
+    assert 70 > float(words[-1]) > 40
