@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jiwer
 import numpy as np
 import soundfile
 from carnelian_client import CarnelianClient
@@ -17,17 +16,12 @@ from carnelian_client._long import Recording
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_serving.launcher import Server
+from carnelian_training.evaluation.evaluate import count_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE_HZ = 16_000
 DECODERS = ("greedy", "ngram")
 EVERY_S = (20, 30, 50)
-
-
-def count_mistakes(reference: str, heard: str) -> int:
-    """Return the number of words substituted, left out and inserted."""
-    words = jiwer.process_words(reference, heard)
-    return words.substitutions + words.deletions + words.insertions
 
 
 def main() -> None:
@@ -55,11 +49,11 @@ def main() -> None:
             for name in DECODERS:
                 sent = [(part, RATE_HZ) for part in parts]
                 transcripts = client.transcribe_many(sent, decoder=name, return_exceptions=False)
-                row[name] = count_mistakes(reference, " ".join(transcript.text for transcript in transcripts))
+                row[name] = count_errors(reference, " ".join(transcript.text for transcript in transcripts))
             rows.append(row)
         row = {"pieces": "cut by `transcribe_long`", "number": sum(1 for _ in Recording(recording, {}).pieces())}
         for name in DECODERS:
-            row[name] = count_mistakes(reference, client.transcribe_long(recording, decoder=name).text)
+            row[name] = count_errors(reference, client.transcribe_long(recording, decoder=name).text)
         rows.append(row)
     result = {
         **origin,
