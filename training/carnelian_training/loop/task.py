@@ -3,6 +3,7 @@
 A :class:`Task` yields the data of a run's steps and evaluates; an :class:`Objective` computes the loss of one step.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -33,20 +34,20 @@ class Share:
     """The number of batches, the same in every process."""
 
 
-class Objective:
+class Objective(ABC):
     """The loss of one step, which the loop divides by the weight of all parts and processes."""
 
+    @abstractmethod
     def planned(self, items: Sequence[Any]) -> float:
         """Return an estimate of a step's weight; the loop later corrects it by the sum of weights of :meth:`losses`."""
-        raise NotImplementedError
 
     def batches(self, batches: Iterable[Any], parts: int) -> Iterable[Any]:
         """Return the batches of this process, in the order in which :meth:`losses` will see them."""
         return batches
 
+    @abstractmethod
     def losses(self, network: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Return the loss of each item, [items] float32, and the weight of all items together."""
-        raise NotImplementedError
 
     def measured(self) -> Mapping[str, float]:
         """Return figures to log beside the loss, over all parts and processes; every process has to call it."""

@@ -17,6 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -48,7 +49,7 @@ class Speech(NamedTuple):
     rate_hz: int
 
 
-class Engine:
+class Engine(ABC):
     """The base class of all engines. The same arguments give the same words at the same pace."""
 
     has_pitch: ClassVar[bool] = False
@@ -61,9 +62,9 @@ class Engine:
         """Return the command that installs the engine and this speaker; None if they are installed."""
         return None if all(map(importlib.util.find_spec, cls.modules)) else PIP_HINT
 
+    @abstractmethod
     def speak(self, text: str, speaker: str, speed: float, pitch: float, seed: int) -> Speech:
         """Synthesise `text`; `speed` and `pitch` are factors, of which 1.0 is the speaker's own."""
-        raise NotImplementedError
 
 
 class Hibari(Engine):
