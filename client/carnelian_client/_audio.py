@@ -17,8 +17,9 @@ import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._containers import closed, end_of_tag, joined_format
-from ._decoding import open_audio, outside_main_thread
+from ._decoding import open_audio
 from ._errors import CUT_ADVICE, FORMAT_ADVICE, InvalidAudio
+from ._threads import outside_main_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

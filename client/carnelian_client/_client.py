@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
+from . import _threads
 from ._errors import CarnelianClientError, ModelNotReady, TransportError
 from ._long import Recording
 from ._retry import Deadline, RetryPolicy, retry_arguments
@@ -314,15 +315,7 @@ class CarnelianClient:
         arguments = (audio, model, request_id, options, deadline)
         if not isinstance(audio, (str, PathLike)) or os.path.isfile(audio):  # noqa: PTH113  (no name breaks it)
             return self._settings.request(*arguments)
-        future: Future[Request] = Future()
-
-        def read() -> None:
-            try:
-                future.set_result(self._settings.request(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=read, name="carnelian_reader", daemon=True).start()
+        future = _threads.start(lambda: self._settings.request(*arguments))
         if not wait([future], timeout=deadline.left_s).done:
             raise self._settings.not_read_in_time(audio, model, request_id, deadline)
         return future.result()

@@ -5,30 +5,23 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._errors import CONVERT_ADVICE, InvalidAudio
-from ._mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
+from ._mpeg import SHORT_BLOCK_FRAMES, Uncounted, goes_on, in_memory, is_taken_for_mpeg
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import soundfile
 
-T = TypeVar("T")
 Samples: TypeAlias = "npt.NDArray[np.float32]"
 """[frames, channels], in [-1, 1]; files of floats and MP3 may exceed it."""
 
 BLOCK_FRAMES = 1 << 16
 _UNKNOWN_FRAMES = 2**63 - 1
 """What libsndfile says of a file whose header does not count its frames."""
-SHORT_BLOCK_FRAMES = 1152
-"""Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
-_LEAST_LEFT_S = 0.5
-"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
 _FLAC_SUBTYPES = {
     "PCM_S8": "PCM_16",
@@ -62,7 +55,7 @@ def open_audio(data: bytes) -> Iterator[AudioFile]:
             "`(samples, rate)`, or as a file, for example from `ffmpeg -f s16le -ar 16000 -i clip.raw clip.flac`"
         )
     try:
-        file = _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
+        file = in_memory(data)
         with soundfile.SoundFile(file) as source:
             yield AudioFile(source, file)
     except soundfile.LibsndfileError as error:
@@ -89,18 +82,18 @@ class AudioFile:
         """
         import soundfile
 
-        is_measured = not isinstance(self._file, _Unmeasured)
+        is_uncounted = isinstance(self._file, Uncounted)
         # Behind the last frame of FLAC may be a tag, which libsndfile takes for damage.
         is_counted = self._source.format == "FLAC" and self._source.frames < _UNKNOWN_FRAMES
         left = self._source.frames if is_counted else sys.maxsize
         num_blocks = 0
         # Not by `source.blocks()`, which repeats its last block if a header claims more than there is.
         while left:
-            size = min(BLOCK_FRAMES if is_measured else SHORT_BLOCK_FRAMES, left)
+            size = min(SHORT_BLOCK_FRAMES if is_uncounted else BLOCK_FRAMES, left)
             try:
                 block = self._source.read(size, dtype="float32", always_2d=True)
             except soundfile.LibsndfileError:
-                if is_measured or not num_blocks or self._goes_on():
+                if not is_uncounted or not num_blocks or goes_on(self._file):
                     raise
                 return
             if not len(block):
@@ -113,7 +106,7 @@ class AudioFile:
                 f"it must have the {self._source.frames} samples that its header counts, but {left} are missing: the "
                 "file is cut short"
             )
-        if self._source.format == "MP3" and self._goes_on():
+        if self._source.format == "MP3" and goes_on(self._file):
             raise InvalidAudio(
                 f"it goes on behind its end, as MP3 files that were put one behind the other do; {CONVERT_ADVICE}"
             )
@@ -136,44 +129,3 @@ class AudioFile:
             for block in blocks:
                 target.write(block)
         return sink.getvalue()
-
-    def _goes_on(self) -> bool:
-        """Return whether there is more MPEG audio after the frames that were read."""
-        return has_audio(self._file.getvalue(), io.BytesIO.tell(self._file), _LEAST_LEFT_S)
-
-
-def outside_main_thread(function: Callable[[], T]) -> T:
-    """Call a function that reads through soundfile, in another thread if this is the main one.
-
-    libsndfile reads files in memory by calling Python. If the handler of a signal raises there, as that of Ctrl-C does,
-    the exception is lost, and what was read is damaged. Handlers run in the main thread alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return function()
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="carnelian_decoder", daemon=True).start()
-    return future.result()
-
-
-class _Unmeasured(io.BytesIO):
-    """A file in memory that claims to be far larger than it is.
-
-    libsndfile reads no more frames of an MP3 file without a count than fit into its size at the first one's bit rate.
-    Where that varies it stops long before the end.
-    """
-
-    _is_at_end = False
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._is_at_end = whence == io.SEEK_END
-        return super().seek(offset, whence)
-
-    def tell(self) -> int:
-        return super().tell() + (self._is_at_end << 40)

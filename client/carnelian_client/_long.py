@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ._audio import describe_audio, read_audio
-from ._decoding import open_audio, outside_main_thread
+from ._decoding import open_audio
 from ._errors import CarnelianClientError, InvalidAudio, InvalidOption
+from ._threads import outside_main_thread
 from ._types import Audio, DecodingOptions, Transcript, transcript_from_result
 
 if TYPE_CHECKING:
@@ -83,10 +84,9 @@ class Recording:
     def transcript(self) -> Transcript:
         """Join what was added to one transcript, whose times count from the recording's beginning."""
         first = self._transcripts[0]
-        starts_s = self._starts_s[: len(self._transcripts)]
         words = [
             {**word, "start": round(start_s + word["start"], 3), "end": round(start_s + word["end"], 3)}
-            for start_s, transcript in zip(starts_s, self._transcripts, strict=True)
+            for start_s, transcript in zip(self._starts_s, self._transcripts, strict=True)
             for word in transcript.raw["words"]
         ]
         confidences = [word["confidence"] for word in words] or [each.confidence for each in self._transcripts]
@@ -95,7 +95,7 @@ class Recording:
             "text": " ".join(filter(None, (transcript.text for transcript in self._transcripts))),
             "words": words,
             "confidence": round(sum(confidences) / len(confidences), 4),
-            "duration": round(starts_s[-1] + self._transcripts[-1].duration_s, 3),
+            "duration": round(self._starts_s[-1] + self._transcripts[-1].duration_s, 3),
             "alternatives": [],
             "rescored": any(transcript.rescored for transcript in self._transcripts),
         }

@@ -1,10 +1,11 @@
-"""Reads the headers of MPEG audio frames (layers II and III): whether a file has any, and whether more follow.
+"""Reads the headers of MPEG audio frames (layers II and III): whether a file has any, counts them, and if more follow.
 
 ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from typing import NamedTuple
@@ -25,6 +26,10 @@ _MOST_FRAME_BYTES = 1 << 12
 """More than twice the size of the largest frame."""
 _LEAST_FRAMES = 3
 """Three headers, each where the one before it says, do not occur by chance in a picture or in silence."""
+SHORT_BLOCK_FRAMES = 1152
+"""Frames to read at once from a file that does not count them. Its end may be an error, which loses the last block."""
+_LEAST_LEFT_S = 0.5
+"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
 
 class Frame(NamedTuple):
@@ -91,3 +96,32 @@ def is_taken_for_mpeg(data: bytes) -> bool:
     head = data[:_MOST_FRAME_BYTES]
     nexts = range(_LEAST_FRAME_BYTES, len(head) - 2)
     return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
+
+
+class Uncounted(io.BytesIO):
+    """A file in memory that claims to be far larger than it is.
+
+    Of an MP3 without a count of frames, libsndfile reads as many as fit into the file's size at the first frame's bit
+    rate. If the bit rate varies, it stops long before the end.
+    """
+
+    _is_at_end = False
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; remember if that is the end, where libsndfile asks for the size."""
+        self._is_at_end = whence == io.SEEK_END
+        return super().seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the place; at the end, one that is far behind it."""
+        return super().tell() + (self._is_at_end << 40)
+
+
+def in_memory(data: bytes) -> io.BytesIO:
+    """Return a file, without tags, for libsndfile to read to its end."""
+    return Uncounted(data) if counts_no_frames(data) else io.BytesIO(data)
+
+
+def goes_on(file: io.BytesIO) -> bool:
+    """Return whether there is more MPEG audio after the frames that were read."""
+    return has_audio(file.read(), 0, _LEAST_LEFT_S)

@@ -15,7 +15,14 @@ from nvidia.dali.pipeline import DataNode
 
 from carnelian_training.data.containers import closed, end_of_tag, joined_format
 from carnelian_training.data.manifest import Clip
-from carnelian_training.data.mpeg import counts_no_frames, has_audio, is_taken_for_mpeg
+from carnelian_training.data.mpeg import (
+    SHORT_BLOCK_FRAMES,
+    Uncounted,
+    counts_no_frames,
+    goes_on,
+    in_memory,
+    is_taken_for_mpeg,
+)
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
@@ -31,10 +38,6 @@ MOST_EXCESS_S = 60.0
 _AT_ONCE = 1 << 16  # frames decoded at once
 _HEAD_BYTES = 1 << 16
 """The part of a long file that shows what kind of file it is."""
-_SHORT_BLOCK_FRAMES = 1152
-"""Frames to read at once from an MP3 that does not count them. Its end may be an error, which loses the last block."""
-_LEAST_LEFT_S = 0.5
-"""Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 _UNKNOWN_FRAMES = 2**63 - 1
 """The frames that libsndfile reports for FLAC without a count; DALI (2.4) then decodes into too little memory."""
 _SPOILT_BY_TAGS = (b"RIFF", b"RIFX", b"FORM", b"OggS")
@@ -73,7 +76,7 @@ def _whole(clip: Clip) -> Encoded:
     if joined_format(data):
         raise RuntimeError(_JOINED)
     _check_kind(data)
-    file = _in_memory(data)
+    file = in_memory(data)
     with soundfile.SoundFile(file) as source:
         most_frames = int((clip.duration + MOST_EXCESS_S) * source.samplerate)
         is_read_here = source.format == "MP3" or source.frames == _UNKNOWN_FRAMES
@@ -85,7 +88,7 @@ def _whole(clip: Clip) -> Encoded:
             )
         if samples is None:
             return np.frombuffer(data, np.uint8)
-        if source.format == "MP3" and _goes_on(file):
+        if source.format == "MP3" and goes_on(file):
             raise RuntimeError(_JOINED)
         return _wav(samples, source.samplerate)
 
@@ -104,7 +107,7 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
         file: io.BytesIO | int = opened.fileno()
         if needs_repair or counts_no_frames(head):
-            file = _in_memory(_repaired(opened.read()))
+            file = in_memory(_repaired(opened.read()))
         with soundfile.SoundFile(file, closefd=False) as source:
             first = round(offset_s * source.samplerate)
             if first >= source.frames:
@@ -163,32 +166,11 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
         file.buffer_read(min(_AT_ONCE, start - done), dtype="int16")
 
 
-class _Unmeasured(io.BytesIO):
-    """A file that claims to be far larger than it is.
-
-    Of an MP3 without a count of frames, libsndfile reads as many as fit into the file's size at the first frame's bit
-    rate. If the bit rate varies, it stops long before the end.
-    """
-
-    _is_at_end = False
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._is_at_end = whence == io.SEEK_END
-        return super().seek(offset, whence)
-
-    def tell(self) -> int:
-        return super().tell() + (self._is_at_end << 40)
-
-
-def _in_memory(data: bytes) -> io.BytesIO:
-    return _Unmeasured(data) if counts_no_frames(data) else io.BytesIO(data)
-
-
 def _read(source: soundfile.SoundFile, file: io.BytesIO | int, most_frames: int) -> Samples:
     """Read at most `most_frames` frames, [frames, channels], from where `source`, which reads `file`, is."""
     # Otherwise soundfile seeks after each read, and the next MP3 frame lacks the bits that it shares with the last one.
     source.seekable = lambda: False
-    size = _SHORT_BLOCK_FRAMES if isinstance(file, _Unmeasured) else _AT_ONCE
+    size = SHORT_BLOCK_FRAMES if isinstance(file, Uncounted) else _AT_ONCE
     blocks = [np.zeros((0, source.channels), np.float32)]
     left = most_frames
     try:
@@ -197,14 +179,9 @@ def _read(source: soundfile.SoundFile, file: io.BytesIO | int, most_frames: int)
             left -= len(block)
     except soundfile.LibsndfileError:
         # Behind the last whole frame of an MP3 without a count there may be half a frame, or a tag.
-        if left == most_frames or not isinstance(file, _Unmeasured) or _goes_on(file):
+        if left == most_frames or not isinstance(file, Uncounted) or goes_on(file):
             raise
     return np.concatenate(blocks)
-
-
-def _goes_on(file: io.BytesIO) -> bool:
-    """Return whether there is more MPEG audio after the frames that were read."""
-    return has_audio(file.read(), 0, _LEAST_LEFT_S)
 
 
 def _wav(samples: Samples, rate_hz: int) -> Encoded:
