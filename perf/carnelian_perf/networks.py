@@ -1,11 +1,13 @@
 """Networks to measure: from a checkpoint, or with random weights, which do not change the speed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import Config
+from carnelian_training.front_end import channels
+from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.run_config import load_config
 
@@ -27,12 +29,32 @@ def load_network(source: Path, overrides: Sequence[str] = ()) -> tuple[Config, C
         return load_model(source)
     config = load_config(source, tuple(overrides))
     torch.manual_seed(0)
-    return config, build_model(config).eval()
+    network = build_model(config).eval()
+    _settle(network, channels(config.features))
+    return config, network
 
 
-def export_random(sources: Mapping[str, Path], repository: Path) -> None:
-    """Export networks with random weights into a repository; `sources` is name of the model -> training YAML."""
+def _settle(network: CtcNetwork, num_channels: int) -> None:
+    """Make batch norms pass a signal on, as those of a trained network do.
+
+    With the statistics of a new network it fades from layer to layer, and with biases of 0 rounding grows to its size:
+    rounding would decide the texts.
+    """
+    norms = [module for module in network.modules() if isinstance(module, MaskedBatchNorm)]
+    if not norms:
+        return
+    for norm in norms:
+        torch.nn.init.ones_(norm.bias)
+        norm.train().momentum = 1
+    with torch.inference_mode():
+        network(torch.randn(2, num_channels, 400), torch.tensor([400, 400]))
+    for norm in norms:
+        norm.eval().momentum = 0.1
+
+
+def export_random(repository: Path, name: str, source: Path, precision: str = "fp32") -> None:
+    """Export the network of a training YAML with random weights into a repository, as the model `name`."""
     from carnelian_export.repository import write_model
+    from carnelian_export.target import Target
 
-    for name, source in sources.items():
-        write_model(repository, name, *load_network(source))
+    write_model(repository, name, *load_network(source), target=Target(precision=precision))

@@ -256,5 +256,5 @@ def served_repository(
 
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
         exported, name = Path(scratch) / "models", random_weights.stem
-        export_random({name: random_weights}, exported)
+        export_random(exported, name, random_weights)
         yield exported, name

@@ -11,3 +11,16 @@ def test_training_yaml_gives_the_same_random_weights_each_time():
     first, second = (load_network(source)[1] for _ in range(2))
     assert not first.training
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_random_weights_hear_what_is_said_and_no_rounding():
+    _, network = load_network(ROOT / "training/configs/quartznet_15x5.yaml")
+    features, lengths = torch.randn(2, 64, 300), torch.tensor([300, 300])
+    with torch.inference_mode():
+        log_probs, _ = network(features, lengths)
+        rounded, _ = network(features.half().float(), lengths)
+    assert log_probs.std(1).mean() > 0.1
+    assert (log_probs - rounded).abs().max() < 0.1
+    labels = log_probs.argmax(2)
+    assert len(labels.unique()) > 5
+    assert (labels == rounded.argmax(2)).float().mean() > 0.99

@@ -35,10 +35,17 @@ class ModelUnderTest(_Strict):
     """A recogniser of the repository."""
 
     precision: str = Field(default="fp32", pattern=r"^[\w .+-]+$")
-    """Precision of the network, in words: the server does not tell it. Folders of cells are named after it."""
+    """Precision of the network, in words: the server does not tell it. Folders of cells are named after it. One with
+    random weights is exported in it."""
     random_weights: HomePath | None = None
     """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
     that of a trained one; its transcripts mean nothing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelUnderTest":
+        if self.random_weights and self.precision not in ("fp32", "fp16"):
+            raise ValueError("`precision` must be fp32 or fp16, in which `random_weights` are exported")
+        return self
 
 
 class Static(_Strict):

@@ -24,6 +24,10 @@ from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, tr
 
 LOGGER = logging.getLogger(__name__)
 
+RANDOM_CER = 0.1
+"""The most that transcripts of random weights may differ by rounding, as a character error rate: on a GPU, and in fp16,
+batches of other sizes are rounded differently, and random weights decide few labels clearly."""
+
 
 class CellError(RuntimeError):
     """A cell cannot be measured; the message says why."""
@@ -165,6 +169,7 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
 def _measure(sweep: Sweep, cell: Cell) -> Result:
     """Measure a cell; a failure is recorded as its result, unless the server is gone."""
     grid, served = sweep.grid, sweep.models[cell.model]
+    most_cer = RANDOM_CER if grid.models[cell.model].random_weights else 0.0
     folder = sweep.out / cell.name
     _empty(folder)
     sweep.target.ask(sweep.target.client.is_server_ready)
@@ -176,14 +181,14 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
     try:
         cuts = _cut(sweep, cell.duration_s)
         expected = _expect(sweep, cell)
-        check_answers(sweep.target.client, cell, cuts, expected)
+        check_answers(sweep.target.client, cell, cuts, expected, most_cer)
         command = _write_command(sweep, cell, cuts, expected)
         before = _count(sweep, cell)
         cpu_s = _read_cpu_s(sweep)
         report = perf_analyzer.run(command, folder, grid.timeout_s)
         server_cpu_s = _read_cpu_s(sweep) - cpu_s  # before the statistics, which take a while to settle
         after = _count(sweep, cell)
-        check_answers(sweep.target.client, cell, cuts, expected)
+        check_answers(sweep.target.client, cell, cuts, expected, most_cer)
         batches = {stage: after[stage].since(before[stage]).batches for stage in before}
     except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
@@ -263,8 +268,9 @@ def _expect(sweep: Sweep, cell: Cell) -> list[str]:
 
 def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str]) -> list[str]:
     grid = sweep.grid
-    # perf_analyzer's own check sees every answer under load, but works only in these cells.
+    # perf_analyzer's own check sees every answer under load, but works only in these cells, and knows no rounding.
     checked = (cell.input, cell.protocol, cell.shared_memory, cell.poisson_share) == ("file", "grpc", "none", None)
+    checked = checked and grid.models[cell.model].random_weights is None
     data = sweep.scratch / f"{cell.input}_{cell.duration_s:g}s_{cell.model if checked else 'unchecked'}.json"
     if not data.is_file():
         if cell.input == "pcm":

@@ -69,7 +69,8 @@ def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
                 from carnelian_perf.networks import export_random
 
                 repository = scratch / "models"
-                export_random(grid.random_weights, repository)
+                for name, source in grid.random_weights.items():
+                    export_random(repository, name, source, grid.models[name].precision)
             server = stack.enter_context(quiet_server(repository))
             urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
         client = stack.enter_context(grpc.InferenceServerClient(urls["grpc"]))

@@ -96,6 +96,7 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
         (SMALL + "static: {}\nprotocols: [http]\nserver: {grpc: 'a:1'}\n", "server.http"),
         (SMALL + "files: {concurrency: [], poisson: [0.5]}\n", "files.concurrency"),
         ("name: small\nmodels: {a: {random_weights: a.yaml}, b: {}}\nstatic: {}\n", "one repository"),
+        ("name: small\nmodels: {a: {random_weights: a.yaml, precision: int8}}\nstatic: {}\n", "must be fp32 or fp16"),
         ("name: small\nmodels: {}\nstatic: {}\n", "models"),
         ("name: small\nmodels: {'': {}}\nstatic: {}\n", "models"),
         ("name: small\nmodels: {a/b: {}}\nstatic: {}\n", "models.a/b"),

@@ -232,11 +232,11 @@ def test_cell_whose_stages_do_not_tell_what_they_did_is_recorded(make_grid, tmp_
 @pytest.mark.usefixtures("program")
 def test_random_weights_are_exported_and_served(make_grid, tmp_path):
     config = MANIFEST.parents[2] / "training/configs/quartznet_demo.yaml"
-    models = {"quartznet_demo": {"random_weights": config}}
+    models = {"quartznet_demo": {"random_weights": config, "precision": "fp16"}}
     # As many requests as take many of the 10 ms in which the kernel counts CPU time.
     (result,) = run_grid(make_grid(server=None, models=models, static={"batches": [2]}, requests=20), tmp_path)
     assert result.status == "stable", result.reason
-    assert result.accuracy == {}
+    assert (result.accuracy, result.cell.precision) == ({}, "fp16")
     assert result.cpu_ms_per_clip > 0
 
 
@@ -246,9 +246,13 @@ def test_wrong_transcript_fails_the_cell(program, server, static_cell, tmp_path)
     try:
         right = [transcribe_file(client, "quartznet_demo", cut) for cut in cuts]
         cell = dataclasses.replace(static_cell, model="quartznet_demo", duration_s=1.0, batch=2)
-        check_answers(client, cell, cuts, right)
+        check_answers(client, cell, cuts, right, 0)
         with pytest.raises(TranscriptError, match="clip 1 must be transcribed as alone, 'nonsense'"):
-            check_answers(client, cell, cuts, [right[0], "nonsense"])
+            check_answers(client, cell, cuts, [right[0], "nonsense"], 0.1)
+        rounded = right[1] + "s"
+        check_answers(client, cell, cuts, [right[0], rounded], 0.1)
+        with pytest.raises(TranscriptError, match="clip 1"):
+            check_answers(client, cell, cuts, [right[0], rounded], 0)
     finally:
         client.close()
     write_files(tmp_path / "wrong.json", cuts, ["nonsense", right[1]])
