@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # apt-get runs once at a time
-.PHONY: help demo serve install perf-analyzer kenlm test lint gpu gpu-training gpu-inference format clean
+.PHONY: help demo serve install perf-analyzer kenlm test lint gpu gpu-training gpu-inference gpu-serving format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,13 @@ gpu-inference: gpu  ## Measure inference without a server on an NVIDIA GPU, besi
 	$(BIN)/carnelian-perf infer training/configs/quartznet_15x5.yaml $(GPU_INFERENCE) --precision tf32 --published-model quartznet_15x5 --published-precision tf32 --out perf/results/quartznet_15x5_infer_gpu_tf32.json
 	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision fp16 --published-model jasper_10x5dr --out perf/results/jasper_10x5dr_infer_gpu_fp16.json
 	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision tf32 --published-model jasper_10x5dr --published-precision tf32 --out perf/results/jasper_10x5dr_infer_gpu_tf32.json
+
+gpu-serving: gpu  ## Measure the server on an NVIDIA GPU, beside published rows, into perf/results; needs onnxruntime-gpu
+	@$(BIN)/python -c 'import sys, onnxruntime as o; sys.exit(None if "CUDAExecutionProvider" in o.get_available_providers() else "the server must find CUDA in ONNX Runtime, but it is built without: see perf/docs/sweeps.md")'
+	$(BIN)/carnelian-perf sweep perf/grids/quartznet_15x5_gpu.yaml
+	$(BIN)/carnelian-perf report perf/results/quartznet_15x5_gpu_sweep --published-model quartznet_15x5
+	$(BIN)/carnelian-perf sweep perf/grids/jasper_10x5dr_gpu.yaml
+	$(BIN)/carnelian-perf report perf/results/jasper_10x5dr_gpu_sweep --published-model jasper_10x5dr
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix

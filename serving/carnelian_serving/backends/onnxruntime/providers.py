@@ -57,6 +57,8 @@ def open_session(
     Raises:
         ConfigError: It cannot be loaded.
     """
+    if len(providers) > 1 and hasattr(onnxruntime, "preload_dlls"):  # since 1.21
+        onnxruntime.preload_dlls()  # CUDA and cuDNN of pip's packages, which the dynamic linker does not find
     session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     wanted, found = providers[0][0], session.get_providers()[0]
     if found != wanted:
