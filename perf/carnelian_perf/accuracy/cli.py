@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.cells import cell_len
 
 from carnelian_perf.options import check_apart, check_file, check_writable, numbers_of, raw_file_option, raw_file_path
 
@@ -40,7 +41,8 @@ def accuracy(
         shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
         if not rates.words:
             shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
-        print(f"{'all' if source is None else source or repr(source):<32} {counts}  {shares}")
+        name = "all" if source is None else source or repr(source)
+        print(f"{name}{' ' * (32 - cell_len(name))} {counts}  {shares}")
     speed = measured.transcribed_s / measured.wall_s
     print(
         f"{measured.transcribed_s:.1f} s of audio in {measured.wall_s:.1f} s: {speed:.1f} audio seconds per second, "

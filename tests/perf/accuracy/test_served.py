@@ -1,5 +1,8 @@
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +133,21 @@ def test_rates_and_speed_are_printed_and_clips_that_fail_are_named(server, tmp_p
     assert [row["text"] for row in heard] == ["a b c", *texts.values(), "", "a b c"]
     with CarnelianClient(server.grpc_url, model=MODEL) as client:
         assert [row["pred_text"] for row in heard[1:-2]] == [client.transcribe(path).text for path in texts]
+
+
+def test_sources_of_any_script_stay_in_line_and_end_no_command(server, tmp_path):
+    sources = {"Rundfunk": b"Rundfunk", "日本放送": rb"\u65e5\u672c\u653e\u9001", "Zu\u0308rich": rb"Zu\u0308rich"}
+    clip = {"audio_filepath": str(CLIPS / "letter.wav"), "duration": 3.6, "text": "a letter"}
+    manifest = write_manifest(tmp_path / "m.jsonl", *({**clip, "source": source} for source in sources))
+    command = [sys.executable, "-c", "from carnelian_perf.cli import main; main()", "accuracy", manifest]
+    for encoding in ("utf-8", "latin-1"):
+        environment = os.environ | {"PYTHONIOENCODING": encoding}
+        said = subprocess.run([*command, "--url", server.grpc_url], env=environment, capture_output=True, check=True)
+        *lines, _, _ = said.stdout.splitlines()
+        if encoding == "latin-1":
+            assert [line.split()[0] for line in lines] == list(sources.values())
+        else:
+            assert [line.decode().index("1 clips") for line in lines] == [38, 38 - 4, 38 + 1]
 
 
 def test_all_clips_transcribed_is_status_0(server, call):
