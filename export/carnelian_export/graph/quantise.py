@@ -78,13 +78,14 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     if not clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
     step = math.ceil(len(clips) / MOST_CLIPS)
-    features, others = (
-        [
+    read = {
+        start: [
             batch.features[0, :, : int(batch.lengths[0])].numpy()
             for batch in load([[Item(clip)] for clip in clips[start::step]], config.features, config.data.num_threads)
         ]
-        for start in (0, step // 2)
-    )
+        for start in {0, step // 2}  # of few clips, both uses have the same ones
+    }
+    features, others = read[0], read[step // 2]
     # Features are normalised: each band of a clip has variance 1, except bands that are constant, as in silence.
     audible = [clip for clip in features if clip.std() > 0.5]
     heard = sum(clip.shape[1] for clip in audible) * config.features.hop_samples / SAMPLE_RATE_HZ
