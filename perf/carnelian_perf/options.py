@@ -7,18 +7,20 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
 from carnelian_perf.whole_file import is_stream
 
 if TYPE_CHECKING:
+    from carnelian_perf.clips import WavClip
     from carnelian_perf.raw_file import RawFile
 
 Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 MOST_TARGET_MS = 3_600_000  # one hour; the limit also refuses infinity
 MOST_THREADS = 1024  # more than CPUs have; with a hundred thousand, libraries run out of memory and crash
 
@@ -28,10 +30,14 @@ Repository = Annotated[Path, typer.Option(help="The repository under test.")]
 Recogniser = Annotated[str, typer.Option(help="The recogniser.")]
 RandomWeights = Annotated[
     Path | None,
-    typer.Option(help="A training YAML whose network is served with random weights, in place of --repository."),
+    typer.Option(
+        help="A training YAML whose network is served with random weights, in place of the model above.",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
 Durations = Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")]
-FileFormat = Annotated[str, typer.Option("--format", help="Format of the files: flac or wav.")]
+FileFormat = Annotated[Literal["flac", "wav"], typer.Option("--format", help="Format of the files.")]
 ClipsManifest = Annotated[
     Path | None,
     typer.Option(help="Manifest whose clips are sent whole.", show_default="the demo's, cut to log-normal durations"),
@@ -49,7 +55,9 @@ def raw_file_option(name: str, description: str) -> Any:
 
 def render_option(pages: str) -> Any:
     """Make the option `--render` of a command; `pages` says in its help what is made of a raw file."""
-    return typer.Option("--render", help=f"Measure nothing: make {pages} of this raw file.")
+    return typer.Option(
+        "--render", help=f"Measure nothing: make {pages} of this raw file.", exists=True, dir_okay=False
+    )
 
 
 def counts_of(option: str, text: str) -> list[int]:
@@ -115,15 +123,8 @@ def check_file(option: str, path: Path) -> None:
         raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
 
 
-def check_render(context: typer.Context, raw: Path, *read: str) -> None:
-    """Refuse a raw file that is not there, and options that rendering does not use.
-
-    Args:
-        context: Context of the command.
-        raw: The raw file that `--render` names.
-        read: Names of the other options that rendering uses.
-    """
-    check_file("--render", raw)
+def check_render(context: typer.Context, *read: str) -> None:
+    """Refuse options that `--render` does not use; `read` names those that it uses."""
     sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if others := given - {"--render", *read}:
@@ -175,9 +176,13 @@ def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -
         raise typer.BadParameter(str(error)) from error
 
 
-def describe_clips(manifest: Path | None) -> str:
-    """Say in words where clips come from: a manifest or, by default, the demo."""
-    return f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
+def choose_clips(manifest: Path | None) -> tuple[list["WavClip"], str]:
+    """Load the clips to send, and say in words where they come from: a manifest or, by default, the demo."""
+    from carnelian_perf.clips import cut_clips, load_clips
+
+    if manifest is not None:
+        return load_clips(manifest), f"those of {manifest}"
+    return cut_clips(DEMO_MANIFEST), f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
 
 
 def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
@@ -250,7 +255,6 @@ def served_repository(
         check_model_and_clips(repository, model, manifest)
         yield repository, model
         return
-    check_file("--random-weights", random_weights)
     check_file("--manifest", manifest or DEMO_MANIFEST)
     from carnelian_perf.networks import export_random
 

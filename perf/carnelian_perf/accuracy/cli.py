@@ -1,21 +1,35 @@
 """Commands of `carnelian-perf` about accuracy: accuracy, decoding, held-out, words, int8."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.cells import cell_len
 
-from carnelian_perf.options import check_apart, check_file, check_writable, numbers_of, raw_file_option, raw_file_path
+from carnelian_perf.options import check_apart, check_writable, numbers_of, raw_file_option, raw_file_path
 
 app = typer.Typer()
+Checkpoint = Annotated[
+    Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.", exists=True, dir_okay=False)
+]
+Manifest = Annotated[
+    Path,
+    typer.Argument(help="NeMo JSON lines of clips that were not trained on.", exists=True, dir_okay=False),
+]
+LanguageModel = Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.", exists=True, dir_okay=False)]
+LmWeights = Annotated[
+    Path | None,
+    typer.Option(help="Weights of the language model, from `carnelian-train weigh`.", exists=True, dir_okay=False),
+]
 
 
 @app.command()
 def accuracy(
-    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.")],
+    manifest: Annotated[
+        Path,
+        typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.", exists=True, dir_okay=False),
+    ],
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",
     model: Annotated[str, typer.Option(help="Name of the model.")] = "quartznet_demo",
     out: Annotated[
@@ -32,7 +46,6 @@ def accuracy(
     """
     from carnelian_perf.accuracy.served import CONCURRENCY, measure
 
-    check_file("MANIFEST", manifest)
     check_apart(out, manifest)
     measured = measure(manifest, url, model)
     for source in [*measured.sources, None]:
@@ -59,13 +72,10 @@ def accuracy(
 
 @app.command()
 def decoding(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
-    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines.")],
-    language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
-    lm_weights: Annotated[
-        Path | None,
-        typer.Option(help="Weights of the language model, from `carnelian-train weigh`."),
-    ] = None,
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    language_model: LanguageModel,
+    lm_weights: LmWeights = None,
     boosts: Annotated[str, typer.Option(help="Boosts of hot words to try, comma-separated.")] = "4,6,8,10",
     url: Annotated[
         str | None,
@@ -74,7 +84,6 @@ def decoding(
     out: Annotated[Path | None, raw_file_option("NAME_decoding.json", "Raw file.")] = None,
 ) -> None:
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
-    _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
     check_apart(out, checkpoint, manifest, language_model, lm_weights)
     tried = [boost for boost in dict.fromkeys(numbers_of("--boosts", boosts)) if boost]  # 0 is tried anyway
     from carnelian_training.checkpoint import load_model
@@ -107,20 +116,19 @@ def decoding(
 
 @app.command()
 def held_out(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
-    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines, with speakers.")],
-    language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    language_model: LanguageModel,
     neural_language_model: Annotated[
-        Path | None,
-        typer.Option("--neural-lm", help="Neural language model, ONNX."),
+        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX.", exists=True, dir_okay=False)
     ] = None,
     groups: Annotated[
-        int, typer.Option(help="Groups of speakers; each is decoded with weights chosen on the others.", min=2)
+        int,
+        typer.Option(help="Groups of the manifest's speakers; each has weights chosen on the others.", min=2),
     ] = 4,
     out: Annotated[Path | None, raw_file_option("NAME_held_out.json", "Raw file.")] = None,
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
-    _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--neural-lm": neural_language_model})
     check_apart(out, checkpoint, manifest, language_model, neural_language_model)
     from carnelian_training.checkpoint import load_model
 
@@ -141,13 +149,10 @@ def held_out(
 
 @app.command()
 def words(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.")],
-    manifest: Annotated[Path, typer.Argument(help="NeMo JSON lines of clips that were not trained on.")],
-    language_model: Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.")],
-    lm_weights: Annotated[
-        Path | None,
-        typer.Option(help="Weights of the language model, from `carnelian-train weigh`."),
-    ] = None,
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    language_model: LanguageModel,
+    lm_weights: LmWeights = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -157,7 +162,6 @@ def words(
     out: Annotated[Path | None, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
 ) -> None:
     """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both."""
-    _check_clips_and_models(checkpoint, manifest, {"--lm": language_model, "--lm-weights": lm_weights})
     for target in (out, calibration):
         check_apart(target, checkpoint, manifest, language_model, lm_weights)
     from carnelian_training.checkpoint import load_model
@@ -181,14 +185,14 @@ def words(
 
 @app.command()
 def int8(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of Jasper or QuartzNet.")],
-    clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.")],
-    manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.")],
+    checkpoint: Checkpoint,
+    clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.", exists=True, dir_okay=False)],
+    manifest: Annotated[
+        Path, typer.Option(help="Manifest of other clips, to transcribe.", exists=True, dir_okay=False)
+    ],
     out: Annotated[Path | None, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
     """Measure what int8 costs in accuracy: it and float32 on the same clips, with the interval of their difference."""
-    for option, path in (("CHECKPOINT", checkpoint), ("--int8-clips", clips), ("--manifest", manifest)):
-        check_file(option, path)
     check_apart(out, checkpoint, clips, manifest)
     from carnelian_training.checkpoint import load_model
 
@@ -202,10 +206,3 @@ def int8(
     print(f"difference {100 * found.difference:.2f} points, 95 % interval {interval}")
     print(f"best label the same in {found.same_best:.1%} of frames, its log-probability within")
     print(f"{found.best_distance:.3f} in the mean; {found.times_as_fast:.2f} times as fast in CPU time\nwrote {out}")
-
-
-def _check_clips_and_models(checkpoint: Path, manifest: Path, others: Mapping[str, Path | None]) -> None:
-    """Refuse files that are not there, before anything heavy is imported."""
-    for option, path in {"CHECKPOINT": checkpoint, "MANIFEST": manifest, **others}.items():
-        if path is not None:
-            check_file(option, path)

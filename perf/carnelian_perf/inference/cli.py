@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from carnelian_perf.options import (
     DEMO_MANIFEST,
     MOST_THREADS,
-    PRECISIONS,
     Durations,
     Overrides,
+    Precision,
     PublishedMachine,
     SpeechManifest,
     check_file,
@@ -35,7 +35,9 @@ def infer(
     context: typer.Context,
     source: Annotated[
         Path | None,
-        typer.Argument(help="A checkpoint, or a training YAML, whose network gets random weights."),
+        typer.Argument(
+            help="A checkpoint, or a training YAML, whose network gets random weights.", exists=True, dir_okay=False
+        ),
     ] = None,
     overrides: Overrides = None,
     engines: Annotated[
@@ -50,8 +52,8 @@ def infer(
     steps: Annotated[int, typer.Option(help="Steps that are counted.", min=1)] = 20,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=0)] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1, max=MOST_THREADS)] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="fp32, tf32 (of GPUs), bf16, fp16.")] = "fp32",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the network runs.")] = "cpu",
+    precision: Annotated[Precision, typer.Option(help="tf32 is of GPUs alone.")] = "fp32",
     manifest: SpeechManifest = DEMO_MANIFEST,
     model: Annotated[
         str | None,
@@ -75,15 +77,13 @@ def infer(
     chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
     if raw is not None:
-        check_render(context, raw, "--published-model", "--published-machine", "--published-precision")
+        check_render(context, "--published-model", "--published-machine", "--published-precision")
     elif source is None:
         raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
     else:
-        for option, path in (("SOURCE", source), ("--manifest", manifest)):
-            check_file(option, path)
-        check_words("--engines", engines.split(","), TITLES)
-        check_words("--device", [device], ("cpu", "cuda"))
-        check_words("--precision", [precision], PRECISIONS)
+        check_file("--manifest", manifest)
+        names = engines.split(",")
+        check_words("--engines", names, TITLES)
         durations_s, sizes = durations_of(durations), counts_of("--batches", batches)
         from carnelian_perf.inference.measure import check_device, measure
         from carnelian_perf.networks import is_untrained, load_network
@@ -92,7 +92,7 @@ def infer(
             source=str(source),
             random_weights=is_untrained(source),
             manifest=str(manifest),
-            engines=engines.split(","),
+            engines=names,
             durations_s=durations_s,
             batches=sizes,
             steps=steps,

@@ -1,7 +1,7 @@
 """Commands of `carnelian-perf` about a server on this machine: tune, overhead, first-request, memory."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,9 +18,8 @@ from carnelian_perf.options import (
     check_apart,
     check_model_and_clips,
     check_render,
-    check_words,
     check_writable,
-    describe_clips,
+    choose_clips,
     durations_of,
     raw_file_option,
     raw_file_path,
@@ -43,7 +42,7 @@ def tune(
     random_weights: RandomWeights = None,
     manifest: ClipsManifest = None,
     objective: Annotated[
-        str, typer.Option(help="throughput (within --target), or latency (one request at a time).")
+        Literal["throughput", "latency"], typer.Option(help="Within --target, or of one request at a time.")
     ] = "throughput",
     target: Annotated[
         float,
@@ -66,32 +65,30 @@ def tune(
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
     from carnelian_perf.server.render_tune import render_page
-    from carnelian_perf.server.tune_results import Measurement, Objective
+    from carnelian_perf.server.tune_results import Measurement
 
-    check_words("--objective", [objective], ("throughput", "latency"))
-    goal: Objective = "latency" if objective == "latency" else "throughput"
     if raw is None:
-        from carnelian_perf.clips import cut_clips, load_clips
         from carnelian_perf.server.tune import Plan, list_knobs, measure
 
         with served_repository(repository, model, random_weights, manifest) as (served, name):
+            clips, source = choose_clips(manifest)
             plan = Plan(
                 repository=served,
                 model=name,
-                clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-                source=describe_clips(manifest),
-                objective=goal,
+                clips=clips,
+                source=source,
+                objective=objective,
                 target_ms=target,
-                concurrency=1 if goal == "latency" else concurrency,
+                concurrency=1 if objective == "latency" else concurrency,
                 num_requests=requests,
                 rounds=rounds,
-                knobs=list_knobs(goal),
+                knobs=list_knobs(objective),
             )
-            raw = raw_file_path(out, f"{name}_tune_{goal}.json")
+            raw = raw_file_path(out, f"{name}_tune_{objective}.json")
             check_apart(write, raw)
             write_each(measure(plan), raw)
     else:
-        check_render(context, raw, "--write")
+        check_render(context, "--write")
     check_apart(write, raw)
     tuning = show_page(raw, Measurement, render_page)
     if write is not None:
@@ -126,7 +123,6 @@ def overhead(
     if raw is None:
         from carnelian_perf.server.overhead import Plan, measure
 
-        check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of(durations)
         if clips % batch:
             raise typer.BadParameter(f"--clips must be a multiple of --batch, {batch}, but is {clips}")
@@ -145,7 +141,7 @@ def overhead(
             raw = raw_file_path(out, f"{name}_overhead.json")
             write_each(measure(plan), raw)
     else:
-        check_render(context, raw)
+        check_render(context)
     show_page(raw, Measurement, render_page)
 
 
@@ -175,7 +171,6 @@ def first_request(
     if raw is None:
         from carnelian_perf.server.first_request import Plan, measure
 
-        check_words("--format", [file_format], ("flac", "wav"))
         durations_s = durations_of(durations)
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
@@ -190,7 +185,7 @@ def first_request(
             raw = raw_file_path(out, f"{name}_first_request.json")
             write_each(measure(plan), raw)
     else:
-        check_render(context, raw)
+        check_render(context)
     show_page(raw, Measurement, render_page)
 
 
@@ -216,16 +211,16 @@ def memory(
     is_measured = raw is None
     if raw is None:
         check_model_and_clips(repository, model, manifest)
-        from carnelian_perf.clips import cut_clips, load_clips
         from carnelian_perf.server.memory import Plan, measure
 
         if requests < 5 * every:
             raise typer.BadParameter(f"--every must be at most a fifth of --requests, {requests}, but is {every}")
+        clips, source = choose_clips(manifest)
         plan = Plan(
             repository=repository,
             model=model,
-            clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-            source=describe_clips(manifest),
+            clips=clips,
+            source=source,
             num_requests=requests,
             every=every,
             concurrency=concurrency,
@@ -233,7 +228,7 @@ def memory(
         raw = raw_file_path(out, f"{model}_memory.json")
         write_each(measure(plan), raw)
     else:
-        check_render(context, raw)
+        check_render(context)
     trend = trend_of(show_page(raw, Measurement, render_page, draw))
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if is_measured and trend.verdict == "grows":

@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 
 from carnelian_perf.options import (
-    DEMO_MANIFEST,
     MOST_TARGET_MS,
     ClipsManifest,
+    RandomWeights,
     Recogniser,
     Repository,
     check_file,
     check_model_and_clips,
     check_render,
-    describe_clips,
+    choose_clips,
     raw_file_option,
     raw_file_path,
     render_option,
@@ -24,6 +24,8 @@ from carnelian_perf.options import (
 )
 
 app = typer.Typer()
+Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from.")]
+DEMO = Path("demo/quartznet_demo.pt")
 
 
 @app.command()
@@ -33,9 +35,7 @@ def batching(
         "model_repository"
     ),
     model: Recogniser = "quartznet_demo",
-    checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
-        "demo/quartznet_demo.pt"
-    ),
+    checkpoint: Checkpoint = DEMO,
     manifest: ClipsManifest = None,
     concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 16,
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
@@ -53,33 +53,33 @@ def batching(
     from carnelian_perf.traffic.batching_results import Measurement
     from carnelian_perf.traffic.render_batching import draw, render_page
 
-    if raw is not None:
-        check_render(context, raw)
-        show_page(raw, Measurement, render_page, draw)
-        return
-    check_file("--checkpoint", checkpoint)
-    check_model_and_clips(repository, model, manifest)
-    out = raw_file_path(out, f"{model}_batching.json")
+    is_measured = raw is None
+    if raw is None:
+        check_file("--checkpoint", checkpoint)
+        check_model_and_clips(repository, model, manifest)
+        raw = raw_file_path(out, f"{model}_batching.json")
 
-    from carnelian_training.checkpoint import load_model
+        from carnelian_training.checkpoint import load_model
 
-    from carnelian_perf.clips import cut_clips, load_clips
-    from carnelian_perf.traffic.batching import Plan, measure
-    from carnelian_perf.traffic.graph import build_padded
+        from carnelian_perf.traffic.batching import Plan, measure
+        from carnelian_perf.traffic.graph import build_padded
 
-    plan = Plan(
-        repository=repository,
-        model=model,
-        padded=build_padded(*load_model(checkpoint)),
-        clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-        source=describe_clips(manifest),
-        concurrency=concurrency,
-        num_requests=requests,
-        rounds=rounds,
-    )
-    measurement = write_each(measure(plan), out)
-    show_page(out, Measurement, render_page, draw)
-    if measurement.mismatches:
+        clips, source = choose_clips(manifest)
+        plan = Plan(
+            repository=repository,
+            model=model,
+            padded=build_padded(*load_model(checkpoint)),
+            clips=clips,
+            source=source,
+            concurrency=concurrency,
+            num_requests=requests,
+            rounds=rounds,
+        )
+        write_each(measure(plan), raw)
+    else:
+        check_render(context)
+    measurement = show_page(raw, Measurement, render_page, draw)
+    if is_measured and measurement.mismatches:
         raise ValueError(
             f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
             f"(is {checkpoint} what {model} was exported from?): {measurement.mismatches[0]}"
@@ -91,13 +91,8 @@ def mixed(
     context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
-    checkpoint: Annotated[Path, typer.Option(help="What the model was exported from.")] = Path(
-        "demo/quartznet_demo.pt"
-    ),
-    random_weights: Annotated[
-        Path | None,
-        typer.Option(help="A training YAML whose network is served with random weights, in place of the three above."),
-    ] = None,
+    checkpoint: Checkpoint = DEMO,
+    random_weights: RandomWeights = None,
     manifest: ClipsManifest = None,
     target: Annotated[
         float, typer.Option(help="Limit for the 95th percentile, in milliseconds.", min=1, max=MOST_TARGET_MS)
@@ -124,19 +119,19 @@ def mixed(
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             from carnelian_training.checkpoint import load_model
 
-            from carnelian_perf.clips import cut_clips, load_clips
             from carnelian_perf.networks import load_network
             from carnelian_perf.traffic.graph import build_padded
             from carnelian_perf.traffic.mixed import Plan, measure
 
             # A YAML's random weights are the same each time.
             loaded = load_network(random_weights) if random_weights else load_model(checkpoint)
+            clips, source = choose_clips(manifest)
             plan = Plan(
                 repository=served,
                 model=name,
                 padded=build_padded(*loaded),
-                clips=load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST),
-                source=describe_clips(manifest),
+                clips=clips,
+                source=source,
                 target_ms=target,
                 seconds=seconds,
                 steps=steps,
@@ -145,5 +140,5 @@ def mixed(
             raw = raw_file_path(out, f"{name}_mixed.json")
             write_each(measure(plan), raw)
     else:
-        check_render(context, raw)
+        check_render(context)
     show_page(raw, Measurement, render_page, draw)

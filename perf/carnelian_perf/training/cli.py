@@ -9,7 +9,6 @@ from carnelian_perf.options import (
     MOST_THREADS,
     PRECISIONS,
     Overrides,
-    check_file,
     check_render,
     check_words,
     counts_of,
@@ -21,18 +20,20 @@ from carnelian_perf.options import (
 )
 
 app = typer.Typer()
+TrainingYaml = typer.Argument(
+    help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ...", exists=True, dir_okay=False
+)
 
 
 @app.command()
 def loading(
-    config: Annotated[Path, typer.Argument(help="A training YAML with `data.train`.")],
+    config: Annotated[Path, TrainingYaml],
     overrides: Overrides = None,
     batches: Annotated[int, typer.Option(help="Batches to read; more than steps.", min=2)] = 20,
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 2,
     out: Annotated[Path | None, raw_file_option("NAME_loading.json", "Raw file.")] = None,
 ) -> None:
-    """Measure, in CPU seconds of one core, how much faster batches are read than trained on."""
-    check_file("CONFIG", config)
+    """Measure, in CPU seconds of one core, how much faster the batches of `data.train` are read than trained on."""
     from carnelian_training.run_config import load_config
 
     from carnelian_perf.training.loading import measure
@@ -48,10 +49,7 @@ def loading(
 @app.command()
 def training(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ..."),
-    ] = None,
+    config: Annotated[Path | None, TrainingYaml] = None,
     overrides: Overrides = None,
     batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
     precisions: Annotated[str, typer.Option(help="Comma-separated: fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
@@ -71,11 +69,10 @@ def training(
     from carnelian_perf.training.steps_results import Measurement, Work
 
     if raw is not None:
-        check_render(context, raw)
+        check_render(context)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
-        check_file("CONFIG", config)
         names = precisions.split(",")
         check_words("--precisions", names, PRECISIONS)
         sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
@@ -97,10 +94,7 @@ def training(
 @app.command()
 def hourglass(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A training YAML of wav2vec 2.0."),
-    ] = None,
+    config: Annotated[Path | None, TrainingYaml] = None,
     overrides: Overrides = None,
     factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
     batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
@@ -110,16 +104,15 @@ def hourglass(
     out: Annotated[Path | None, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
-    """Measure what an Hourglass saves of a training step, beside the plain transformer and the published row."""
+    """Measure what an Hourglass saves of a training step of wav2vec 2.0, beside the plain transformer."""
     from carnelian_perf.training.hourglass_results import Measurement, Work
     from carnelian_perf.training.render_hourglass import render_page
 
     if raw is not None:
-        check_render(context, raw)
+        check_render(context)
     elif config is None:
         raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
     else:
-        check_file("CONFIG", config)
         if 1 in (wanted := counts_of("--factors", factors)):
             raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
         from carnelian_training.run_config import load_config
