@@ -58,9 +58,12 @@ def build_variant(
         padded: The network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1].
     """
     ensemble = copy_model(shipped, target, model)
-    write_config(target / model, count_in_ensemble(ensemble, f"{model}_acoustic"))
+    count_in_ensemble(ensemble, f"{model}_acoustic")
+    write_config(target / model, ensemble)
     acoustic = target / f"{model}_acoustic"
-    write_config(acoustic, change_acoustic(read_config(acoustic), candidate.padding, queue_delay_ms))
+    config = read_config(acoustic)
+    change_acoustic(config, candidate.padding, queue_delay_ms)
+    write_config(acoustic, config)
     graph_path = acoustic / VERSION / "model.onnx"
     if candidate.padding == "none":
         graph = onnx.load(graph_path)
@@ -71,28 +74,22 @@ def build_variant(
         _pad_features(target / f"{model}_features" / VERSION, candidate.padding)
 
 
-def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: float) -> pb.ModelConfig:
+def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: float) -> None:
     """Change an acoustic stage's configuration for a way of padding; it also answers :data:`PROCESSED_FRAMES`."""
-    changed = pb.ModelConfig()
-    changed.CopyFrom(config)
-    changed.dynamic_batching.max_queue_delay_microseconds = round(1000 * queue_delay_ms)
-    changed.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
+    config.dynamic_batching.max_queue_delay_microseconds = round(1000 * queue_delay_ms)
+    config.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
     if padding in ("buckets", "batch"):
-        del changed.batch_input[:]
-        for tensor in changed.input:
+        del config.batch_input[:]
+        for tensor in config.input:
             tensor.allow_ragged_batch = False
-    return changed
 
 
-def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> pb.ModelConfig:
+def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> None:
     """Change an ensemble's configuration so that it also answers its acoustic stage's :data:`PROCESSED_FRAMES`."""
-    changed = pb.ModelConfig()
-    changed.CopyFrom(config)
-    changed.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
-    for step in changed.ensemble_scheduling.step:
+    config.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
+    for step in config.ensemble_scheduling.step:
         if step.model_name == acoustic:
             step.output_map[PROCESSED_FRAMES] = PROCESSED_FRAMES
-    return changed
 
 
 def _pad_features(folder: Path, padding: Padding) -> None:

@@ -72,10 +72,7 @@ def pad_inside(padded: onnx.ModelProto) -> onnx.ModelProto:
     door = parser.parse_model(_UNFLATTEN)
     door = compose.add_prefix(door, "door/", rename_inputs=False, rename_outputs=False)
     door.ir_version = padded.ir_version
-    network = onnx.ModelProto()
-    network.CopyFrom(padded)
-    _rename_tensor(network.graph, "FEATURES", "DENSE_FEATURES")
-    return compose.merge_models(door, network, io_map=[("PADDED", "DENSE_FEATURES")])
+    return compose.merge_models(door, padded, io_map=[("PADDED", "FEATURES")])
 
 
 def count_frames(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -115,13 +112,3 @@ def count_frames(model: onnx.ModelProto) -> onnx.ModelProto:
     counted.graph.output.append(helper.make_tensor_value_info(PROCESSED_FRAMES, TensorProto.FLOAT, ["rows", 1]))
     onnx.checker.check_model(counted)
     return counted
-
-
-def _rename_tensor(graph: onnx.GraphProto, old: str, new: str) -> None:
-    for tensor in graph.input:
-        if tensor.name == old:
-            tensor.name = new
-    for node in graph.node:
-        for position, name in enumerate(node.input):
-            if name == old:
-                node.input[position] = new

@@ -12,31 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class SameConv1d(nn.Conv1d):
+def same_conv1d(
+    in_channels: int, out_channels: int, kernel: int, stride: int = 1, dilation: int = 1, groups: int = 1
+) -> nn.Conv1d:
     """A "same" convolution of a batch whose padding is zero."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-        bias: bool = False,
-    ) -> None:
-        padding = dilation * (kernel - 1) // 2
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-        )
+    padding = dilation * (kernel - 1) // 2
+    return nn.Conv1d(in_channels, out_channels, kernel, stride, padding, dilation, groups, bias=False)
 
 
 class MaskedBatchNorm1d(nn.BatchNorm1d):
@@ -62,14 +43,12 @@ class PlainSubBlock(nn.Module):
         super().__init__()
         self.stride = stride
         kernel, dilation = stage.kernel, stage.dilation
-        self.depthwise: SameConv1d | None = None
+        self.depthwise: nn.Conv1d | None = None
         if stage.separable:
-            self.depthwise = SameConv1d(
-                in_channels, in_channels, kernel, stride=stride, dilation=dilation, groups=in_channels
-            )
-            self.pointwise = SameConv1d(in_channels, stage.filters, 1)
+            self.depthwise = same_conv1d(in_channels, in_channels, kernel, stride, dilation, groups=in_channels)
+            self.pointwise = same_conv1d(in_channels, stage.filters, 1)
         else:
-            self.pointwise = SameConv1d(in_channels, stage.filters, kernel, stride=stride, dilation=dilation)
+            self.pointwise = same_conv1d(in_channels, stage.filters, kernel, stride, dilation)
         self.norm = MaskedBatchNorm1d(stage.filters)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +71,7 @@ class PlainBlock(nn.Module):
         self.sub_blocks = nn.ModuleList(
             PlainSubBlock(size, stage, stage.stride if i == 0 else 1) for i, size in enumerate(channels)
         )
-        self.projection = SameConv1d(in_channels, stage.filters, 1) if stage.residual else None
+        self.projection = same_conv1d(in_channels, stage.filters, 1) if stage.residual else None
         self.projection_norm = MaskedBatchNorm1d(stage.filters) if stage.residual else None
 
     def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -120,7 +99,7 @@ class PlainQuartzNet(nn.Module):
                 blocks.append(PlainBlock(channels, stage))
                 channels = stage.filters
         self.blocks = nn.ModuleList(blocks)
-        self.head = SameConv1d(channels, num_labels * config.head_frames, 1, bias=True)
+        self.head = nn.Conv1d(channels, num_labels * config.head_frames, 1)
 
     @classmethod
     def of(cls, network: QuartzNet) -> "PlainQuartzNet":
