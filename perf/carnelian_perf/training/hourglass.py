@@ -8,16 +8,11 @@ itself. CPU seconds, summed over the threads of the process, are kept beside wal
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
-from carnelian_training.data.loading import Batch
-from carnelian_training.data.manifest import Clip
-from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process, find_device
-from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -28,6 +23,7 @@ from carnelian_perf.machine import measure_busy_cores, torch_threads
 from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.hourglass_results import Form, Measurement, Work
 from carnelian_perf.training.step import timed_step
+from carnelian_perf.training.steps import draw_batch, draw_clips
 
 
 def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurement]:
@@ -79,10 +75,7 @@ class _Taker:
             network = build_network(self.config).to(device)
             network.load_state_dict(first.model.state_dict(keep_vars=True), assign=True)
             self.state = replace(first, model=network)
-        samples = round(work.duration_s * SAMPLE_RATE_HZ)
-        self.items = [Item(Clip(Path(f"{i}"), work.duration_s, "a" * 50), seed=i) for i in range(work.batch)]
-        noise = torch.randn(work.batch, 1, samples, generator=torch.Generator().manual_seed(0))
-        self.batch = Batch(self.items, noise, torch.full((work.batch,), samples))
+        self.batch = draw_batch(config, draw_clips(config, work.batch, work.duration_s), seed=0)
 
     def warm_up(self) -> None:
         """Take a step that is not timed, and record the memory that it keeps for its backward pass."""
@@ -112,7 +105,7 @@ class _Taker:
         self.form.cpu_s.append(cpu_s)
 
     def _take(self) -> tuple[float, float, float]:
-        return timed_step(self.state, self.items, self.batch, self.config)
+        return timed_step(self.state, self.batch.items, self.batch, self.config)
 
 
 def hourglass_of(model: Wav2Vec2Config, factor: int) -> HourglassConfig | None:

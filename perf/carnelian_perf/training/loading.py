@@ -2,24 +2,22 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import torch
-from carnelian_training import checkpoint
 from carnelian_training.config import Config
 from carnelian_training.data.loading import Batch, load
 from carnelian_training.data.plan import plan_epoch
 from carnelian_training.distributed import Process
-from carnelian_training.loop.ctc_loss import ctc_loss
-from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.recognition import read_training_clips
+from carnelian_training.loop.state import new_state
 
 from carnelian_perf.machine import torch_threads
 from carnelian_perf.raw_file import Record, describe_origin
+from carnelian_perf.training.step import timed_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +74,17 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
             f"the epoch must have more batches than are read, {batches}, but has {len(plan)}: give fewer, lower "
             "`data.batch_s`, or name more clips in `data.train`"
         )
-    loaded: list[Batch] = []
     reader = load(plan, config.features, 1, training=config)
-    loaded.append(next(reader))  # the pipeline is now built and reads ahead, as it does at the end
-
-    def read() -> float:
-        loaded.extend(islice(reader, batches))
-        return _audio_s(loaded[1:])
-
+    first = next(reader)  # the pipeline is now built and reads ahead, as it does at the end
     with torch_threads(1):
-        loading = Loading(batches=batches, **_cost(read))
-        training = Training(steps=steps, **_cost(_trainer(config, loaded[: steps + 1])))
+        started = time.process_time()
+        read = list(islice(reader, batches))
+        loading = Loading(batches=batches, **_cost(read, time.process_time() - started))
+        state = new_state(config, Process(torch.device("cpu")))
+        timed_step(state, first.items, first, config)  # warms up
+        trained = read[:steps]
+        cpu_s = sum(timed_step(state, batch.items, batch, config)[1] for batch in trained)
+        training = Training(steps=steps, **_cost(trained, cpu_s))
     measurement = Measurement(
         model=config.name,
         **origin,
@@ -99,33 +97,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
     return measurement
 
 
-def _trainer(config: Config, batches: list[Batch]) -> Callable[[], float]:
-    """Make a function that trains on all batches except the first, which is trained on here, to warm up."""
-    model = checkpoint.build_model(config).train()
-    optimizer = build_optimizer(config, model, Process(torch.device("cpu")))
-
-    def step(batch: Batch) -> None:
-        optimizer.zero_grad()
-        ctc_loss(model, batch, config).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    step(batches[0])
-
-    def train() -> float:
-        for batch in batches[1:]:
-            step(batch)
-        return _audio_s(batches[1:])
-
-    return train
-
-
-def _cost(work: Callable[[], float]) -> dict[str, float]:
-    """Call `work`, which returns seconds of audio; return the fields of :class:`Cost`."""
-    started = time.process_time()
-    audio_s = work()
-    cpu_s = time.process_time() - started
+def _cost(batches: list[Batch], cpu_s: float) -> dict[str, float]:
+    """Return the fields of :class:`Cost`."""
+    audio_s = sum(item.duration_s for batch in batches for item in batch.items)
     return {"audio_s": audio_s, "cpu_s": cpu_s, "audio_s_per_cpu_s": audio_s / cpu_s}
-
-
-def _audio_s(batches: list[Batch]) -> float:
-    return sum(item.duration_s for batch in batches for item in batch.items)

@@ -1,6 +1,7 @@
 """One step as `carnelian-train fit` takes it, timed."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 from carnelian_training.config import Config
@@ -11,7 +12,7 @@ from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
 
 
-def timed_step(state: State, items: list[Item], batch: Batch, config: Config) -> tuple[float, float, float]:
+def timed_step(state: State, items: Sequence[Item], batch: Batch, config: Config) -> tuple[float, float, float]:
     """Take one training step and time it.
 
     Args:

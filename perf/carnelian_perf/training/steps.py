@@ -13,10 +13,10 @@ import itertools
 import multiprocessing
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from carnelian_training.config import Config
@@ -26,7 +26,6 @@ from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process, find_device
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.state import State, new_state
-from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import distributed as dist
@@ -159,12 +158,8 @@ def take_steps(config: Config, cell: Cell, work: Work, process: Process) -> Iter
     if isinstance(config.model, Wav2Vec2Config):  # all steps do the same work
         config = replace(config, model=replace(config.model, layer_drop=0.0))
     state = build_state(config, cell.form, process)
-    clips = draw_clips(config, cell, work.duration_s)
-    own = clips[process.rank :: process.size]
-    frames = count_frames(config, work.duration_s)
-    generator = torch.Generator().manual_seed(process.rank)
-    features = torch.randn(cell.batch, config.model.feature_channels, frames, generator=generator)
-    batch = Batch(own, features, torch.full((cell.batch,), frames))
+    clips = draw_clips(config, cell.batch * cell.processes, work.duration_s)
+    batch = draw_batch(config, clips[process.rank :: process.size], process.rank)
     while True:
         yield timed_step(state, clips, batch, config)
 
@@ -176,16 +171,22 @@ def build_state(config: Config, form: str, process: Process) -> State:
         return state
     assert isinstance(state.model, QuartzNet)
     plain = PlainQuartzNet.of(state.model).to(process.device)
-    # The plain network has all that a step uses of a `CtcNetwork`.
-    return State(cast("CtcNetwork", plain), build_optimizer(config, plain, process), state.scaler, None, process)
+    return State(plain, build_optimizer(config, plain, process), state.scaler, None, process)
 
 
-def draw_clips(config: Config, cell: Cell, duration_s: float) -> list[Item]:
-    """Draw clips with random texts for all processes; each process draws the same ones."""
+def draw_clips(config: Config, count: int, duration_s: float) -> list[Item]:
+    """Draw clips with random texts, the same ones each time."""
     rng = random.Random(1)
-    count, characters = cell.batch * cell.processes, round(duration_s * CHARACTERS_PER_S)
-    texts = ["".join(rng.choices(config.labels, k=characters)) for _ in range(count)]
+    texts = ["".join(rng.choices(config.labels, k=round(duration_s * CHARACTERS_PER_S))) for _ in range(count)]
     return [Item(Clip(Path(f"{i}.wav"), duration_s, text), seed=i) for i, text in enumerate(texts)]
+
+
+def draw_batch(config: Config, clips: Sequence[Item], seed: int) -> Batch:
+    """Make a batch of random features for clips of one length."""
+    size, frames = len(clips), count_frames(config, clips[0].clip.duration)
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(size, config.model.feature_channels, frames, generator=generator)
+    return Batch(clips, features, torch.full((size,), frames))
 
 
 def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measurement]:
