@@ -58,7 +58,7 @@ def main() -> None:
     result = {
         **origin,
         "command": "python client/docs/long.py MANIFEST",
-        "others_busy_cores": round(busy, 2),
+        "others_busy_cores": busy,
         "clips": len(lines),
         "words": len(reference.split()),
         "seconds": len(samples) / RATE_HZ,

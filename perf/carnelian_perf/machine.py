@@ -90,6 +90,13 @@ def find_commit() -> str | None:
         return None
 
 
+def name_gpu(device_type: str) -> str:
+    """Name the GPU that PyTorch uses; `none` for a device of type cpu."""
+    import torch
+
+    return "none" if device_type == "cpu" else str(torch.cuda.get_device_name())
+
+
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """Let PyTorch use `count` CPU threads inside the context; restore the previous number afterwards."""
@@ -104,10 +111,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def measure_busy_cores(seconds: float = 1.0) -> float:
-    """Measure how many cores are busy: the use by other processes, if nothing of the measurement runs meanwhile."""
+    """Measure how many cores are busy, to 0.01: by other processes, if nothing of the measurement runs meanwhile."""
     before = _busy_jiffies()
     time.sleep(seconds)
-    return (_busy_jiffies() - before) / _JIFFIES_PER_S / seconds
+    return round((_busy_jiffies() - before) / _JIFFIES_PER_S / seconds, 2)
 
 
 def measure_cpu_s(process_group: int) -> float:

@@ -94,7 +94,7 @@ def main() -> None:
     result = {
         **origin,
         "command": "python helm/carnelian/docs/pressure.py",
-        "others_busy_cores": round(busy, 2),
+        "others_busy_cores": busy,
         "seconds_a_row": SECONDS,
         "rows": rows,
     }

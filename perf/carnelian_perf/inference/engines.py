@@ -230,11 +230,6 @@ def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
     return run
 
 
-def describe_device(device: str) -> str:
-    """Name the accelerator of a device; `none` for cpu."""
-    return "none" if device == "cpu" else str(torch.cuda.get_device_name())
-
-
 def make_features(config: Config, signals: Array, threads: int) -> Callable[[], tuple[Array, npt.NDArray[np.int32]]]:
     """Make a function that computes the features of a batch with the DALI graph that is served.
 

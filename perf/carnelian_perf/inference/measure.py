@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.inference.engines import Engine, build_engine, describe_device, make_features
+from carnelian_perf.inference.engines import Engine, build_engine, make_features
 from carnelian_perf.inference.results import TITLES, Common, Measurement, Plan, Timing
-from carnelian_perf.machine import measure_busy_cores, torch_threads
+from carnelian_perf.machine import measure_busy_cores, name_gpu, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
 
 
@@ -57,7 +57,7 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
     Yields:
         What was measured so far, after each duration and batch.
     """
-    origin = raw_file.describe_origin(describe_device(plan.device))
+    origin = raw_file.describe_origin(name_gpu(plan.device))
     busy = measure_busy_cores()
     timings: list[Timing] = []
     common: list[Common] = []
@@ -69,7 +69,7 @@ def measure(plan: Plan, config: Config, network: CtcNetwork) -> Iterator[Measure
         found = Measurement(
             model=config.name,
             **origin,
-            others_busy_cores=round(busy, 2),
+            others_busy_cores=busy,
             gflop_per_s=round(peak, 1),
             titles={name: TITLES[name] for name in plan.engines},
             plan=plan,

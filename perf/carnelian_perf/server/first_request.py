@@ -113,7 +113,7 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
     run = Run(
         duration_s=duration_s,
         round=round_number,
-        others_busy_cores=round(busy, 2),
+        others_busy_cores=busy,
         client_ms=client_ms,
         ensemble_ms=server_ms.pop(plan.model),
         stages_ms=server_ms,

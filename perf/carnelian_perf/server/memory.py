@@ -75,7 +75,7 @@ def _describe(plan: Plan) -> Measurement:
     return Measurement(
         model=plan.model,
         **raw_file.describe_origin(),
-        others_busy_cores=round(measure_busy_cores(), 2),
+        others_busy_cores=measure_busy_cores(),
         concurrency=plan.concurrency,
         traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
         wall_s=0.0,

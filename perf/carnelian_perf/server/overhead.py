@@ -110,7 +110,7 @@ def _describe(plan: Plan) -> Measurement:
     return Measurement(
         model=plan.model,
         **raw_file.describe_origin(),
-        others_busy_cores=round(measure_busy_cores(), 2),
+        others_busy_cores=measure_busy_cores(),
         clients=plan.clients,
         batch=plan.batch,
         speech=raw_file.Speech(manifest=str(plan.manifest), format=plan.file_format, clips=plan.num_clips),

@@ -70,5 +70,5 @@ def _say_runs(runs: Sequence[Run]) -> list[str]:
         f"{statistics.median(run.clips_per_s for run in whole):.1f}",
         f"{statistics.median(run.percentile_ms(50) for run in whole):.1f}",
         f"{statistics.median(run.percentile_ms(95) for run in whole):.1f}",
-        f"{1e3 * statistics.median(run.server_cpu_s / len(run.latencies_s) for run in whole):.1f}",
+        f"{statistics.median(run.cpu_ms_per_clip for run in whole):.1f}",
     ]

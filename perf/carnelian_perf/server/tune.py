@@ -276,7 +276,7 @@ def _measure_once(
         step=step,
         tuning=name_settings(settings),
         round=round_number,
-        others_busy_cores=round(busy, 2),
+        others_busy_cores=busy,
         wall_s=round(wall_s, 5),
         latencies_s=[round(latency_s, 5) for _, latency_s, _ in answers],
         error=error,

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from carnelian_perf.percentile import percentile
 from carnelian_perf.ratio import Ratio
 from carnelian_perf.raw_file import Filled, Record, Traffic
+from carnelian_perf.served_run import ServedRun
 
 SHIPPED = "as shipped"
 CONFIRMATION = "confirmation"
@@ -23,28 +23,13 @@ Settings = Mapping[str, Mapping[str, int | float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run of one tuning, in one round of a step."""
+class Run(ServedRun):
+    """One run of one tuning, in one round of a step; it has no latencies if a request failed."""
 
     step: str
     tuning: str
     """Name of the tuning, see :func:`name_settings`."""
-    round: int
-    others_busy_cores: float
-    wall_s: float
-    latencies_s: list[float]
-    """Latency of each request in seconds; empty if a request failed."""
     error: str | None
-    server_cpu_s: float
-
-    @property
-    def clips_per_s(self) -> float:
-        """Throughput, in clips per second."""
-        return len(self.latencies_s) / self.wall_s
-
-    def percentile_ms(self, percent: float) -> float:
-        """Return a percentile of the latencies, in milliseconds."""
-        return 1e3 * percentile(self.latencies_s, percent)
 
 
 @dataclass(frozen=True, kw_only=True)

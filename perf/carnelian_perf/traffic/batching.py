@@ -69,8 +69,10 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                 runs.append(run)
                 for answer in answers:
                     transcripts.setdefault(answer.clip, set()).add(answer.transcript)
-                speed = len(answers) / run.wall_s
-                LOGGER.info("round %d: %s, queue delay %g ms: %.1f clips/s", round_number, candidate.name, delay, speed)
+                LOGGER.info(
+                    "round %d: %s, queue delay %g ms: %.1f clips/s",
+                    *(round_number, candidate.name, delay, run.clips_per_s),
+                )
             yield _sum_up(plan, origin, runs, transcripts)
 
 
@@ -116,7 +118,7 @@ def _measure_once(
         candidate=candidate.name,
         queue_delay_ms=queue_delay_ms,
         round=round_number,
-        others_busy_cores=round(others_busy_cores, 2),
+        others_busy_cores=others_busy_cores,
         wall_s=wall_s,
         audio_s=sum(plan.clips[index].duration_s for index in order),
         latencies_s=[round(answer.latency_s, 5) for answer in answers],

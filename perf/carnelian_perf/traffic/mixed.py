@@ -130,7 +130,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     for answer in outcome.answers:
                         transcripts[system.name].setdefault(answer.clip, set()).add(answer.transcript)
                     if search is None:
-                        searches[system.name] = _Search(0.0, HIGHEST_SHARE * len(run.latencies_s) / run.wall_s)
+                        searches[system.name] = _Search(0.0, HIGHEST_SHARE * run.clips_per_s)
                     else:
                         search.narrow(is_met=meets(run, plan.target_ms))
                     _log(run)
@@ -224,7 +224,7 @@ def _measure_once(
         system=system.name,
         round=round_number,
         rate_per_s=rate,
-        others_busy_cores=round(busy, 2),
+        others_busy_cores=busy,
         wall_s=outcome.wall_s,
         audio_s=sum(clip.duration_s for clip in answered),
         latencies_s=[round(answer.latency_s, 5) for answer in outcome.answers],
@@ -245,7 +245,7 @@ def _log(run: Run) -> None:
         run.system,
         run.round,
         kind,
-        len(run.latencies_s) / run.wall_s,
+        run.clips_per_s,
         percentile,
         len(run.errors),
     )

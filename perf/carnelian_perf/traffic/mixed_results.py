@@ -1,36 +1,21 @@
 """The raw file of a measurement of mixed traffic."""
 
 import statistics
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from carnelian_perf.percentile import percentile
 from carnelian_perf.raw_file import Filled, Record, Traffic
+from carnelian_perf.traffic.batches import BatchedRun, Batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(BatchedRun):
     """One run of one system at one rate."""
 
     system: str
-    round: int
     rate_per_s: float | None
     """Rate of Poisson arrivals in clips per second; None for a closed loop, which gives the capacity."""
-    others_busy_cores: float
-    wall_s: float
-    audio_s: float
-    latencies_s: list[float]
     errors: list[str]
-    acoustic_batches: dict[int, int]
-    """Batch size -> number of executions of the acoustic stage."""
-    real_frames: int
-    processed_frames: float
-    server_cpu_s: float
-
-    def percentile_ms(self, percent: float) -> float:
-        """Return a percentile of the latencies of answered clips, in milliseconds."""
-        return 1e3 * percentile(self.latencies_s, percent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +50,8 @@ class Summary:
     """The highest rate of each round at which the target was met; 0 if none did."""
     latency_ms: tuple[float, float, float] | None
     """50th, 95th and 99th percentile of latency at `rate_per_s`, in the median round; None if none met it."""
-    mean_batch: float
-    """Clips per execution of the acoustic stage, in the runs of `rates_per_s`; if there are none, in all open loops."""
-    batches: dict[int, int]
-    """Batch size -> number of executions of the acoustic stage, in the runs of `mean_batch`."""
-    padding_ratio: float
-    """Frames that the acoustic network computed for each frame of the clips, in the runs of `mean_batch`."""
+    batches: Batches
+    """The batches in the runs of `rates_per_s`; if there are none, in all open loops."""
     cpu_ms_per_clip: float
     """CPU milliseconds of the server and its models per clip, in the closed loops."""
 
@@ -96,19 +77,13 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
             best[run.round] = run
     rates = {number: 0.0 if run is None else run.rate_per_s or 0.0 for number, run in best.items()}
     middle = best[sorted(rates, key=lambda number: rates[number])[(len(rates) - 1) // 2]]
-    batches: Counter[int] = Counter()
-    met = [run for run in best.values() if run] or opened
-    for run in met:
-        batches.update(run.acoustic_batches)
     return Summary(
         system=system,
-        capacity_per_s=statistics.median(len(run.latencies_s) / run.wall_s for run in closed),
+        capacity_per_s=statistics.median(run.clips_per_s for run in closed),
         rate_per_s=0.0 if middle is None else middle.rate_per_s or 0.0,
         is_least=bool(middle) and all(meets(run, target_ms) for run in opened if middle and run.round == middle.round),
         rates_per_s=[rates[number] for number in sorted(rates)],
         latency_ms=None if middle is None else tuple(middle.percentile_ms(p) for p in (50, 95, 99)),  # type: ignore[arg-type]
-        mean_batch=sum(size * count for size, count in batches.items()) / max(sum(batches.values()), 1),
-        batches=dict(sorted(batches.items())),
-        padding_ratio=sum(run.processed_frames for run in met) / max(sum(run.real_frames for run in met), 1),
-        cpu_ms_per_clip=1e3 * statistics.median(run.server_cpu_s / max(len(run.latencies_s), 1) for run in closed),
+        batches=Batches.of([run for run in best.values() if run] or opened),
+        cpu_ms_per_clip=statistics.median(run.cpu_ms_per_clip for run in closed),
     )

@@ -46,9 +46,7 @@ def draw(measurement: Measurement, path: Path) -> None:
     figure = Figure(figsize=(8, 1.6 * len(best) + 0.8), layout="constrained")
     axes = figure.subplots(len(best), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, summary in zip(axes, best.values(), strict=True):
-        clips = sum(size * count for size, count in summary.acoustic_batches.items())
-        shares = [100 * size * count / clips for size, count in summary.acoustic_batches.items()]
-        axis.bar(list(summary.acoustic_batches), shares, color="#b3401f")
+        axis.bar(list(summary.batches.sizes), summary.batches.shares, color="#b3401f")
         axis.set_title(f"{measurement.candidates[summary.candidate]}, {summary.queue_delay_ms:g} ms", fontsize=9)
         axis.set_ylabel("% of clips")
     axes[-1].set_xlabel("clips in the batch (acoustic stage)")
@@ -64,8 +62,8 @@ def _row(measurement: Measurement, summary: Summary, is_best: bool) -> list[str]
         f"{mark}{summary.clips_per_s:.1f}{mark}",
         f"{summary.audio_s_per_s:.0f}",
         *(f"{latency:.0f}" for latency in summary.latency_ms),
-        f"{summary.mean_batch:.1f}",
-        f"{summary.padding_ratio:.2f}",
+        f"{summary.batches.mean_size:.1f}",
+        f"{summary.batches.padding_ratio:.2f}",
         f"{summary.acoustic_ms_per_clip:.0f}",
         f"{summary.cpu_ms_per_clip:.0f}",
     ]

@@ -49,10 +49,8 @@ def draw(measurement: Measurement, path: Path) -> None:
         for within, marker in ((True, "o"), (False, "x")):
             chosen = [run for run in runs if meets(run, measurement.target_ms) == within]
             latency.plot([r.rate_per_s for r in chosen], [r.percentile_ms(95) for r in chosen], marker, color=colour)
-        clips = sum(size * count for size, count in summary.batches.items())
-        shift = 0.25 * (place - (len(summaries) - 1) / 2)
-        shares = [100 * size * count / max(clips, 1) for size, count in summary.batches.items()]
-        batches.bar([size + shift for size in summary.batches], shares, width=0.25, color=colour, label=summary.system)
+        places = [size + 0.25 * (place - (len(summaries) - 1) / 2) for size in summary.batches.sizes]
+        batches.bar(places, summary.batches.shares, width=0.25, color=colour, label=summary.system)
     label = f"{measurement.target_ms:g} ms; above it, or failed: x"
     latency.axhline(measurement.target_ms, color="grey", linewidth=1, label=label)
     latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95")
@@ -78,7 +76,7 @@ def _row(measurement: Measurement, summary: Summary, last_rates: list[float], me
         *(f"{latency:.0f}" for latency in summary.latency_ms or ()),
         *([] if summary.latency_ms else ["", "", ""]),
         f"{summary.capacity_per_s:.1f}",
-        f"{summary.mean_batch:.1f}",
-        f"{summary.padding_ratio:.2f}",
+        f"{summary.batches.mean_size:.1f}",
+        f"{summary.batches.padding_ratio:.2f}",
         f"{summary.cpu_ms_per_clip:.0f}",
     ]

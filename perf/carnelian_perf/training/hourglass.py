@@ -19,7 +19,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from torch import Tensor
 from tqdm import tqdm
 
-from carnelian_perf.machine import measure_busy_cores, torch_threads
+from carnelian_perf.machine import measure_busy_cores, name_gpu, torch_threads
 from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.hourglass_results import Form, Measurement, Work
 from carnelian_perf.training.step import timed_step
@@ -52,8 +52,8 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
             yield Measurement(
                 model=config.name,
                 **origin,
-                others_busy_cores=round(measure_busy_cores(), 2),
-                accelerator=torch.cuda.get_device_name() if device.type == "cuda" else "none",
+                others_busy_cores=measure_busy_cores(),
+                accelerator=name_gpu(device.type),
                 precision=config.loop.precision,
                 objective="pre-training" if config.pretraining is not None else "fine-tuning",
                 work=work,

@@ -32,7 +32,7 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 from tqdm import tqdm
 
-from carnelian_perf.machine import measure_busy_cores, torch_threads
+from carnelian_perf.machine import measure_busy_cores, name_gpu, torch_threads
 from carnelian_perf.options import PRECISIONS
 from carnelian_perf.raw_file import describe_origin
 from carnelian_perf.training.step import timed_step
@@ -195,9 +195,8 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measureme
     Yields:
         What was measured so far, whenever :func:`time_cells` yields.
     """
-    on_gpu = torch.cuda.is_available()
-    origin = describe_origin(torch.cuda.get_device_name() if on_gpu else "none")
-    if on_gpu:
+    origin = describe_origin(name_gpu(find_device().type))
+    if torch.cuda.is_available():
         origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     busy = measure_busy_cores()
     with torch_threads(work.threads):

@@ -17,9 +17,9 @@ def test_summary_takes_medians_of_rounds_and_sums_batches(measurement):
     buckets = summarise(measurement)[0]
     assert (buckets.candidate, buckets.clips_per_s, buckets.audio_s_per_s) == ("buckets", 2.0, 10.0)
     assert buckets.latency_ms == pytest.approx((200, 400, 400))
-    assert buckets.acoustic_batches == {1: 6, 2: 3}
-    assert buckets.mean_batch == pytest.approx(12 / 9)
-    assert (buckets.padding_ratio, buckets.acoustic_ms_per_clip, buckets.cpu_ms_per_clip) == (1.5, 50, 100)
+    assert buckets.batches.sizes == {1: 6, 2: 3}
+    assert buckets.batches.mean_size == pytest.approx(12 / 9)
+    assert (buckets.batches.padding_ratio, buckets.acoustic_ms_per_clip, buckets.cpu_ms_per_clip) == (1.5, 50, 100)
 
 
 def test_summaries_are_in_the_order_of_candidates_and_delays(measurement):

@@ -85,8 +85,8 @@ def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
     assert (ours.rate_per_s, ours.latency_ms) == (6.0, (450.0, 450.0, 450.0))
     assert (ours.rates_per_s, theirs.rates_per_s) == ([8.0, 6.0, 0.0], [0.0, 0.0, 0.0])
     assert ours.capacity_per_s == 2.0
-    assert ours.padding_ratio == 1.5
-    assert ours.mean_batch == pytest.approx(4 / 3)
+    assert ours.batches.padding_ratio == 1.5
+    assert ours.batches.mean_size == pytest.approx(4 / 3)
     assert (theirs.rate_per_s, theirs.latency_ms) == (0.0, None)
 
 
@@ -97,8 +97,8 @@ def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurem
         for run in measurement.runs
     ]
     ours, theirs = summarise(dataclasses.replace(measurement, runs=runs))
-    assert (ours.batches, ours.padding_ratio) == ({1: 4, 2: 2}, 1.5)
-    assert theirs.batches == {32: 9}
+    assert (ours.batches.sizes, ours.batches.padding_ratio) == ({1: 4, 2: 2}, 1.5)
+    assert theirs.batches.sizes == {32: 9}
 
 
 def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
@@ -182,5 +182,5 @@ def test_systems_are_driven_in_turns_and_padding_is_counted(repository, padded, 
         assert sum(size * count for size, count in run.acoustic_batches.items()) == len(run.latencies_s)
     assert measurement.mismatches == []
     shipped, others = summarise(measurement)
-    assert shipped.padding_ratio < 1.2 < others.padding_ratio
+    assert shipped.batches.padding_ratio < 1.2 < others.batches.padding_ratio
     assert shipped.rate_per_s == pytest.approx(HIGHEST_SHARE / 2 * shipped.capacity_per_s)

@@ -24,7 +24,7 @@ def test_the_docs_show_each_candidate_at_its_best():
     docs, front = ((PERF / page).read_text() for page in ("docs/batching.md", "../README.md"))
     for found in choose_best(summarise(measurement)).values():
         title, (p50, p95, _) = measurement.candidates[found.candidate], found.latency_ms
-        batches = f"{found.mean_batch:.1f} | {found.padding_ratio:.2f}"
+        batches = f"{found.batches.mean_size:.1f} | {found.batches.padding_ratio:.2f}"
         rest = f"{p95:.0f} | {batches} | {found.cpu_ms_per_clip:.0f}"
         assert f"\n| {title} | {found.queue_delay_ms:g} ms | {found.clips_per_s:.1f} | {rest} |\n" in docs
         assert f"\n| {title} | {found.clips_per_s:.1f} | {p50:.0f} | {p95:.0f} | {batches} |\n" in front
