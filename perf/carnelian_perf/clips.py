@@ -55,7 +55,7 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
     for _ in range(num_clips):
         seconds = min(max(rng.lognormvariate(math.log(MEDIAN_S), SIGMA), SHORTEST_S), LONGEST_S)
         samples = round(seconds * SAMPLE_RATE_HZ)
-        clips.append(_encode(np.take(speech, range(start, start + samples), mode="wrap")))
+        clips.append(encode_clip(np.take(speech, range(start, start + samples), mode="wrap")))
         start += samples
     return clips
 
@@ -68,7 +68,7 @@ def load_clips(manifest: Path) -> list[WavClip]:
     """
     paths = _servable(manifest)
     chosen = random.Random(SEED).sample(paths, min(NUM_CLIPS, len(paths)))
-    return [_encode(read_clip(path)) for path in chosen]
+    return [encode_clip(read_clip(path)) for path in chosen]
 
 
 def read_speech(manifest: Path, enough_s: float = math.inf) -> npt.NDArray[np.float32]:
@@ -94,6 +94,13 @@ def read_clip(file: Path | BinaryIO) -> npt.NDArray[np.float32]:
     return mono
 
 
+def encode_clip(samples: npt.NDArray[np.float32] | npt.NDArray[np.int16]) -> WavClip:
+    """Make a clip of samples, [samples], 16 kHz mono, rounded to 16 bits."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    return WavClip(file.getvalue(), len(samples) / SAMPLE_RATE_HZ, len(samples) // HOP_SAMPLES + 1)
+
+
 def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:
     """Return the index of the clip that each request of a round sends: every clip equally often, shuffled."""
     order = [index % num_clips for index in range(num_requests)]
@@ -106,9 +113,3 @@ def _servable(path: Path) -> list[Path]:
     if not paths:
         raise ValueError(f"a manifest must name at least one clip of at most {LIMIT_S:g} s, but {path} has none")
     return paths
-
-
-def _encode(samples: npt.NDArray[np.float32]) -> WavClip:
-    file = io.BytesIO()
-    soundfile.write(file, samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    return WavClip(file.getvalue(), len(samples) / SAMPLE_RATE_HZ, len(samples) // HOP_SAMPLES + 1)

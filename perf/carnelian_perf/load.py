@@ -33,6 +33,8 @@ PROCESSED_FRAMES = "PROCESSED_FRAMES"
 """An output of the acoustic graphs of :mod:`carnelian_perf.traffic.graph`, float32 [rows, 1]: the frames that the first
 convolution processed for the batch, divided equally among its rows. The sum over all clips is the work done, padding
 included, whatever batches were formed."""
+ANSWERED = ("TRANSCRIPT", PROCESSED_FRAMES)
+"""The outputs that an :class:`Answer` is made of."""
 
 T = TypeVar("T")
 Inputs: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -45,12 +47,18 @@ class LoadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """The server's answer to one request."""
+    """The server's answer to one request for :data:`ANSWERED`."""
 
     clip: int
     latency_s: float
     transcript: str
     processed_frames: float
+
+    @classmethod
+    def of(cls, clip: int, latency_s: float, result: Any) -> "Answer":
+        """Read the client's answer."""
+        transcript, frames = (result.as_numpy(name).item() for name in ANSWERED)
+        return cls(clip, latency_s, transcript.decode(), float(frames))
 
 
 @dataclass(frozen=True)
@@ -199,7 +207,12 @@ def drive(
     Raises:
         LoadError: A request failed; no more were sent after it.
     """
-    return send_all(lambda index: _send(client, model, clips[index], index), order, concurrency)
+
+    def send(index: int) -> Answer:
+        result, latency_s = ask_clip(client, model, clips, index, ANSWERED)
+        return Answer.of(index, latency_s, result)
+
+    return send_all(send, order, concurrency)
 
 
 def send_all(send: Callable[[int], T], order: Sequence[int], concurrency: int) -> tuple[list[T], float]:
@@ -282,14 +295,9 @@ def make_tensors(inputs: Inputs) -> list[Any]:
     return tensors
 
 
-def ask_file(client: Any, model: str, clip: WavClip, outputs: Sequence[str], of_what: str) -> tuple[Any, float]:
-    """Send one clip as a file, as :func:`ask` does."""
-    return ask(client, model, file_inputs(clip.wav), outputs, of_what)
-
-
-def _send(client: Any, model: str, clip: WavClip, index: int) -> Answer:
-    result, latency_s = ask_file(
-        client, model, clip, ("TRANSCRIPT", PROCESSED_FRAMES), f"clip {index} ({clip.duration_s:.1f} s)"
-    )
-    transcript = result.as_numpy("TRANSCRIPT").item().decode()
-    return Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item()))
+def ask_clip(
+    client: Any, model: str, clips: Sequence[WavClip], index: int, outputs: Sequence[str]
+) -> tuple[Any, float]:
+    """Send one of the clips as a file, as :func:`ask` does."""
+    clip = clips[index]
+    return ask(client, model, file_inputs(clip.wav), outputs, f"clip {index} ({clip.duration_s:.1f} s)")

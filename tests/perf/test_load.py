@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.clips import cut_clips
-from carnelian_perf.load import SETTLING_S, ask_file, await_statistics, send_all, settle_statistics
+from carnelian_perf.load import SETTLING_S, ask_clip, await_statistics, send_all, settle_statistics
 from tritonclient import grpc
 
 MANIFEST = Path(__file__).parents[2] / "demo/clips/manifest.jsonl"
@@ -48,26 +48,26 @@ def test_a_failure_ends_the_sending():
 
 @pytest.mark.usefixtures("late_counts")
 def test_all_that_was_answered_is_counted(server):
-    (clip,) = cut_clips(MANIFEST, 1)
+    clips = cut_clips(MANIFEST, 1)
     stages = ["audio_decode", "quartznet_demo_ctc"]
     with grpc.InferenceServerClient(server.grpc_url) as client:
         before = settle_statistics(client, stages)
         for _ in range(3):
-            ask_file(client, "quartznet_demo", clip, ("TRANSCRIPT",), "a clip")
+            ask_clip(client, "quartznet_demo", clips, 0, ("TRANSCRIPT",))
         after = settle_statistics(client, stages)
         assert [after[stage].since(before[stage]).requests.count for stage in stages] == [3, 3]
-        ask_file(client, "quartznet_demo", clip, ("TRANSCRIPT",), "a clip")
+        ask_clip(client, "quartznet_demo", clips, 0, ("TRANSCRIPT",))
         assert await_statistics(client, stages[0], after[stages[0]]).since(after[stages[0]]).batches == {1: 1}
 
 
 def test_counts_that_never_stand_still_are_taken_as_they_are(server):
-    (clip,) = cut_clips(MANIFEST, 1)
+    clips = cut_clips(MANIFEST, 1)
     is_over = threading.Event()
     with grpc.InferenceServerClient(server.grpc_url) as client, ThreadPoolExecutor() as pool:
 
         def send_on() -> None:
             while not is_over.is_set():
-                ask_file(client, "quartznet_demo", clip, ("TRANSCRIPT",), "a clip")
+                ask_clip(client, "quartznet_demo", clips, 0, ("TRANSCRIPT",))
 
         others = pool.submit(send_on)
         started = time.monotonic()

@@ -7,7 +7,6 @@ every `Plan.every` requests.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 from carnelian_serving.launcher import Server
@@ -18,7 +17,7 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.clips import WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import ask_file, send_all
+from carnelian_perf.load import ask_clip, send_all
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample
 
@@ -62,10 +61,14 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     ):
         samples = [take_sample(server, 0)]
         longest = max(range(len(plan.clips)), key=lambda index: plan.clips[index].duration_s)
-        send_all(lambda index: _send(client, plan, index), [longest] * FILLING * plan.concurrency, plan.concurrency)
+
+        def send(index: int) -> None:
+            ask_clip(client, plan.model, plan.clips, index, ("TRANSCRIPT", "RESULT"))
+
+        send_all(send, [longest] * FILLING * plan.concurrency, plan.concurrency)
         for start in range(0, len(order), plan.every):
             part = order[start : start + plan.every]
-            wall_s += send_all(lambda index: _send(client, plan, index), part, plan.concurrency)[1]
+            wall_s += send_all(send, part, plan.concurrency)[1]
             samples.append(take_sample(server, start + len(part)))
             bar.update(len(part))
             yield replace(found, wall_s=round(wall_s, 2), samples=list(samples))
@@ -95,8 +98,3 @@ def take_sample(server: Server, requests: int) -> Sample:
 def _look(process: psutil.Process) -> Process:
     found = process.memory_full_info()
     return Process(rss=found.rss, pss=found.pss, uss=found.uss)
-
-
-def _send(client: Any, plan: Plan, index: int) -> None:
-    clip = plan.clips[index]
-    ask_file(client, plan.model, clip, ("TRANSCRIPT", "RESULT"), f"clip {index} ({clip.duration_s:.1f} s)")

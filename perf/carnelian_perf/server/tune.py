@@ -22,7 +22,7 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED, WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import LoadError, ask_file, send_all
+from carnelian_perf.load import LoadError, ask_clip, send_all
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.tune_results import (
@@ -259,7 +259,7 @@ def _measure_once(
     busy = measure_busy_cores(0.5)
 
     def send(index: int) -> tuple[int, float, str]:
-        result, latency_s = ask_file(client, plan.model, plan.clips[index], ("TRANSCRIPT",), f"clip {index}")
+        result, latency_s = ask_clip(client, plan.model, plan.clips, index, ("TRANSCRIPT",))
         return index, latency_s, result.as_numpy("TRANSCRIPT").item().decode()
 
     answers: list[tuple[int, float, str]] = []

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, shuffle_order
+from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, encode_clip, shuffle_order
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import await_statistics, drive, read_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
@@ -150,11 +150,8 @@ def _find_mismatches(plan: Plan, transcripts: Mapping[str, Mapping[int, set[str]
 def pad_clip(clip: WavClip) -> WavClip:
     """Add silence up to a multiple of :data:`CLIENT_PADDING_S`, for servers that batch only clips of equal length."""
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
-    multiple = CLIENT_PADDING_S * SAMPLE_RATE_HZ
-    size = -(-len(samples) // multiple) * multiple
-    file = io.BytesIO()
-    soundfile.write(file, np.pad(samples, (0, size - len(samples))), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    return WavClip(file.getvalue(), clip.duration_s, clip.frames)
+    silence = -len(samples) % (CLIENT_PADDING_S * SAMPLE_RATE_HZ)
+    return replace(clip, wav=encode_clip(np.pad(samples, (0, silence))).wav)
 
 
 def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[System]:

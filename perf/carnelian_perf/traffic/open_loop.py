@@ -11,7 +11,7 @@ from typing import Any
 from tritonclient import grpc
 
 from carnelian_perf.clips import WavClip
-from carnelian_perf.load import PROCESSED_FRAMES, REQUEST_TIMEOUT_S, Answer, file_inputs, make_tensors
+from carnelian_perf.load import ANSWERED, REQUEST_TIMEOUT_S, Answer, file_inputs, make_tensors
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,13 @@ def drive_open(
             if error is not None:
                 errors.append(f"clip {index}: {error.message()}")
             else:
-                transcript = result.as_numpy("TRANSCRIPT").item().decode()
-                answers.append(Answer(index, latency_s, transcript, float(result.as_numpy(PROCESSED_FRAMES).item())))
+                answers.append(Answer.of(index, latency_s, result))
         except Exception as failure:  # of a malformed answer: the client's thread would only log it
             errors.append(f"clip {index}: {failure!r}")
         finally:
             done.release()
 
-    outputs = [grpc.InferRequestedOutput(name) for name in ("TRANSCRIPT", PROCESSED_FRAMES)]
+    outputs = [grpc.InferRequestedOutput(name) for name in ANSWERED]
     for index, due in zip(order, due_s, strict=True):
         tensors = make_tensors(file_inputs(clips[index].wav))
         time.sleep(max(0.0, started + due - time.perf_counter()))
