@@ -15,7 +15,7 @@ from carnelian_perf.whole_file import is_stream
 
 if TYPE_CHECKING:
     from carnelian_perf.clips import WavClip
-    from carnelian_perf.raw_file import RawFile
+    from carnelian_perf.raw_file import RawFile, Traffic
 
 Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
@@ -176,13 +176,14 @@ def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -
         raise typer.BadParameter(str(error)) from error
 
 
-def choose_clips(manifest: Path | None) -> tuple[list["WavClip"], str]:
-    """Load the clips to send, and say in words where they come from: a manifest or, by default, the demo."""
+def choose_clips(manifest: Path | None) -> tuple[list["WavClip"], "Traffic"]:
+    """Load the clips to send and describe them: those of a manifest or, by default, the demo's."""
     from carnelian_perf.clips import cut_clips, load_clips
+    from carnelian_perf.raw_file import Traffic
 
-    if manifest is not None:
-        return load_clips(manifest), f"those of {manifest}"
-    return cut_clips(DEMO_MANIFEST), f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
+    clips = load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST)
+    source = f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
+    return clips, Traffic.of(source, (clip.duration_s for clip in clips))
 
 
 def write_each(measurements: Iterable[Measured], path: Path) -> Measured:

@@ -21,18 +21,20 @@ def check_model(repository: Path, model: str) -> None:
         raise WrongModelError(
             f"`--model` must name a recogniser of {repository}, but is {model!r}; it has {', '.join(found) or 'none'}"
         )
-    stages = [step.model_name for step in read_config(repository / model).ensemble_scheduling.step]
+    stages = list_stages(repository, model)
     if missing := [stage for stage in stages if not (repository / stage / "config.pbtxt").is_file()]:
         raise WrongModelError(f"{repository} must have every stage of {model}, but lacks {', '.join(missing)}")
 
 
-def copy_model(shipped: Path, target: Path, model: str) -> pb.ModelConfig:
-    """Copy a recogniser's ensemble for files and its stages into a new repository; return the ensemble's config."""
-    ensemble = read_config(shipped / model)
-    target.mkdir(parents=True)
-    for folder in (model, *(step.model_name for step in ensemble.ensemble_scheduling.step)):
+def list_stages(repository: Path, model: str) -> list[str]:
+    """List the stages of a recogniser, as its ensemble for files names them."""
+    return [step.model_name for step in read_config(repository / model).ensemble_scheduling.step]
+
+
+def copy_model(shipped: Path, target: Path, model: str) -> None:
+    """Copy a recogniser's ensemble for files and its stages into a new repository."""
+    for folder in (model, *list_stages(shipped, model)):
         shutil.copytree(shipped / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return ensemble
 
 
 def read_config(folder: Path) -> pb.ModelConfig:

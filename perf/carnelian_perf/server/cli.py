@@ -71,12 +71,12 @@ def tune(
         from carnelian_perf.server.tune import Plan, list_knobs, measure
 
         with served_repository(repository, model, random_weights, manifest) as (served, name):
-            clips, source = choose_clips(manifest)
+            clips, traffic = choose_clips(manifest)
             plan = Plan(
                 repository=served,
                 model=name,
                 clips=clips,
-                source=source,
+                traffic=traffic,
                 objective=objective,
                 target_ms=target,
                 concurrency=1 if objective == "latency" else concurrency,
@@ -215,12 +215,12 @@ def memory(
 
         if requests < 5 * every:
             raise typer.BadParameter(f"--every must be at most a fifth of --requests, {requests}, but is {every}")
-        clips, source = choose_clips(manifest)
+        clips, traffic = choose_clips(manifest)
         plan = Plan(
             repository=repository,
             model=model,
             clips=clips,
-            source=source,
+            traffic=traffic,
             num_requests=requests,
             every=every,
             concurrency=concurrency,

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 from tritonclient import grpc
@@ -24,7 +23,7 @@ from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import ask, await_statistics, file_inputs, read_statistics
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.raw_file import Speech, describe_origin
-from carnelian_perf.repository import read_config
+from carnelian_perf.repository import list_stages
 from carnelian_perf.server.first_request_results import Measurement, Run
 
 LOGGER = logging.getLogger(__name__)
@@ -89,10 +88,8 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
 
 def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_number: int) -> Run:
-    ensemble = read_config(plan.repository / plan.model).ensemble_scheduling
-    stages = [step.model_name for step in ensemble.step]
     client_ms: list[float] = []
-    server_ms: dict[str, list[float]] = {name: [] for name in (plan.model, *stages)}
+    server_ms: dict[str, list[float]] = {name: [] for name in (plan.model, *list_stages(plan.repository, plan.model))}
     busy = measure_busy_cores()
     with (
         quiet_server(plan.repository) as server,
@@ -104,7 +101,8 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
             if number == 0 or number >= plan.num_requests:
                 time.sleep(REST_S)
             file = files[(round_number - 1 + number) % len(files)]
-            client_ms.append(_send(client, plan.model, file, number))
+            answered_s = ask(client, plan.model, file_inputs(file), OUTPUTS, f"request {number + 1}")[1]
+            client_ms.append(round(1e3 * answered_s, 4))
             for name, times in server_ms.items():
                 now = await_statistics(client, name, before[name])
                 done, before[name] = now.since(before[name]), now
@@ -123,7 +121,3 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
         "%g s, round %d: first %.1f ms, last in the row %.1f ms", duration_s, round_number, client_ms[0], last_ms
     )
     return run
-
-
-def _send(client: Any, model: str, file: bytes, number: int) -> float:
-    return round(1e3 * ask(client, model, file_inputs(file), OUTPUTS, f"request {number + 1}")[1], 4)

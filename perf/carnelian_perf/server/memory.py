@@ -33,8 +33,7 @@ class Plan:
     repository: Path
     model: str
     clips: Sequence[WavClip]
-    source: str
-    """Where the clips are from, in words."""
+    traffic: raw_file.Traffic
     num_requests: int
     every: int
     """Number of requests between two samples."""
@@ -51,7 +50,15 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    found = _describe(plan)
+    found = Measurement(
+        model=plan.model,
+        **raw_file.describe_origin(),
+        others_busy_cores=measure_busy_cores(),
+        concurrency=plan.concurrency,
+        traffic=plan.traffic,
+        wall_s=0.0,
+        samples=[],
+    )
     order = shuffle_order(plan.num_requests, len(plan.clips), 0)
     wall_s = 0.0
     with (
@@ -72,18 +79,6 @@ def measure(plan: Plan) -> Iterator[Measurement]:
             samples.append(take_sample(server, start + len(part)))
             bar.update(len(part))
             yield replace(found, wall_s=round(wall_s, 2), samples=list(samples))
-
-
-def _describe(plan: Plan) -> Measurement:
-    return Measurement(
-        model=plan.model,
-        **raw_file.describe_origin(),
-        others_busy_cores=measure_busy_cores(),
-        concurrency=plan.concurrency,
-        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
-        wall_s=0.0,
-        samples=[],
-    )
 
 
 def take_sample(server: Server, requests: int) -> Sample:

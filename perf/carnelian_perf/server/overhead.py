@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from carnelian_perf import raw_file
 from carnelian_perf.clips import SEED
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import Inputs, StageStatistics, ask, file_inputs, pcm_inputs, send_all, settle_statistics
+from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs, send_all, settle_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
-from carnelian_perf.repository import read_config
+from carnelian_perf.repository import list_stages, read_config
 from carnelian_perf.server.overhead_results import (
     ACOUSTIC,
     FILE,
@@ -83,31 +84,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: The repository could not be served.
         LoadError: A request failed.
     """
-    found = _describe(plan)
-    runs: list[Run] = []
-    with (
-        quiet_server(plan.repository) as server,
-        grpc.InferenceServerClient(server.grpc_url) as client,
-        tqdm(total=len(plan.durations_s) * plan.rounds, desc=Measurement.subject, unit="round", disable=None) as bar,
-    ):
-        stages = [step.model_name for step in read_config(plan.repository / plan.model).ensemble_scheduling.step]
-        session = open_session(plan.repository / f"{plan.model}_acoustic")
-        for duration_s in plan.durations_s:
-            ways = build_ways(plan, client, session, duration_s)
-            for way in ways.values():
-                send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
-            for round_number in range(1, plan.rounds + 1):
-                order = list(ways)
-                random.Random(SEED + round_number).shuffle(order)
-                for name in order:
-                    clock = _clock(client, server, stages, name)
-                    runs.append(_measure_once(plan, clock, name, ways[name], duration_s, round_number))
-                bar.update()
-                yield replace(found, ways={name: way.title for name, way in ways.items()}, runs=list(runs))
-
-
-def _describe(plan: Plan) -> Measurement:
-    return Measurement(
+    found = Measurement(
         model=plan.model,
         **raw_file.describe_origin(),
         others_busy_cores=measure_busy_cores(),
@@ -117,6 +94,24 @@ def _describe(plan: Plan) -> Measurement:
         ways={},
         runs=[],
     )
+    runs: list[Run] = []
+    with (
+        quiet_server(plan.repository) as server,
+        grpc.InferenceServerClient(server.grpc_url) as client,
+        tqdm(total=len(plan.durations_s) * plan.rounds, desc=Measurement.subject, unit="round", disable=None) as bar,
+    ):
+        session = open_session(plan.repository / f"{plan.model}_acoustic")
+        for duration_s in plan.durations_s:
+            ways = build_ways(plan, client, session, duration_s)
+            for way in ways.values():
+                send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
+            for round_number in range(1, plan.rounds + 1):
+                order = list(ways)
+                random.Random(SEED + round_number).shuffle(order)
+                for name in order:
+                    runs.append(_measure_once(plan, client, server, name, ways[name], duration_s, round_number))
+                bar.update()
+                yield replace(found, ways={name: way.title for name, way in ways.items()}, runs=list(runs))
 
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:
@@ -172,26 +167,17 @@ def _make_features(client: Any, model: str, inputs: Inputs) -> Inputs:
     return {name: result.as_numpy(name) for name in names}
 
 
-@dataclass(frozen=True)
-class _Clock:
-    """The readings that are taken before and after a turn."""
-
-    read_cpu_s: Callable[[], float]
-    read_stages: Callable[[], dict[str, StageStatistics]]
-
-
-def _clock(client: Any, server: Server, stages: Sequence[str], way: str) -> _Clock:
-    if way == IN_PROCESS:
-        return _Clock(time.process_time, dict)
-    return _Clock(lambda: measure_cpu_s(server.pid), lambda: settle_statistics(client, stages))
-
-
-def _measure_once(plan: Plan, clock: _Clock, name: str, way: Way, duration_s: float, round_number: int) -> Run:
+def _measure_once(
+    plan: Plan, client: Any, server: Server, name: str, way: Way, duration_s: float, round_number: int
+) -> Run:
     order = range(plan.num_clips // way.clips_per_request)
-    before, cpu_s = clock.read_stages(), clock.read_cpu_s()
+    is_here = name == IN_PROCESS
+    stages = [] if is_here else list_stages(plan.repository, plan.model)
+    read_cpu_s: Callable[[], float] = time.process_time if is_here else partial(measure_cpu_s, server.pid)
+    before, cpu_s = settle_statistics(client, stages), read_cpu_s()
     latencies_s, wall_s = send_all(way.send, order, way.concurrency)
-    cpu_s = clock.read_cpu_s() - cpu_s
-    done = {stage: after.since(before[stage]).requests for stage, after in clock.read_stages().items()}
+    cpu_s = read_cpu_s() - cpu_s
+    done = {stage: after.since(before[stage]).requests for stage, after in settle_statistics(client, stages).items()}
     run = Run(
         way=name,
         duration_s=duration_s,

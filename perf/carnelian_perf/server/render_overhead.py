@@ -1,6 +1,7 @@
 """The raw file of a measurement of what serving costs as a Markdown page."""
 
 import statistics
+from operator import attrgetter
 
 from carnelian_perf.pages import page, table
 from carnelian_perf.raw_file import Split
@@ -18,6 +19,7 @@ from carnelian_perf.server.overhead_results import (
 
 ONE_AT_A_TIME = (IN_PROCESS, ACOUSTIC, PCM, FILE)
 MANY = (STATIC, PCM_CLIENTS, FILE_CLIENTS)
+LATENCY, CPU = attrgetter("latency_ms"), attrgetter("cpu_ms")
 
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
@@ -51,7 +53,7 @@ def _render_one(measurement: Measurement) -> str:
         for way in ONE_AT_A_TIME:
             runs = measurement.runs_of(way, duration_s)
             cells = [f"{duration_s:g}", measurement.ways[way], *_medians(runs)]
-            for measure in (_latency, _cpu):
+            for measure in (LATENCY, CPU):
                 cells.append(_percent(*measurement.ratio(way, IN_PROCESS, duration_s, measure)))
             rows.append(cells)
     return table(head, rows)
@@ -77,26 +79,14 @@ def _render_many(measurement: Measurement) -> str:
             runs = measurement.runs_of(way, duration_s)
             cells = [f"{duration_s:g}", measurement.ways[way]]
             cells += [f"{statistics.median(run.clips_per_s for run in runs):.1f}", _medians(runs)[1]]
-            for measure in (_throughput, _cpu):
+            for measure in (attrgetter("clips_per_s"), CPU):
                 cells.append(str(measurement.ratio(way, STATIC, duration_s, measure)))
             rows.append(cells)
     return table(head, rows)
 
 
-def _latency(run: Run) -> float:
-    return run.latency_ms
-
-
-def _cpu(run: Run) -> float:
-    return run.cpu_ms
-
-
-def _throughput(run: Run) -> float:
-    return run.clips_per_s
-
-
 def _medians(runs: list[Run]) -> list[str]:
-    return [f"{statistics.median(map(measure, runs)):.1f}" for measure in (_latency, _cpu)]
+    return [f"{statistics.median(map(measure, runs)):.1f}" for measure in (LATENCY, CPU)]
 
 
 def _percent(*ratios: float) -> str:

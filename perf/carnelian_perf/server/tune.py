@@ -24,7 +24,7 @@ from carnelian_perf.clips import SEED, WavClip, shuffle_order
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import LoadError, ask_clip, send_all
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
-from carnelian_perf.repository import copy_model, read_config, write_config
+from carnelian_perf.repository import copy_model, list_stages, read_config, write_config
 from carnelian_perf.server.tune_results import (
     CONFIRMATION,
     SHIPPED,
@@ -55,8 +55,7 @@ class Plan:
     repository: Path
     model: str
     clips: Sequence[WavClip]
-    source: str
-    """Where the clips are from, in words."""
+    traffic: raw_file.Traffic
     objective: Objective
     target_ms: float
     """Limit for the 95th percentile of latency in milliseconds, for the objective `throughput`."""
@@ -110,7 +109,20 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ValueError: No knob has another value than the shipped one.
     """
     shipped = read_settings(plan.repository, plan.model)
-    found = _describe(plan, shipped)
+    found = Measurement(
+        model=plan.model,
+        **raw_file.describe_origin(),
+        objective=plan.objective,
+        target_ms=plan.target_ms,
+        concurrency=plan.concurrency,
+        requests=plan.num_requests,
+        traffic=plan.traffic,
+        mismatches=[],
+        tunings={SHIPPED: {}},
+        shipped=shipped,
+        kept={},
+        runs=[],
+    )
     largest = read_config(find_stages(plan.repository, plan.model)["acoustic"]).max_batch_size
     best: Settings = {}
     with _Servers(plan) as servers:
@@ -142,8 +154,8 @@ def read_settings(repository: Path, model: str) -> Settings:
 
 def find_stages(repository: Path, model: str) -> dict[str, Path]:
     """Find the folders of a recogniser's stages: the stage's name in a tuning -> its folder."""
-    steps = [step.model_name for step in read_config(repository / model).ensemble_scheduling.step]
-    return {name.removeprefix(f"{model}_").removeprefix("audio_"): repository / name for name in steps}
+    names = list_stages(repository, model)
+    return {name.removeprefix(f"{model}_").removeprefix("audio_"): repository / name for name in names}
 
 
 def list_candidates(shipped: Settings, best: Settings, knob: Knob) -> list[Settings]:
@@ -289,20 +301,3 @@ def _say(run: Run) -> str:
     if run.error:
         return run.error
     return f"{run.clips_per_s:.1f} clips/s, p50 {run.percentile_ms(50):.1f}, p95 {run.percentile_ms(95):.1f} ms"
-
-
-def _describe(plan: Plan, shipped: Settings) -> Measurement:
-    return Measurement(
-        model=plan.model,
-        **raw_file.describe_origin(),
-        objective=plan.objective,
-        target_ms=plan.target_ms,
-        concurrency=plan.concurrency,
-        requests=plan.num_requests,
-        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
-        mismatches=[],
-        tunings={SHIPPED: {}},
-        shipped=shipped,
-        kept={},
-        runs=[],
-    )

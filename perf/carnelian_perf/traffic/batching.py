@@ -35,8 +35,7 @@ class Plan:
     padded: onnx.ModelProto
     """The model's network for padded batches."""
     clips: Sequence[WavClip]
-    source: str
-    """Where the clips are from, in words."""
+    traffic: raw_file.Traffic
     concurrency: int
     num_requests: int
     """Number of requests in each run."""
@@ -83,7 +82,7 @@ def _sum_up(
         model=plan.model,
         **origin,
         concurrency=plan.concurrency,
-        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
+        traffic=plan.traffic,
         candidates={candidate.name: candidate.title for candidate in plan.candidates},
         mismatches=[
             f"clip {clip}: {' / '.join(sorted(found))}" for clip, found in sorted(transcripts.items()) if len(found) > 1

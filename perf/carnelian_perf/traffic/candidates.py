@@ -57,7 +57,8 @@ def build_variant(
         queue_delay_ms: How long the acoustic stage waits for more requests, in milliseconds.
         padded: The network for padded batches: FEATURES [rows, num_mels, frames], FEATURE_LENGTH [rows, 1].
     """
-    ensemble = copy_model(shipped, target, model)
+    copy_model(shipped, target, model)
+    ensemble = read_config(target / model)
     count_in_ensemble(ensemble, f"{model}_acoustic")
     write_config(target / model, ensemble)
     acoustic = target / f"{model}_acoustic"

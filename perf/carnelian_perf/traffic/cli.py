@@ -64,13 +64,13 @@ def batching(
         from carnelian_perf.traffic.batching import Plan, measure
         from carnelian_perf.traffic.graph import build_padded
 
-        clips, source = choose_clips(manifest)
+        clips, traffic = choose_clips(manifest)
         plan = Plan(
             repository=repository,
             model=model,
             padded=build_padded(*load_model(checkpoint)),
             clips=clips,
-            source=source,
+            traffic=traffic,
             concurrency=concurrency,
             num_requests=requests,
             rounds=rounds,
@@ -125,13 +125,13 @@ def mixed(
 
             # A YAML's random weights are the same each time.
             loaded = load_network(random_weights) if random_weights else load_model(checkpoint)
-            clips, source = choose_clips(manifest)
+            clips, traffic = choose_clips(manifest)
             plan = Plan(
                 repository=served,
                 model=name,
                 padded=build_padded(*loaded),
                 clips=clips,
-                source=source,
+                traffic=traffic,
                 target_ms=target,
                 seconds=seconds,
                 steps=steps,

@@ -71,7 +71,7 @@ class Plan:
     padded: onnx.ModelProto
     """The model's network for padded batches."""
     clips: Sequence[WavClip]
-    source: str
+    traffic: raw_file.Traffic
     target_ms: float
     """Limit for the 95th percentile of latency, in milliseconds."""
     seconds: float
@@ -111,7 +111,16 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         ServerError: a variant could not be served.
         LoadError: a request of the closed loop failed, or the server does not count what it answers.
     """
-    found = _describe(plan)
+    found = Measurement(
+        model=plan.model,
+        **raw_file.describe_origin(),
+        target_ms=plan.target_ms,
+        seconds=plan.seconds,
+        traffic=plan.traffic,
+        systems={system.name: system.title for system in plan.systems},
+        mismatches=[],
+        runs=[],
+    )
     runs: list[Run] = []
     transcripts: dict[str, dict[int, set[str]]] = {system.name: {} for system in plan.systems}
     clips = {system.name: _clips_of(plan, system) for system in plan.systems}
@@ -163,19 +172,6 @@ def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[Sy
 
 def _clips_of(plan: Plan, system: System) -> Sequence[WavClip]:
     return [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
-
-
-def _describe(plan: Plan) -> Measurement:
-    return Measurement(
-        model=plan.model,
-        **raw_file.describe_origin(),
-        target_ms=plan.target_ms,
-        seconds=plan.seconds,
-        traffic=raw_file.Traffic.of(plan.source, (clip.duration_s for clip in plan.clips)),
-        systems={system.name: system.title for system in plan.systems},
-        mismatches=[],
-        runs=[],
-    )
 
 
 @contextlib.contextmanager

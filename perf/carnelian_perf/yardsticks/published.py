@@ -33,35 +33,21 @@ def read_published() -> list[PublishedLatency]:
     That column is ONNX Runtime's in the Triton table. Latencies of wav2vec 2.0 are over clips of many lengths; the
     duration is their mean.
     """
-    rows = [
+    triton = {"model": "jasper_10x5dr", "hardware": TRITON_T4, "precision": "fp16"}
+    rows = _read_table("inference_latency_ms.csv")
+    rows += [triton | row | {"avg": row["tensorrt"]} for row in _read_table("triton_t4_latency_ms.csv")]
+    return [
         PublishedLatency(
             row["model"],
             row["hardware"],
             row["precision"],
             int(row["batch"]),
             float(row["duration_s"].removesuffix(" s")),  # a mean ends in " s"
-            _percentile(row["p90"]),
-            _percentile(row["p95"]),
-            _percentile(row["p99"]),
-            float(row["avg"]),
+            **{name: float(row[name]) if row.get(name) else None for name in ("p90", "p95", "p99")},
+            avg=float(row["avg"]),
         )
-        for row in _read_table("inference_latency_ms.csv")
+        for row in rows
     ]
-    triton = [
-        PublishedLatency(
-            "jasper_10x5dr",
-            TRITON_T4,
-            "fp16",
-            int(row["batch"]),
-            float(row["duration_s"]),
-            None,
-            None,
-            None,
-            float(row["tensorrt"]),
-        )
-        for row in _read_table("triton_t4_latency_ms.csv")
-    ]
-    return rows + triton
 
 
 def choose(model: str, hardware: str, precision: str) -> dict[tuple[float, int], PublishedLatency]:
@@ -99,10 +85,6 @@ def read_throughput(model: str) -> list[dict[str, str]]:
 def read_hourglass() -> dict[int, tuple[str, str]]:
     """Read what is published of an Hourglass: factor -> times as fast as the plain transformer, share of its memory."""
     return {int(row["factor"]): (row["times_as_fast"], row["memory"]) for row in _read_table("hourglass.csv")}
-
-
-def _percentile(cell: str) -> float | None:
-    return float(cell) if cell else None
 
 
 def _read_table(name: str) -> list[dict[str, str]]:

@@ -96,7 +96,7 @@ def test_every_instance_of_a_real_server_is_looked_at(repository):
         repository=repository,
         model="quartznet_demo",
         clips=cut_clips(MANIFEST, 2),
-        source="the demo's",
+        traffic=Traffic.of("the demo's", [1.0]),
         num_requests=6,
         every=2,
         concurrency=2,

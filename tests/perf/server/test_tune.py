@@ -57,7 +57,7 @@ def make_plan(repository: Path, num_requests: int) -> Plan:
         repository=repository,
         model="quartznet_demo",
         clips=cut_clips(MANIFEST, 2),
-        source="the demo's",
+        traffic=Traffic.of("the demo's", [1.0]),
         objective="throughput",
         target_ms=60_000,
         concurrency=2,

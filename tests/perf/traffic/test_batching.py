@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from carnelian_perf.clips import WavClip, cut_clips
 from carnelian_perf.load import LoadError
+from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic.batching import Plan, measure
 from carnelian_perf.traffic.candidates import CANDIDATES
 
@@ -21,7 +22,7 @@ def make_plan(repository, padded):
             model="quartznet_demo",
             padded=padded,
             clips=clips,
-            source="the demo's",
+            traffic=Traffic.of("the demo's", [1.0]),
             concurrency=4,
             num_requests=NUM_REQUESTS,
             rounds=1,

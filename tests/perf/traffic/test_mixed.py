@@ -53,7 +53,7 @@ def make_plan(repository: Path, padded: onnx.ModelProto, systems: Sequence[Syste
         model="quartznet_demo",
         padded=padded,
         clips=cut_clips(MANIFEST, 3),
-        source="the demo's",
+        traffic=Traffic.of("the demo's", [1.0]),
         target_ms=60_000,
         seconds=0.1,
         steps=1,
