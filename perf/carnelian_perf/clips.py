@@ -6,9 +6,10 @@ In: a manifest of real clips. Out: WAV files in memory, 16 kHz mono, and the ord
 import io
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import soxr
 
 from carnelian_perf.manifest import read_manifest
 
+T = TypeVar("T")
 SAMPLE_RATE_HZ = 16_000
 HOP_SAMPLES = 160
 NUM_CLIPS = 64
@@ -103,7 +105,12 @@ def encode_clip(samples: npt.NDArray[np.float32] | npt.NDArray[np.int16]) -> Wav
 
 def shuffle_order(num_requests: int, num_clips: int, round_number: int) -> list[int]:
     """Return the index of the clip that each request of a round sends: every clip equally often, shuffled."""
-    order = [index % num_clips for index in range(num_requests)]
+    return shuffled([index % num_clips for index in range(num_requests)], round_number)
+
+
+def shuffled(items: Iterable[T], round_number: int) -> list[T]:
+    """Shuffle what takes turns: another order in each round, but the same orders in every measurement."""
+    order = list(items)
     random.Random(SEED + round_number).shuffle(order)
     return order
 

@@ -8,7 +8,6 @@ caches and the cores' clock rates. So the last few requests come after rests, as
 """
 
 import logging
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 from tritonclient import grpc
 
-from carnelian_perf.clips import SEED
+from carnelian_perf.clips import shuffled
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import ask, await_statistics, file_inputs, read_statistics
@@ -72,9 +71,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     runs: list[Run] = []
     with tqdm(total=plan.rounds * len(files), desc=Measurement.subject, unit="server", disable=None) as bar:
         for round_number in range(1, plan.rounds + 1):
-            order = list(files)
-            random.Random(SEED + round_number).shuffle(order)
-            for duration_s in order:
+            for duration_s in shuffled(files, round_number):
                 runs.append(_measure_once(plan, files[duration_s], duration_s, round_number))
                 bar.update()
                 yield Measurement(

@@ -5,7 +5,6 @@ clips: clients that send single clips, whose batches form on the server, beside 
 """
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import SEED
+from carnelian_perf.clips import shuffled
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs, send_all, settle_statistics
@@ -106,9 +105,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
             for way in ways.values():
                 send_all(way.send, range(2 * way.concurrency), way.concurrency)  # warms up
             for round_number in range(1, plan.rounds + 1):
-                order = list(ways)
-                random.Random(SEED + round_number).shuffle(order)
-                for name in order:
+                for name in shuffled(ways, round_number):
                     runs.append(_measure_once(plan, client, server, name, ways[name], duration_s, round_number))
                 bar.update()
                 yield replace(found, ways={name: way.title for name, way in ways.items()}, runs=list(runs))

@@ -8,7 +8,6 @@ more.
 
 import contextlib
 import logging
-import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import SEED, WavClip, shuffle_order
+from carnelian_perf.clips import WavClip, shuffle_order, shuffled
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import LoadError, ask_clip, send_all
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
@@ -236,8 +235,7 @@ class _Search:
         for settings in cells:  # all of them are up before the first turn
             self._servers.find(settings)
         for round_number in range(1, rounds + 1):
-            random.Random(SEED + round_number).shuffle(cells)
-            for settings in cells:
+            for settings in shuffled(cells, round_number):
                 run, texts = _measure_once(self._plan, self._servers.find(settings), step, settings, round_number)
                 self._found.runs.append(run)
                 for clip, text in texts:

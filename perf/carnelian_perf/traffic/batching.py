@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import SEED, WavClip, shuffle_order
+from carnelian_perf.clips import WavClip, shuffle_order, shuffled
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import Answer, await_statistics, drive, read_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
@@ -62,8 +61,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         # All servers run all the time, so that rounds are short and other load on the machine affects all alike.
         servers = {cell: stack.enter_context(_serve(plan, Path(folder), *cell)) for cell in cells}
         for round_number in range(1, plan.rounds + 1):
-            random.Random(SEED + round_number).shuffle(cells)
-            for candidate, delay in cells:
+            for candidate, delay in shuffled(cells, round_number):
                 run, answers = _measure_once(plan, servers[candidate, delay], candidate, delay, round_number)
                 runs.append(run)
                 for answer in answers:

@@ -9,7 +9,6 @@ arrivals whose 95th percentile meets the target. Systems take turns, step by ste
 import contextlib
 import io
 import logging
-import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from tqdm import tqdm
 from tritonclient import grpc
 
 from carnelian_perf import raw_file
-from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, encode_clip, shuffle_order
+from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, encode_clip, shuffle_order, shuffled
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import await_statistics, drive, read_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
@@ -129,7 +128,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         for round_number in range(1, plan.rounds + 1):
             searches: dict[str, _Search] = {}
             for step in range(1 + plan.steps):
-                for system in _shuffle(plan.systems, round_number, step):
+                for system in shuffled(plan.systems, 100 * round_number + step):
                     search = searches.get(system.name)
                     rate = search.middle if search else None
                     run, outcome = _measure_once(
@@ -161,13 +160,6 @@ def pad_clip(clip: WavClip) -> WavClip:
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
     silence = -len(samples) % (CLIENT_PADDING_S * SAMPLE_RATE_HZ)
     return replace(clip, wav=encode_clip(np.pad(samples, (0, silence))).wav)
-
-
-def _shuffle(systems: Sequence[System], round_number: int, step: int) -> list[System]:
-    """Shuffle the systems: another order in each step, but the same orders in every measurement."""
-    order = list(systems)
-    random.Random(SEED + 100 * round_number + step).shuffle(order)
-    return order
 
 
 def _clips_of(plan: Plan, system: System) -> Sequence[WavClip]:
