@@ -1,13 +1,11 @@
-"""Options that commands share, checked before anything heavy is imported; and how commands write their results."""
+"""Options that commands share, and what they stand for; checked before anything heavy is imported."""
 
 import contextlib
-import dataclasses
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -15,9 +13,8 @@ from carnelian_perf.whole_file import is_stream
 
 if TYPE_CHECKING:
     from carnelian_perf.clips import WavClip
-    from carnelian_perf.raw_file import RawFile, Traffic
+    from carnelian_perf.raw_file import Traffic
 
-Measured = TypeVar("Measured", bound="RawFile")
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -184,64 +181,6 @@ def choose_clips(manifest: Path | None) -> tuple[list["WavClip"], "Traffic"]:
     clips = load_clips(manifest) if manifest else cut_clips(DEMO_MANIFEST)
     source = f"those of {manifest}" if manifest else f"{DEMO_MANIFEST}, joined and cut to log-normal durations"
     return clips, Traffic.of(source, (clip.duration_s for clip in clips))
-
-
-def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
-    """Write each measurement, marked as unfinished, so that a later failure loses nothing; then write the last one.
-
-    If `path` is a finished raw file, it stays until then, and unfinished ones are written beside it.
-
-    Returns:
-        The last measurement.
-
-    Raises:
-        ValueError: There is no measurement.
-    """
-    measurement = None
-    part = path.with_name(f"{path.stem}_unfinished.json") if _is_finished(path) else path
-    for measurement in measurements:
-        dataclasses.replace(measurement, finished=False).write(part)
-    if measurement is None:
-        raise ValueError(f"there must be something to measure for {path}, but there was nothing")
-    measurement.write(path)
-    if part != path:
-        part.unlink()
-    return measurement
-
-
-def _is_finished(path: Path) -> bool:
-    """Whether a file exists that is not marked as unfinished."""
-    try:
-        return path.is_file() and bool(json.loads(path.read_bytes()).get("finished", True))
-    except (ValueError, AttributeError):  # no raw file
-        return True
-
-
-def show_page(
-    raw_path: Path,
-    kind: "type[Measured]",
-    render_page: Callable[[Measured, str], str],
-    draw: Callable[[Measured, Path], None] | None = None,
-) -> Measured:
-    """Write a raw file's page and, if there is a `draw`, its plot beside it; print the page.
-
-    Returns:
-        The measurement that the raw file holds.
-
-    Raises:
-        RawFileError: The file is not a raw file of this kind, or a page cannot be made of it.
-    """
-    from carnelian_perf.pages import rendering, write_page
-
-    measurement = kind.read(raw_path)
-    with rendering(raw_path):
-        text = render_page(measurement.as_text(), raw_path.name)
-    typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
-    if draw is not None:
-        plot = raw_path.with_suffix(".png")
-        draw(measurement, plot)
-        typer.echo(f"wrote {plot}")
-    return measurement
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from carnelian_perf.cli import main
-from carnelian_perf.options import show_page
+from carnelian_perf.output import show_page
 from carnelian_perf.pages import table
 from carnelian_perf.raw_file import write
 from markdown_it import MarkdownIt

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from carnelian_perf.options import write_each
+from carnelian_perf.output import write_each
 from carnelian_perf.pages import scale_milliseconds
 from carnelian_perf.raw_file import write
 from carnelian_perf.traffic.render_batching import render_page

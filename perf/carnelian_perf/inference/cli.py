@@ -23,9 +23,8 @@ from carnelian_perf.options import (
     raw_file_option,
     raw_file_path,
     render_option,
-    show_page,
-    write_each,
 )
+from carnelian_perf.output import show_page, write_each
 
 app = typer.Typer()
 

@@ -25,9 +25,8 @@ from carnelian_perf.options import (
     raw_file_path,
     render_option,
     served_repository,
-    show_page,
-    write_each,
 )
+from carnelian_perf.output import show_page, write_each
 
 app = typer.Typer()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from carnelian_perf.clips import cut_clips
-from carnelian_perf.options import show_page
+from carnelian_perf.output import show_page
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend

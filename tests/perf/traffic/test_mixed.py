@@ -10,7 +10,7 @@ import onnx
 import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
-from carnelian_perf.options import show_page
+from carnelian_perf.output import show_page
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
 from carnelian_perf.traffic.mixed import (
