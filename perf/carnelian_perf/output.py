@@ -14,13 +14,10 @@ if TYPE_CHECKING:
 Measured = TypeVar("Measured", bound="RawFile")
 
 
-def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
+def write_each(measurements: Iterable[Measured], path: Path) -> None:
     """Write each measurement, marked as unfinished, so that a later failure loses nothing; then write the last one.
 
     If `path` is a finished raw file, it stays until then, and unfinished ones are written beside it.
-
-    Returns:
-        The last measurement.
 
     Raises:
         ValueError: There is no measurement.
@@ -34,7 +31,6 @@ def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
     measurement.write(path)
     if part != path:
         part.unlink()
-    return measurement
 
 
 def _is_finished(path: Path) -> bool:

@@ -94,7 +94,8 @@ def decoding(
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_decoding.json")
     weights = read_weights(lm_weights, language_model)
-    measured = measure(config, network, manifest, language_model, weights, tried, url, out)
+    measured = measure(config, network, manifest, language_model, weights, tried, url)
+    measured.write(out)
     for row in measured.decoders:
         print(
             f"{row.decoder:<12} WER {row.wer:7.2%}  CER {row.cer:7.2%}  {row.clips_per_s:8.1f} clips/s per core, "
@@ -136,7 +137,8 @@ def held_out(
 
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_held_out.json")
-    measured = measure(config, network, manifest, language_model, neural_language_model, groups, out)
+    measured = measure(config, network, manifest, language_model, neural_language_model, groups)
+    measured.write(out)
     for options in measured.options:
         print(", ".join(f"{name} {value:g}" for name, value in options.items()))
     for name, wer in measured.summary.wer.items():
@@ -167,13 +169,19 @@ def words(
     from carnelian_training.checkpoint import load_model
     from carnelian_training.language_models.weights import read_weights
 
-    from carnelian_perf.accuracy.words import measure
+    from carnelian_perf.accuracy.words import draw, measure
+    from carnelian_perf.whole_file import write_whole
 
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_words.json")
     check_apart(calibration, out)
     weights = read_weights(lm_weights, language_model)
-    measured = measure(config, network, manifest, language_model, weights, out, calibration)
+    measured = measure(config, network, manifest, language_model, weights)
+    measured.write(out)
+    draw(measured.decoders, out.with_suffix(".png"))
+    if calibration is not None:
+        measured.calibration.check()
+        write_whole(calibration, measured.calibration.to_json())
     for row in measured.decoders:
         print(
             f"{row.decoder:<8} {'calibrated' if row.calibrated else 'as it is':<10}  start within "
@@ -200,7 +208,9 @@ def int8(
 
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_int8.json")
-    found = measure(config, network, clips, manifest, out)
+    measured = measure(config, network, clips, manifest)
+    measured.write(out)
+    found = measured.summary
     print(f"WER {found.wer_fp32:.2%} in float32, {found.wer_int8:.2%} in int8")
     interval = f"{100 * found.difference_low:.2f} to {100 * found.difference_high:.2f}"
     print(f"difference {100 * found.difference:.2f} points, 95 % interval {interval}")

@@ -122,9 +122,8 @@ def measure(
     weights: Mapping[str, float],
     boosts: Sequence[float],
     url: str | None,
-    out: Path,
 ) -> Measurement:
-    """Decode a manifest by every decoder and write the raw file.
+    """Decode a manifest by every decoder.
 
     Args:
         config: Configuration of the network.
@@ -134,7 +133,6 @@ def measure(
         weights: Weights of the language model, where they differ from the decoder's defaults.
         boosts: Boosts of hot words to try.
         url: host:port of a server of the same model, whose decoding stage is measured too; None for none.
-        out: Path of the raw file.
 
     Raises:
         ValueError: The file is not a manifest, or has no words to compare with.
@@ -169,7 +167,7 @@ def measure(
         for name in ways
     ]
     rare = rare_words(references, language_model)
-    measurement = Measurement(
+    return Measurement(
         model=config.name,
         **origin,
         manifest=str(manifest),
@@ -185,8 +183,6 @@ def measure(
         rare_words=rare,
         hotwords=measure_hotwords(decoder, usual, log_probs, references, rare, boosts) if rare else [],
     )
-    measurement.write(out)
-    return measurement
 
 
 def decode_in_turns(

@@ -81,9 +81,8 @@ def measure(
     language_model: Path,
     neural_language_model: Path | None,
     groups: int,
-    out: Path,
 ) -> Measurement:
-    """For each group, choose weights on the other groups and decode it with them; write the raw file.
+    """For each group, choose weights on the other groups and decode it with them.
 
     Args:
         config: Configuration of the network.
@@ -92,7 +91,6 @@ def measure(
         language_model: File of the n-gram language model.
         neural_language_model: File of the neural language model that rescores; None leaves rescoring out.
         groups: Number of groups.
-        out: Path of the raw file.
 
     Raises:
         ValueError: There are fewer speakers than groups.
@@ -113,7 +111,7 @@ def measure(
         )
         for i, clip in enumerate(clips)
     ]
-    measurement = Measurement(
+    return Measurement(
         model=config.name,
         **origin,
         manifest=str(manifest),
@@ -123,8 +121,6 @@ def measure(
         summary=summarise(rows),
         clips=rows,
     )
-    measurement.write(out)
-    return measurement
 
 
 def decode_with_weights_of_others(

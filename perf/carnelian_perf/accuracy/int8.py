@@ -1,6 +1,6 @@
 """What int8 costs in accuracy: the graph that is served and its int8 form on the same clips, in pairs.
 
-In: a checkpoint, clips to calibrate on, other clips with transcripts. Out: one raw file with every clip.
+In: a checkpoint, clips to calibrate on, other clips with transcripts. Out: a raw file with every clip.
 """
 
 import statistics
@@ -77,8 +77,8 @@ class Measurement(Record):
     pairs: list[Pair]
 
 
-def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Path, out: Path) -> Summary:
-    """Transcribe a manifest in float32 and in int8, write the raw file and return its summary.
+def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Path) -> Measurement:
+    """Transcribe a manifest in float32 and in int8.
 
     Raises:
         ValueError: A clip is in both manifests, or a file is no manifest.
@@ -122,9 +122,7 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
                 cpu_int8_s=statistics.median(cpu_s[1]),
             )
         )
-    summary = summarise(pairs)
-    Measurement(model=config.name, **origin, summary=summary, pairs=pairs).write(out)
-    return summary
+    return Measurement(model=config.name, **origin, summary=summarise(pairs), pairs=pairs)
 
 
 def check_others(calibration: Sequence[Clip], clips: Sequence[Clip]) -> None:

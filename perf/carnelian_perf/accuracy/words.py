@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_clip
 from carnelian_perf.pages import write_plot
 from carnelian_perf.raw_file import Record, describe_origin
-from carnelian_perf.whole_file import write_whole
 
 ALIGNER_FRAMES_PER_S = 100
 BINS = 10
@@ -102,15 +101,9 @@ class Measurement(Record):
 
 
 def measure(
-    config: Config,
-    network: CtcNetwork,
-    manifest: Path,
-    language_model: Path,
-    weights: Mapping[str, float],
-    out: Path,
-    calibration: Path | None,
+    config: Config, network: CtcNetwork, manifest: Path, language_model: Path, weights: Mapping[str, float]
 ) -> Measurement:
-    """Measure words with and without calibration; write the raw file, its plot and, unless None, the calibration."""
+    """Measure words with and without calibration, and calibrate by all clips."""
     origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     log_probs = score_all(network, config, clips)
@@ -131,8 +124,7 @@ def measure(
     plain = listen([ctc.Calibration()])
     halves = [calibrate([word for word in plain if word.clip % 2 != half]) for half in (0, 1)]
     corrected = listen(halves)
-    final = calibrate(plain)
-    measurement = Measurement(
+    return Measurement(
         model=config.name,
         **origin,
         manifest=str(manifest),
@@ -140,19 +132,13 @@ def measure(
         weights=dict(weights),
         clips=len(clips),
         aligned_clips=sum(reference is not None for reference in references),
-        calibration=final,
+        calibration=calibrate(plain),
         decoders=[
             rate([word for word in words if word.decoder == name], name, words is corrected)
             for name in ctc.DECODERS
             for words in (plain, corrected)
         ],
     )
-    measurement.write(out)
-    draw(measurement.decoders, out.with_suffix(".png"))
-    if calibration is not None:
-        final.check()
-        write_whole(calibration, final.to_json())
-    return measurement
 
 
 def align(clip: Clip) -> Times | None:

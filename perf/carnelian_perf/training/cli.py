@@ -33,13 +33,16 @@ def loading(
     out: Annotated[Path | None, raw_file_option("NAME_loading.json", "Raw file.")] = None,
 ) -> None:
     """Measure, in CPU seconds of one core, how much faster the batches of `data.train` are read than trained on."""
+    if batches <= steps:
+        raise typer.BadParameter(f"--batches must be above --steps, {steps}, but is {batches}")
     from carnelian_training.run_config import load_config
 
     from carnelian_perf.training.loading import measure
 
     settings = load_config(config, tuple(overrides or ()))
     out = raw_file_path(out, f"{settings.name}_loading.json")
-    measured = measure(settings, batches, steps, out)
+    measured = measure(settings, batches, steps)
+    measured.write(out)
     read, trained = (part.audio_s_per_cpu_s for part in (measured.loading, measured.training))
     print(f"loading {read:.1f}, training {trained:.2f} seconds of audio per second of a core")
     print(f"loading is {read / trained:.0f} times as fast\nwrote {out}")

@@ -4,7 +4,6 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -59,16 +58,14 @@ class Measurement(Record):
     training: Training
 
 
-def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
-    """Read `batches` batches of a configuration's first epoch, train `steps` steps on them, write the raw file.
+def measure(config: Config, batches: int, steps: int) -> Measurement:
+    """Read `batches` batches of a configuration's first epoch, and train on the first `steps` of them.
 
     Raises:
-        ValueError: The epoch has no more batches than asked for, or those are no more than the steps.
+        ValueError: The epoch has no more batches than asked for.
     """
     origin = describe_origin()
     plan = plan_epoch(read_training_clips(config), config, 0)
-    if not 0 < steps < batches:
-        raise ValueError(f"`--batches` must be above `--steps`, {steps}, but is {batches}")
     if batches >= len(plan):
         raise ValueError(
             f"the epoch must have more batches than are read, {batches}, but has {len(plan)}: give fewer, lower "
@@ -85,7 +82,7 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
         trained = read[:steps]
         cpu_s = sum(timed_step(state, batch.items, batch, config)[1] for batch in trained)
         training = Training(steps=steps, **_cost(trained, cpu_s))
-    measurement = Measurement(
+    return Measurement(
         model=config.name,
         **origin,
         augment={name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
@@ -93,8 +90,6 @@ def measure(config: Config, batches: int, steps: int, out: Path) -> Measurement:
         loading=loading,
         training=training,
     )
-    measurement.write(out)
-    return measurement
 
 
 def _cost(batches: list[Batch], cpu_s: float) -> dict[str, float]:

@@ -50,18 +50,14 @@ def test_the_interval_holds_the_difference_and_is_a_point_where_clips_agree():
     assert (same.difference_low, same.difference, same.difference_high) == (0, 0, 0)
 
 
-def test_the_raw_file_is_named_after_the_model(tmp_path, call, monkeypatch):
-    asked = []
-
-    def measure(*arguments):
-        asked.append(arguments[-1])
-        return summarise([pair(10, 2, 2)])
-
-    monkeypatch.setattr(int8, "measure", measure)
+def test_the_raw_file_is_named_after_the_model(origin, tmp_path, call, monkeypatch):
+    pairs = [pair(10, 2, 2)]
+    monkeypatch.setattr(int8, "measure", lambda *_: Measurement(**origin, summary=summarise(pairs), pairs=pairs))
     monkeypatch.chdir(tmp_path)
     shutil.copyfile(DEMO, tmp_path / "renamed.pt")
     status, _, err = call(main, "int8", "renamed.pt", "--int8-clips", CLIPS, "--manifest", CLIPS)
-    assert (status, asked) == (0, [Path("perf/results/quartznet_demo_int8.json")]), err
+    assert status == 0, err
+    assert Path("perf/results/quartznet_demo_int8.json").is_file()
 
 
 def test_both_forms_are_measured_on_the_same_clips(tmp_path, call):
