@@ -33,8 +33,8 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["batching", "--colour", "red"], "--colour"),
         (["sweep-everything"], "sweep-everything"),
         (["batching", "--concurrency", "0"], "--concurrency"),
-        (["batching", "--model", "jasper"], "quartznet_demo"),
-        (["batching", "--repository", "nowhere"], "nowhere"),
+        (["batching", "--model", "jasper"], "'jasper'; it has quartznet_demo"),
+        (["batching", "--repository", "nowhere"], "nowhere is not there"),
         (["batching", "--checkpoint", "nowhere.pt"], "--checkpoint"),
         (["batching", "--manifest", "nowhere.jsonl"], "--manifest"),
         (["batching", "--render", "nowhere.json"], "--render"),
@@ -106,7 +106,11 @@ def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, 
     assert (status, "--manifest must be a file, but nowhere.jsonl is not there" in err) == (2, True), err
 
 
-RENDERING = ["infer", "batching", "mixed", "tune", "overhead", "first-request", "memory", "training", "hourglass"]
+RENDERING = [
+    name
+    for name, command in typer.main.get_command(app).commands.items()
+    if any("--render" in option.opts for option in command.params)
+]
 
 
 @pytest.mark.parametrize("command", RENDERING)
@@ -122,7 +126,7 @@ def test_what_is_no_raw_file_is_status_1(tmp_path, call, command):
     path.write_text("{}")
     status, _, err = call(main, command, "--render", path)
     assert status == 1
-    assert "must be a raw file" in err
+    assert f"must be a raw file of `carnelian-perf {command}`" in err
 
 
 def test_render_needs_no_server(measurement, tmp_path, call):

@@ -29,13 +29,10 @@ def test_loaded_clips_keep_their_durations():
     assert sorted(clip.duration_s for clip in clips) == pytest.approx(durations, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [("", "has none"), ("{}", "found None"), ("a clip", "parse"), ("[]", "found list")]
-)
-def test_manifest_without_clips_is_refused(tmp_path, text, words):
+def test_manifest_without_clips_is_refused(tmp_path):
     path = tmp_path / "manifest.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=words):
+    path.touch()
+    with pytest.raises(ValueError, match="has none"):
         load_clips(path)
 
 

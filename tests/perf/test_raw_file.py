@@ -1,7 +1,6 @@
 """Every raw file that is checked in is read by its command's own class, and written as it was."""
 
 import json
-import os
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -9,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import carnelian_perf
 import pytest
 from carnelian_perf.output import write_each
 from carnelian_perf.pages import scale_milliseconds
@@ -17,36 +17,27 @@ from carnelian_perf.traffic.render_batching import render_page
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from matplotlib.figure import Figure
 
+PACKAGE = Path(carnelian_perf.__file__).parent
+SOURCES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path.read_text() for path in PACKAGE.rglob("*.py")
+}
+"""Module -> its text."""
 MODULES = {
-    "batching": "traffic.batching_results",
-    "decoding": "accuracy.decoders",
-    "first-request": "server.first_request_results",
-    "held-out": "accuracy.held_out",
-    "hourglass": "training.hourglass_results",
-    "infer": "inference.results",
-    "int8": "accuracy.int8",
-    "loading": "training.loading",
-    "memory": "server.memory_results",
-    "mixed": "traffic.mixed_results",
-    "overhead": "server.overhead_results",
-    "training": "training.steps_results",
-    "tune": "server.tune_results",
-    "words": "accuracy.words",
+    subject: module
+    for module, text in SOURCES.items()
+    for subject in re.findall(
+        r'^class Measurement\(.*?^    subject: Literal\["(.+?)"\]', text, re.DOTALL | re.MULTILINE
+    )
 }
 """Subject -> where its class `Measurement` is."""
-MEASURES = (
-    *("accuracy.decoders", "accuracy.held_out", "accuracy.int8", "accuracy.words", "inference.measure"),
-    *("server.first_request", "server.memory", "server.overhead", "server.tune", "traffic.batching", "traffic.mixed"),
-    *("training.hourglass", "training.loading", "training.steps"),
-)
-"""Where functions `measure` are."""
+MEASURES = sorted(name for name, text in SOURCES.items() if "\ndef measure(" in text and "describe_origin(" in text)
 RAW_FILES = sorted((Path(__file__).parents[2] / "perf" / "results").glob("*.json"))
 
 each_raw_file = pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
 
 
 def class_of(content):
-    return import_module(f"carnelian_perf.{MODULES[content['subject']]}").Measurement
+    return import_module(MODULES[content["subject"]]).Measurement
 
 
 @each_raw_file
@@ -72,7 +63,7 @@ class AskedError(Exception):
 @pytest.mark.parametrize("module", MEASURES)
 def test_the_commit_is_asked_for_before_anything_is_measured(module, monkeypatch):
     monkeypatch.setattr("carnelian_perf.raw_file.find_commit", MagicMock(side_effect=AskedError))
-    measure = import_module(f"carnelian_perf.{module}").measure
+    measure = import_module(module).measure
     given = [MagicMock(device="cpu", model=Wav2Vec2Config()) for _ in signature(measure).parameters]
     with pytest.raises(AskedError):
         list(measure(*given))
@@ -184,13 +175,3 @@ def test_a_disk_without_room_is_named_and_loses_nothing(room, tmp_path):
         write(path, {"words": "a" * 10_000})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_pipe_is_written_to(tmp_path):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    write(path, {"words": 1})
-    assert json.loads(os.read(end, 1000)) == {"words": 1}
-    os.close(end)
-    assert path.is_fifo()

@@ -109,9 +109,6 @@ def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
     assert "| our way | 6.0 | - | 36 | 450 | 450 | 450 | 2.0 | 1.3 | 1.50 | 100 |" in page
     assert "| their way | none met it |" in page
     assert (tmp_path / "raw.png").stat().st_size > 10_000
-    (tmp_path / "raw.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be a raw file of `carnelian-perf mixed`"):
-        Measurement.read(tmp_path / "raw.json")
 
 
 def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement):
