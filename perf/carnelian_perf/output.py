@@ -55,12 +55,15 @@ def show_page(
     Raises:
         RawFileError: The file is not a raw file of this kind, or a page cannot be made of it.
     """
-    from carnelian_perf.pages import rendering, write_page
+    from carnelian_perf.pages import rendering
+    from carnelian_perf.whole_file import write_whole
 
     measurement = kind.read(raw_path)
     with rendering(raw_path):
         text = render_page(measurement.as_text(), raw_path.name)
-    typer.echo(f"{text}\nwrote {write_page(raw_path, text)}")
+    page = raw_path.with_suffix(".md")
+    write_whole(page, text)
+    typer.echo(f"{text}\nwrote {page}")
     if draw is not None:
         plot = raw_path.with_suffix(".png")
         draw(measurement, plot)

@@ -87,14 +87,3 @@ def rendering(raw_path: Path) -> Iterator[None]:
     except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
         found = error if isinstance(error, ValueError) else repr(error)  # a KeyError's text is a key alone
         raise RawFileError(f"{raw_path} must hold all that its page shows, but does not: {found}") from error
-
-
-def write_page(raw_path: Path, text: str) -> Path:
-    """Write the page of a raw file beside it as :func:`write_whole` does.
-
-    Returns:
-        Its path: the raw file's name with `.md`.
-    """
-    page = raw_path.with_suffix(".md")
-    write_whole(page, text)
-    return page

@@ -136,15 +136,12 @@ class RawFile:
         """List the versions in words."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
-    def say_commit(self) -> str:
-        """Name the commit in words; "commit none" if the package was installed outside a checkout."""
-        return f"commit {self.commit or 'none'}"
-
     def say_sources(self, raw_name: str) -> list[str]:
         """Make the last notes of a page: the versions, and a link to the raw file with its date, commit and command."""
         return [
             f"Versions: {self.say_versions()}.",
-            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, {self.say_commit()}, by `{self.command}`.",
+            f"Raw file: [{raw_name}]({quote(raw_name)}), {self.date}, commit {self.commit or 'none'}, by "
+            f"`{self.command}`.",
         ]
 
     def say_unfinished(self) -> str:

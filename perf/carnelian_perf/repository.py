@@ -15,8 +15,7 @@ def check_model(repository: Path, model: str) -> None:
     """Raise WrongModelError unless the repository has this recogniser's ensemble and the stages that it names."""
     if not repository.is_dir():
         raise WrongModelError(f"`--repository` must be a folder of Triton models, but {repository} is not there")
-    acoustic = "_acoustic"
-    found = sorted(path.name[: -len(acoustic)] for path in repository.glob(f"*{acoustic}"))
+    found = sorted(path.name.removesuffix("_acoustic") for path in repository.glob("*_acoustic"))
     if model not in found or not (repository / model / "config.pbtxt").is_file():
         raise WrongModelError(
             f"`--model` must name a recogniser of {repository}, but is {model!r}; it has {', '.join(found) or 'none'}"

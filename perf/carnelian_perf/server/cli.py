@@ -34,9 +34,7 @@ app = typer.Typer()
 @app.command()
 def tune(
     context: typer.Context,
-    repository: Annotated[Path, typer.Option(help="The repository that other settings are compared with.")] = Path(
-        "model_repository"
-    ),
+    repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     random_weights: RandomWeights = None,
     manifest: ClipsManifest = None,

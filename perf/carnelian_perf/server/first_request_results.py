@@ -1,7 +1,7 @@
 """The raw file of a measurement of a server's first requests, and its summary."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,15 +45,14 @@ class Measurement(Record):
         """Return the durations of the clips in seconds, ascending."""
         return sorted({run.duration_s for run in self.runs})
 
-    def summarise(self, duration_s: float, times: Callable[[Run], list[float]]) -> "Summary":
-        """Summarise the rounds of one duration; `times` picks the times of the client, the ensemble or a stage."""
-        found = [times(run) for run in self.runs if run.duration_s == duration_s]
-        first = [each[0] for each in found]
-        settled = [statistics.median(each[self.requests // 2 : self.requests]) for each in found]
-        rested = [statistics.median(each[self.requests :]) for each in found]
+    def summarise(self, rounds: Sequence[list[float]]) -> "Summary":
+        """Summarise rounds of one duration, each given as the times of the client, the ensemble or a stage."""
+        first = [times[0] for times in rounds]
+        settled = [statistics.median(times[self.requests // 2 : self.requests]) for times in rounds]
+        rested = [statistics.median(times[self.requests :]) for times in rounds]
         return Summary(
             first_ms=statistics.median(first),
-            second_ms=statistics.median(each[1] for each in found),
+            second_ms=statistics.median(times[1] for times in rounds),
             settled_ms=statistics.median(settled),
             rested_ms=statistics.median(rested),
             over_settled=Ratio.of(first, settled),

@@ -1,9 +1,7 @@
 """The raw file of a measurement of a server's first requests as a Markdown page."""
 
-from collections.abc import Callable
-
 from carnelian_perf.pages import page, say_busy, table
-from carnelian_perf.server.first_request_results import Measurement, Run
+from carnelian_perf.server.first_request_results import Measurement
 
 HEAD = ["duration s", "time of", "first ms", "second ms", "later ms", "rested ms"]
 HEAD += ["first over later", "first over rested"]
@@ -36,20 +34,14 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
 
 
 def _rows(measurement: Measurement, duration_s: float) -> list[list[str]]:
-    times: dict[str, Callable[[Run], list[float]]] = {
-        "**request**": lambda run: run.client_ms,
-        "ensemble": lambda run: run.ensemble_ms,
-    }
-    for stage in measurement.runs[0].stages_ms:
-        times[stage.removeprefix(f"{measurement.model}_")] = _of_stage(stage)
+    runs = [run for run in measurement.runs if run.duration_s == duration_s]
+    times = {"**request**": [run.client_ms for run in runs], "ensemble": [run.ensemble_ms for run in runs]}
+    for stage in runs[0].stages_ms:
+        times[stage.removeprefix(f"{measurement.model}_")] = [run.stages_ms[stage] for run in runs]
     rows = []
-    for name, of_run in times.items():
-        summary = measurement.summarise(duration_s, of_run)
+    for name, rounds in times.items():
+        summary = measurement.summarise(rounds)
         times_ms = (summary.first_ms, summary.second_ms, summary.settled_ms, summary.rested_ms)
         ratios = [str(summary.over_settled), str(summary.over_rested)]
         rows.append([f"{duration_s:g}", name, *(f"{ms:.2f}" for ms in times_ms), *ratios])
     return rows
-
-
-def _of_stage(stage: str) -> Callable[[Run], list[float]]:
-    return lambda run: run.stages_ms[stage]

@@ -3,10 +3,9 @@
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 from carnelian_serving.launcher import Server
@@ -54,7 +53,15 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         LoadError: a request failed.
     """
     cells = [(candidate, delay) for candidate in plan.candidates for delay in plan.queue_delays_ms]
-    origin = raw_file.describe_origin()
+    found = Measurement(
+        model=plan.model,
+        **raw_file.describe_origin(),
+        concurrency=plan.concurrency,
+        traffic=plan.traffic,
+        candidates={candidate.name: candidate.title for candidate in plan.candidates},
+        mismatches=[],
+        runs=[],
+    )
     runs: list[Run] = []
     transcripts: dict[int, set[str]] = {}
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as folder, contextlib.ExitStack() as stack:
@@ -70,23 +77,12 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     "round %d: %s, queue delay %g ms: %.1f clips/s",
                     *(round_number, candidate.name, delay, run.clips_per_s),
                 )
-            yield _sum_up(plan, origin, runs, transcripts)
-
-
-def _sum_up(
-    plan: Plan, origin: Mapping[str, Any], runs: Sequence[Run], transcripts: Mapping[int, set[str]]
-) -> Measurement:
-    return Measurement(
-        model=plan.model,
-        **origin,
-        concurrency=plan.concurrency,
-        traffic=plan.traffic,
-        candidates={candidate.name: candidate.title for candidate in plan.candidates},
-        mismatches=[
-            f"clip {clip}: {' / '.join(sorted(found))}" for clip, found in sorted(transcripts.items()) if len(found) > 1
-        ],
-        runs=list(runs),
-    )
+            mismatches = [
+                f"clip {clip}: {' / '.join(sorted(said))}"
+                for clip, said in sorted(transcripts.items())
+                if len(said) > 1
+            ]
+            yield replace(found, mismatches=mismatches, runs=list(runs))
 
 
 def _serve(plan: Plan, folder: Path, candidate: Candidate, queue_delay_ms: float) -> Server:

@@ -30,9 +30,7 @@ DEMO = Path("demo/quartznet_demo.pt")
 @app.command()
 def batching(
     context: typer.Context,
-    repository: Annotated[Path, typer.Option(help="The repository that the candidates are variants of.")] = Path(
-        "model_repository"
-    ),
+    repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     checkpoint: Checkpoint = DEMO,
     manifest: ClipsManifest = None,

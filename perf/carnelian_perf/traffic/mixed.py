@@ -122,7 +122,10 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     )
     runs: list[Run] = []
     transcripts: dict[str, dict[int, set[str]]] = {system.name: {} for system in plan.systems}
-    clips = {system.name: _clips_of(plan, system) for system in plan.systems}
+    clips = {
+        system.name: [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
+        for system in plan.systems
+    }
     total = plan.rounds * len(plan.systems) * (1 + plan.steps)
     with _serve(plan) as servers, tqdm(total=total, desc=Measurement.subject, unit="run", disable=None) as bar:
         for round_number in range(1, plan.rounds + 1):
@@ -160,10 +163,6 @@ def pad_clip(clip: WavClip) -> WavClip:
     samples, _ = soundfile.read(io.BytesIO(clip.wav), dtype="int16")
     silence = -len(samples) % (CLIENT_PADDING_S * SAMPLE_RATE_HZ)
     return replace(clip, wav=encode_clip(np.pad(samples, (0, silence))).wav)
-
-
-def _clips_of(plan: Plan, system: System) -> Sequence[WavClip]:
-    return [pad_clip(clip) for clip in plan.clips] if system.pads_at_client else plan.clips
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def measurement(origin):
 
 
 def test_the_first_is_compared_with_the_last_half_of_its_own_row_and_with_those_after_a_rest(measurement):
-    summary = measurement.summarise(2, lambda run: run.client_ms)
+    summary = measurement.summarise([run.client_ms for run in measurement.runs])
     assert (summary.first_ms, summary.second_ms, summary.settled_ms, summary.rested_ms) == (30, 9, 10, 20)
     assert summary.over_settled == Ratio(median=2, least=0.5, greatest=3)
     assert summary.over_rested == Ratio(median=1, least=0.8, greatest=1.5)
