@@ -42,7 +42,7 @@ class Summary:
     queue_delay_ms: float
     clips_per_s: float
     audio_s_per_s: float
-    latency_ms: tuple[float, float, float]
+    latency_ms: list[float]
     """50th, 95th and 99th percentile of latency."""
     batches: Batches
     acoustic_ms_per_clip: float
@@ -69,13 +69,12 @@ def choose_best(summaries: list[Summary]) -> dict[str, Summary]:
 
 
 def _summarise_group(candidate: str, queue_delay_ms: float, runs: list[Run]) -> Summary:
-    p50, p95, p99 = (statistics.median(run.percentile_ms(percent) for run in runs) for percent in (50, 95, 99))
     return Summary(
         candidate=candidate,
         queue_delay_ms=queue_delay_ms,
         clips_per_s=statistics.median(run.clips_per_s for run in runs),
         audio_s_per_s=statistics.median(run.audio_s / run.wall_s for run in runs),
-        latency_ms=(p50, p95, p99),
+        latency_ms=[statistics.median(run.percentile_ms(percent) for run in runs) for percent in (50, 95, 99)],
         batches=Batches.of(runs),
         acoustic_ms_per_clip=1000 * statistics.median(run.acoustic_compute_s / len(run.latencies_s) for run in runs),
         cpu_ms_per_clip=statistics.median(run.cpu_ms_per_clip for run in runs),

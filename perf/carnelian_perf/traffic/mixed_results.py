@@ -48,7 +48,7 @@ class Summary:
     """Whether every rate of the median round met the target, so that a higher rate may meet it, too."""
     rates_per_s: list[float]
     """The highest rate of each round at which the target was met; 0 if none did."""
-    latency_ms: tuple[float, float, float] | None
+    latency_ms: list[float] | None
     """50th, 95th and 99th percentile of latency at `rate_per_s`, in the median round; None if none met it."""
     batches: Batches
     """The batches in the runs of `rates_per_s`; if there are none, in all open loops."""
@@ -70,20 +70,22 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
     runs = [run for run in measurement.runs if run.system == system]
     opened = [run for run in runs if run.rate_per_s is not None]
     closed = [run for run in runs if run.rate_per_s is None]
-    target_ms = measurement.target_ms
-    best: dict[int, Run | None] = {run.round: None for run in closed}
-    for run in sorted(opened, key=lambda run: run.rate_per_s or 0.0):
-        if meets(run, target_ms):
-            best[run.round] = run
-    rates = {number: 0.0 if run is None else run.rate_per_s or 0.0 for number, run in best.items()}
-    middle = best[sorted(rates, key=lambda number: rates[number])[(len(rates) - 1) // 2]]
+    # Of each round the last: that at the highest rate.
+    met = {run.round: run for run in sorted(opened, key=_rate_of) if meets(run, measurement.target_ms)}
+    rates = {run.round: _rate_of(met[run.round]) if run.round in met else 0.0 for run in closed}
+    middle = sorted(rates, key=lambda number: rates[number])[(len(rates) - 1) // 2]
+    beyond = [run for run in opened if run.round == middle and not meets(run, measurement.target_ms)]
     return Summary(
         system=system,
         capacity_per_s=statistics.median(run.clips_per_s for run in closed),
-        rate_per_s=0.0 if middle is None else middle.rate_per_s or 0.0,
-        is_least=bool(middle) and all(meets(run, target_ms) for run in opened if middle and run.round == middle.round),
+        rate_per_s=rates[middle],
+        is_least=middle in met and not beyond,
         rates_per_s=[rates[number] for number in sorted(rates)],
-        latency_ms=None if middle is None else tuple(middle.percentile_ms(p) for p in (50, 95, 99)),  # type: ignore[arg-type]
-        batches=Batches.of([run for run in best.values() if run] or opened),
+        latency_ms=[met[middle].percentile_ms(percent) for percent in (50, 95, 99)] if middle in met else None,
+        batches=Batches.of(list(met.values()) or opened),
         cpu_ms_per_clip=statistics.median(run.cpu_ms_per_clip for run in closed),
     )
+
+
+def _rate_of(run: Run) -> float:
+    return run.rate_per_s or 0.0

@@ -82,7 +82,7 @@ def measurement(origin) -> Measurement:
 
 def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
     ours, theirs = summarise(measurement)
-    assert (ours.rate_per_s, ours.latency_ms) == (6.0, (450.0, 450.0, 450.0))
+    assert (ours.rate_per_s, ours.latency_ms) == (6.0, [450.0, 450.0, 450.0])
     assert (ours.rates_per_s, theirs.rates_per_s) == ([8.0, 6.0, 0.0], [0.0, 0.0, 0.0])
     assert ours.capacity_per_s == 2.0
     assert ours.batches.padding_ratio == 1.5
