@@ -118,6 +118,7 @@ def overhead(
     from carnelian_perf.server.render_overhead import render_page
 
     if raw is None:
+        from carnelian_perf.raw_file import Speech
         from carnelian_perf.server.overhead import Plan, measure
 
         durations_s = durations_of(durations)
@@ -127,10 +128,8 @@ def overhead(
             plan = Plan(
                 repository=served,
                 model=name,
-                manifest=manifest,
-                file_format=file_format,
+                speech=Speech(manifest=str(manifest), format=file_format, clips=clips),
                 durations_s=durations_s,
-                num_clips=clips,
                 rounds=rounds,
                 clients=clients,
                 batch=batch,
@@ -166,6 +165,7 @@ def first_request(
     from carnelian_perf.server.render_first_request import render_page
 
     if raw is None:
+        from carnelian_perf.raw_file import Speech
         from carnelian_perf.server.first_request import Plan, measure
 
         durations_s = durations_of(durations)
@@ -173,8 +173,7 @@ def first_request(
             plan = Plan(
                 repository=served,
                 model=name,
-                manifest=manifest,
-                file_format=file_format,
+                speech=Speech(manifest=str(manifest), format=file_format, clips=16),
                 durations_s=durations_s,
                 rounds=rounds,
                 num_requests=requests,

@@ -27,8 +27,6 @@ from carnelian_perf.server.first_request_results import Measurement, Run
 
 LOGGER = logging.getLogger(__name__)
 
-NUM_CLIPS = 16
-"""Number of distinct clips of each duration; each round begins with another one."""
 OUTPUTS = ("TRANSCRIPT", "RESULT")
 NUM_RESTED = 5
 """Number of requests at the end, each of which comes after a rest."""
@@ -41,10 +39,8 @@ class Plan:
 
     repository: Path
     model: str
-    manifest: Path
-    """Manifest of the speech that is cut to the durations."""
-    file_format: str
-    """Format of the audio files: flac or wav."""
+    speech: Speech
+    """What is cut to the durations; each round begins with another clip."""
     durations_s: Sequence[float]
     rounds: int
     num_requests: int
@@ -65,7 +61,9 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     """
     origin = describe_origin()
     files = {
-        duration_s: [cut.file for cut in cut_equal(plan.manifest, duration_s, NUM_CLIPS, plan.file_format)]
+        duration_s: [
+            cut.file for cut in cut_equal(Path(plan.speech.manifest), duration_s, plan.speech.clips, plan.speech.format)
+        ]
         for duration_s in plan.durations_s
     }
     runs: list[Run] = []
@@ -77,7 +75,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                 yield Measurement(
                     model=plan.model,
                     **origin,
-                    speech=Speech(manifest=str(plan.manifest), format=plan.file_format, clips=NUM_CLIPS),
+                    speech=plan.speech,
                     requests=plan.num_requests,
                     rest_s=REST_S,
                     runs=list(runs),

@@ -20,12 +20,12 @@ from carnelian_serving.launcher import Server
 from tqdm import tqdm
 from tritonclient import grpc
 
-from carnelian_perf import raw_file
 from carnelian_perf.clips import shuffled
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs, send_all, settle_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
+from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import list_stages, read_config
 from carnelian_perf.server.overhead_results import (
     ACOUSTIC,
@@ -50,13 +50,9 @@ class Plan:
 
     repository: Path
     model: str
-    manifest: Path
-    """Manifest of the speech that is cut to the durations."""
-    file_format: str
-    """Format of the audio files: flac or wav."""
+    speech: Speech
+    """What is cut to the durations; each turn has all clips of a duration, a multiple of `batch`."""
     durations_s: Sequence[float]
-    num_clips: int
-    """Number of distinct clips in each turn; a multiple of `batch`."""
     rounds: int
     clients: int
     batch: int
@@ -85,11 +81,11 @@ def measure(plan: Plan) -> Iterator[Measurement]:
     """
     found = Measurement(
         model=plan.model,
-        **raw_file.describe_origin(),
+        **describe_origin(),
         others_busy_cores=measure_busy_cores(),
         clients=plan.clients,
         batch=plan.batch,
-        speech=raw_file.Speech(manifest=str(plan.manifest), format=plan.file_format, clips=plan.num_clips),
+        speech=plan.speech,
         ways={},
         runs=[],
     )
@@ -124,7 +120,7 @@ def open_session(folder: Path) -> onnxruntime.InferenceSession:
 
 def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, duration_s: float) -> dict[str, Way]:
     """Build all ways for clips of one length: name -> way, each after the way that it is compared with."""
-    cuts = cut_equal(plan.manifest, duration_s, plan.num_clips, plan.file_format)
+    cuts = cut_equal(Path(plan.speech.manifest), duration_s, plan.speech.clips, plan.speech.format)
     signals = np.stack([cut.samples for cut in cuts])
     files = [file_inputs(cut.file) for cut in cuts]
     single = [pcm_inputs(signals[index : index + 1]) for index in range(len(cuts))]
@@ -146,15 +142,16 @@ def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, d
         return time.perf_counter() - started
 
     acoustic = through(f"{plan.model}_acoustic", features, ("LOG_PROBS", "LOG_PROB_LENGTH"))
+    file_format = plan.speech.format.upper()
     pcm, file = through(f"{plan.model}_pcm", single), through(plan.model, files)
     return {
         IN_PROCESS: Way("the acoustic model alone, in process", 1, 1, run_here),
         ACOUSTIC: Way("the acoustic model alone, through the server", 1, 1, acoustic),
         PCM: Way("the ensemble, of samples", 1, 1, pcm),
-        FILE: Way(f"the ensemble, of {plan.file_format.upper()} files", 1, 1, file),
+        FILE: Way(f"the ensemble, of {file_format} files", 1, 1, file),
         STATIC: Way(f"batches of {plan.batch}, of samples", plan.batch, 1, through(f"{plan.model}_pcm", batches)),
         PCM_CLIENTS: Way(f"{plan.clients} clients, single clips of samples", 1, plan.clients, pcm),
-        FILE_CLIENTS: Way(f"{plan.clients} clients, single {plan.file_format.upper()} files", 1, plan.clients, file),
+        FILE_CLIENTS: Way(f"{plan.clients} clients, single {file_format} files", 1, plan.clients, file),
     }
 
 
@@ -167,7 +164,7 @@ def _make_features(client: Any, model: str, inputs: Inputs) -> Inputs:
 def _measure_once(
     plan: Plan, client: Any, server: Server, name: str, way: Way, duration_s: float, round_number: int
 ) -> Run:
-    order = range(plan.num_clips // way.clips_per_request)
+    order = range(plan.speech.clips // way.clips_per_request)
     is_here = name == IN_PROCESS
     stages = [] if is_here else list_stages(plan.repository, plan.model)
     read_cpu_s: Callable[[], float] = time.process_time if is_here else partial(measure_cpu_s, server.pid)
@@ -179,7 +176,7 @@ def _measure_once(
         way=name,
         duration_s=duration_s,
         round=round_number,
-        clips=plan.num_clips,
+        clips=plan.speech.clips,
         wall_s=wall_s,
         latencies_s=[round(latency, 6) for latency in latencies_s],
         cpu_s=round(cpu_s, 4),

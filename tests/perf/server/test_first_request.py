@@ -61,8 +61,7 @@ def test_every_request_to_a_fresh_server_is_timed_by_client_and_stage(repository
     plan = Plan(
         repository=repository,
         model="quartznet_demo",
-        manifest=MANIFEST,
-        file_format="flac",
+        speech=Speech(manifest=str(MANIFEST), format="flac", clips=16),
         durations_s=[0.5],
         rounds=1,
         num_requests=4,

@@ -29,10 +29,8 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
     plan = Plan(
         repository=repository,
         model="quartznet_demo",
-        manifest=MANIFEST,
-        file_format="flac",
+        speech=Speech(manifest=str(MANIFEST), format="flac", clips=4),
         durations_s=[0.5],
-        num_clips=4,
         rounds=2,
         clients=2,
         batch=2,
