@@ -28,6 +28,10 @@ AUDIO_DECODE = "audio_decode"  # all recognisers share this stage
 STAGES = ("features", "acoustic", "ctc")
 SUFFIXES = ("", "_pcm", *(f"_{stage}" for stage in STAGES))
 
+GPU_FEATURE_THREADS = 8
+"""Threads of the features stage where the network runs on a GPU, which would wait for a single one
+(helm/carnelian/docs/sizing.md)."""
+
 _HEADER = "# Written by carnelian-export. A variant is a change of the parsed message, made by code.\n"
 
 
@@ -64,7 +68,10 @@ def build_configs(
     if target.format == "tensorrt":
         use_tensorrt_engine(acoustic, len(choose_profiles(sizes.max_batch_size)))
     ctc = build_ctc(f"{name}_ctc", sizes, decoding)
-    stages = [build_features(f"{name}_features", sizes, [acoustic.name, ctc.name]), acoustic, ctc]
+    features = build_features(f"{name}_features", sizes, [acoustic.name, ctc.name])
+    if target.is_for_gpus:
+        apply_tuning(features, StageTuning(threads=GPU_FEATURE_THREADS))
+    stages = [features, acoustic, ctc]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
     decode = read_config(SOURCES / AUDIO_DECODE / "config.pbtxt")

@@ -34,6 +34,11 @@ class Target:
     tuning: Tuning = field(default_factory=dict)
     """Settings of the stages that differ from the defaults, for one machine."""
 
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether only a GPU gains by it."""
+        return self.format == "tensorrt" or self.precision == "fp16" or self.provider is not None
+
     def __post_init__(self) -> None:
         _check("--format", self.format, tuple(FORMATS))
         _check(f"--precision of {self.format}", self.precision, FORMATS[self.format])

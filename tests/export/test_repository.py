@@ -16,7 +16,7 @@ from carnelian_export.model_configs import read_config
 from carnelian_export.repository import write_model
 from carnelian_export.stages import SOURCES, RepositoryError
 from carnelian_export.target import Target
-from carnelian_export.tuning import StageTuning
+from carnelian_export.tuning import StageTuning, describe_tuning
 from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model
 from carnelian_training.replacement import WriteError
@@ -307,9 +307,17 @@ def test_float16_is_at_no_interface(tmp_path, config, network):
     ]
     write_model(tmp_path / "fp32", "tiny", config, network)
     for model in FOLDERS:
-        assert (tmp_path / model / "config.pbtxt").read_text() == (
-            tmp_path / "fp32" / model / "config.pbtxt"
-        ).read_text()
+        half, single = (read_config(folder / model / "config.pbtxt") for folder in (tmp_path, tmp_path / "fp32"))
+        if model == "tiny_features":  # for GPUs, which leave the cores to this stage
+            assert half.parameters.pop("num_threads").string_value == "8"
+        assert half == single
+
+
+def test_a_tuning_says_how_many_threads_features_have_beside_a_gpu(tmp_path, config, network):
+    for threads in (2, 0):
+        target = Target(provider="cuda", tuning={"features": StageTuning(threads=threads)})
+        write_model(tmp_path, "tiny", config, network, target=target)
+        assert describe_tuning(read_config(tmp_path / "tiny_features/config.pbtxt")).threads == threads
 
 
 def test_an_instance_on_a_gpu_runs_on_cuda_without_being_told(tmp_path, config, network):
