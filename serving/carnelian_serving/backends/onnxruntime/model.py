@@ -80,7 +80,14 @@ class TritonPythonModel:
         give_back_freed_memory()
         check_graph(self._config, self._session, [tensor.target for tensor in self._batch_inputs])
         self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
-        self._splits = bool(self._ragged) and self._session.get_providers()[0] == "CPUExecutionProvider"
+        provider = self._session.get_providers()[0]
+        self._splits = bool(self._ragged) and provider == "CPUExecutionProvider"
+        if self._ragged and provider == "CUDAExecutionProvider":
+            pb_utils.Logger.log_warn(
+                f"{self._config.name!r} runs on ONNX Runtime's CUDA provider, which since 1.20 prepares convolutions "
+                "anew whenever a batch has another shape (microsoft/onnxruntime#23006), for many times as long as it "
+                "runs them: export it with --execution-provider tensorrt"
+            )
         self._outputs = [tensor.name for tensor in self._config.outputs]
         self._batches = Batches(self._config, self._run, split=self._split if self._splits else None)
 
