@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ._audio import describe_audio, read_audio
+from ._audio import MAX_DECODED_BYTES, describe_audio, read_audio
 from ._decoding import open_audio
 from ._errors import CUT_ADVICE, SHORTEN_ADVICE, CarnelianClientError, InvalidAudio, InvalidOption
 from ._threads import outside_main_thread
@@ -55,7 +55,8 @@ class Recording:
             Audio files that the server reads, one after the other, without a gap.
 
         Raises:
-            InvalidAudio: it cannot be read, for soundfile is missing or it is damaged; pieces before the damage come.
+            InvalidAudio: it cannot be read, for soundfile is missing or it is damaged (pieces before the damage come);
+                or a piece would need too much memory.
             OSError: the path cannot be read.
         """
         pieces = self._pieces()
@@ -74,6 +75,13 @@ class Recording:
     def _pieces(self) -> Iterator[bytes]:
         num_frames = 0
         with open_audio(read_audio(self._audio)) as source:
+            # A few KB of silence in Ogg can have hundreds of channels, and fill the memory.
+            if (num_bytes := self._longest_s * source.rate * source.channels * 4) > MAX_DECODED_BYTES:
+                raise InvalidAudio(
+                    f"a piece must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but {self._longest_s:g} s of "
+                    f"{source.channels} channels at {source.rate} Hz have {num_bytes / 2**20:.0f}; mix the channels "
+                    f"down, or {PIECE_ADVICE}"
+                )
             for piece in cut(source.blocks(), source.rate, self._longest_s):
                 num_frames += len(piece)
                 self._cuts_s.append(num_frames / source.rate)

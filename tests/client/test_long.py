@@ -260,6 +260,15 @@ def test_a_long_recording_is_read_as_it_is_sent(client, triton):
     assert 1 + sum(1 for _ in outcomes) == len(triton.requests) > 100
 
 
+def test_a_piece_that_would_fill_the_memory_is_refused(client, triton):
+    bomb = file_of(np.zeros((8000, 64), np.float32), "OGG", rate=48_000)
+    assert len(bomb) < 10_000
+    with pytest.raises(InvalidAudio, match=r"30 s of 64 channels at 48000 Hz have 352; mix .*`longest_piece_s`"):
+        client.transcribe_long(bomb)
+    assert not triton.requests
+    assert client.transcribe_long(bomb, longest_piece_s=5)
+
+
 def test_asyncio_gives_the_same(endpoint, client, flac, heard_s):
     async def run():
         async with AsyncCarnelianClient(endpoint.url) as asynchronous:
