@@ -77,7 +77,11 @@ _WORDINGS = (
         AccessDenied,
         "send the header it names: headers={'triton-grpc-protocol-...': key}",
     ),
-    _wording("has no available versions|not at ready state|is stopping|server not ready|server exiting", ModelNotReady),
+    _wording(
+        "has no available versions|not at ready state|is stopping|server not ready|server exiting",
+        ModelNotReady,
+        "the server or the model starts or ends; try more often (`num_attempts`, `--attempts`)",
+    ),
     _wording(
         "stub process .* is not healthy",
         ModelNotReady,
