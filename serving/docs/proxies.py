@@ -75,7 +75,7 @@ class Proxy:
         self._log.close()
 
     def start(self, *options: str) -> None:
-        """Start it, and wait until it takes connections and has checked the servers."""
+        """Start it, and wait until it takes connections."""
         program = find(self.program)
         if program is None:
             raise RuntimeError(f"{self.program} must be installed, but is not")
